@@ -26,6 +26,7 @@ class Event(StrEnum):
     REFUSAL = "refusal"
     ADMITTED = "admitted"
     ANSWERED = "answered"
+    EXPORTED = "exported"
 
 
 class Outcome(StrEnum):
@@ -99,6 +100,8 @@ class Entry:
     """The parts behind `code_digest`, where a job is opened; see `JobCode`."""
     sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The computation on shares that the entry belongs to: its attempt, sites and stage; see `Sharing`."""
+    export: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
+    """What an entry `exported` is about: SHA-256, in hex, and bytes of the file of weights."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The expiry of entries: how many, after how many days, and what shows that these have passed."""
 

@@ -12,7 +12,7 @@ class Html(str):
 
 
 Child = str | int | None
-_VOID = frozenset(("link", "meta", "input"))
+_VOID = frozenset(("link", "meta", "input", "img"))
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:

@@ -69,6 +69,8 @@ class SitePolicy:
     """How often within a day one definition without a nonce may run."""
     data_refusals: int = 3
     """How many jobs within a day may fail at the site's data before it refuses all that are new."""
+    allow_export: bool = False
+    """Whether the site's own users may write a trained model to a folder that can be carried away."""
 
     @property
     def epsilon_limit(self) -> float | None:
@@ -236,4 +238,5 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "require_fresh": (_flag, "true or false"),
     "repeats": (_count, "a whole number, at least 1"),
     "data_refusals": (_count, "a whole number, at least 1"),
+    "allow_export": (_flag, "true or false"),
 }

@@ -30,7 +30,7 @@ from medfedvqa.data import Split, load_site, organs
 from medfedvqa.data.data_roots import PHANTOM
 from medfedvqa.evaluation.baselines import question_prior_right
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
-from medfedvqa.figures import encoded, new_figure
+from medfedvqa.figures import COLOURS, GREY, MARKERS, new_figure, styled, svg_file
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import Backbone, bundled_for, load_backbone
 from medfedvqa.training import Site
@@ -50,6 +50,8 @@ Answers = dict[str, dict[str, list[bool]]]
 """Whether each test row is answered right, by model and site."""
 Cells = Mapping[tuple[str, float | None], Sequence[Mapping[str, RunOutcome]]]
 """The outcome of each model for each seed, by data set and epsilon."""
+Figures = dict[tuple[str, float | None], dict[str, tuple[float, float, float]]]
+"""Mean, lower and upper end of the interval of each model in per cent, by data set and epsilon."""
 
 
 @dataclass
@@ -159,45 +161,58 @@ def interval(runs: Sequence[RunOutcome]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(cells: Cells) -> Iterator[str]:
+def figures_of(cells: Cells) -> Figures:
+    """Mean and interval of each model, by data set and epsilon."""
+    return {
+        place: {model: (fmean(accuracies(runs)), *interval(runs)) for model, runs in _by_model(seeds).items()}
+        for place, seeds in cells.items()
+    }
+
+
+def table(cells: Cells, figures: Figures) -> Iterator[str]:
     """The lines of a Markdown table: mean and deviation over seeds, in per cent, intervals, and a comparison."""
     yield "| data | epsilon | released | finished | alone | alone, equal steps | prior | p |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for (data, epsilon), seeds in cells.items():
-        texts = []
-        for model in (*MODELS, PRIOR):
-            runs = [seed[model] for seed in seeds]
-            each = accuracies(runs)
-            low, high = interval(runs)
+        texts, by_model = [], _by_model(seeds)
+        for model, (mean, low, high) in figures[data, epsilon].items():
+            each = accuracies(by_model[model])
             spread = f" ± {stdev(each):.1f}" if len(each) > 1 else ""
-            texts.append(f"{fmean(each):.1f}{spread} [{low:.1f}, {high:.1f}]")
-        finished, alone = ([seed[model] for seed in seeds] for model in ("finished", "alone_equal"))
-        label = f"{epsilon:g}" if epsilon else "none"
-        yield f"| {data} | {label} | {' | '.join(texts)} | {p_value(finished, alone):.3f} |"
+            texts.append(f"{mean:.1f}{spread} [{low:.1f}, {high:.1f}]")
+        p = p_value(by_model["finished"], by_model["alone_equal"])
+        yield f"| {data} | {_name(epsilon)} | {' | '.join(texts)} | {p:.3f} |"
 
 
-def draw(cells: Cells, path: Path) -> None:
+@styled()
+def draw(figures: Figures, path: Path) -> None:
     """Draw a panel for each data set: accuracy by epsilon with a line for each model, and the prior dotted."""
-    sets = list(dict.fromkeys(data for data, _ in cells))
-    ticks = [f"{epsilon:g}" if epsilon else "none" for epsilon in EPSILONS]
-    figure = new_figure(4.8 * len(sets), 3.6)
+    sets = list(dict.fromkeys(data for data, _ in figures))
+    figure = new_figure(4.2 * len(sets), 3.6)
     panels = figure.subplots(1, len(sets), squeeze=False)
     for data, axes in zip(sets, panels[0], strict=True):
-        for model in MODELS:
-            runs = [[seed[model] for seed in cells[data, epsilon]] for epsilon in EPSILONS]
-            means = [fmean(accuracies(each)) for each in runs]
-            bounds = np.array([interval(each) for each in runs]).T
-            apart = np.abs(bounds - means)
-            axes.errorbar(
-                ticks, means, apart, marker="o", capsize=3, label=model.replace("_", ", ") + " steps" * ("_" in model)
-            )
-        prior = fmean(accuracies([seed[PRIOR] for seed in cells[data, None]]))
-        axes.axhline(prior, linestyle=":", color="grey", label=PRIOR)
+        for number, model in enumerate(MODELS):
+            means, lows, highs = zip(*(figures[data, epsilon][model] for epsilon in EPSILONS), strict=True)
+            places = [place + 0.06 * (number - 1.5) for place in range(len(EPSILONS))]
+            apart = np.abs(np.array([lows, highs]) - means)
+            label = model.replace("_", ", ") + " steps" * ("_" in model)
+            axes.errorbar(places, means, apart, color=COLOURS[number], marker=MARKERS[number], capsize=3, label=label)
+        axes.axhline(figures[data, None][PRIOR][0], linestyle=":", color=GREY, label=PRIOR)
         axes.set_title(data)
+        axes.set_xticks(range(len(EPSILONS)), map(_name, EPSILONS))
         axes.set_xlabel("epsilon per patient at delta 1e-5")
         axes.set_ylabel("test accuracy, per cent")
-    panels[0][0].legend(fontsize="small")
-    write_whole(path, encoded(figure, "svg"))
+        axes.grid(axis="y")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
+    write_whole(path, svg_file(figure))
+
+
+def _by_model(seeds: Sequence[Mapping[str, RunOutcome]]) -> dict[str, list[RunOutcome]]:
+    return {model: [seed[model] for seed in seeds] for model in (*MODELS, PRIOR)}
+
+
+def _name(epsilon: float | None) -> str:
+    return f"{epsilon:g}" if epsilon else "none"
 
 
 def main() -> None:
@@ -219,9 +234,10 @@ def main() -> None:
             for epsilon in EPSILONS:
                 cell = cells.setdefault((data, epsilon), [])
                 cell.append(outcomes(answers[str(epsilon)], data, root, seed))
-    print("\n".join(table(cells)))
+    figures = figures_of(cells)
+    print("\n".join(table(cells, figures)))
     if arguments.out:
-        draw(cells, arguments.out / "dp-accuracy.svg")
+        draw(figures, arguments.out / "dp-accuracy.svg")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ _VARIABLES = {
 _NOT_INLINE = re.compile(r'<style.*?</style>|font-family: [^;"]*;?| id="(?!m[0-9a-f]{10}")[^"]*"', re.DOTALL)
 """What an SVG inside a page leaves to the page, and names that nothing refers to."""
 
+_NIGHT = b"<style>@media (prefers-color-scheme: dark) { #figure_1 { filter: invert(0.92) hue-rotate(180deg) } }</style>"
+
 
 @contextmanager
 def styled(style: dict[Any, Any] = STYLE) -> Iterator[None]:
@@ -91,6 +93,11 @@ def encoded(figure: "Figure", kind: Literal["png", "svg"], fonttype: str = "path
     with styled(STYLE | {"svg.hashsalt": salt, "svg.fonttype": fonttype}):
         figure.savefig(content, format=kind, metadata=about)
     return content.getvalue()
+
+
+def svg_file(figure: "Figure") -> bytes:
+    """The figure as an SVG that stands alone, and turns dark with its reader's screen: its lightness, not its hues."""
+    return encoded(figure, "svg").replace(b"</defs>", _NIGHT + b"</defs>", 1)
 
 
 def inline_svg(figure: "Figure", label: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import pytest
 import typer
+from PIL import Image
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -288,3 +290,13 @@ class TestSite:
                 assert all(count >= least for count in counts), part
             assert all(cards.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)"))
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+    def test_charts_turn_dark_with_the_screen(self, site: Path, tab: Any) -> None:
+        """The picture on the page, by day and by night: its corner is as light as the page's paper."""
+        lightness = dict[str, float]()
+        for scheme in ("light", "dark"):
+            tab.emulate_media(color_scheme=scheme)
+            tab.goto((site / "privacy.html").as_uri())
+            picture = tab.locator('img[src$="dp-accuracy.svg"]').screenshot()
+            lightness[scheme] = Image.open(BytesIO(picture)).convert("L").getpixel((3, 3))
+        assert lightness["light"] > 240 and lightness["dark"] < 40

@@ -25,21 +25,23 @@ def document(title: str, here: str, *content: Child) -> Html:
         tag("li", tag("a", name, href=path, aria_current="page" if path == here else None))
         for path, name in NAVIGATION.items()
     )
+    navigation = tag("nav", tag("ul", *links), aria_label="Pages of this log")
+    note = "Read only, and on this machine only. Times are UTC, bytes those of tensors’ values."
+    return framed(title, "Audit log", navigation, note, *content)
+
+
+def framed(title: str, name: str, navigation: Child, note: str, *content: Child) -> Html:
+    """A page of a local server of this name, with a note below."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title} · Audit log"),
+        tag("title", f"{title} · {name}"),
         tag("link", rel="stylesheet", href="page.css"),
     )
-    top = tag(
-        "header",
-        tag("p", "Audit log", class_="name"),
-        tag("nav", tag("ul", *links), aria_label="Pages of this log"),
-    )
-    told = "Read only, and on this machine only. Times are UTC, bytes those of tensors’ values."
-    foot = tag("footer", tag("p", told))
+    top = tag("header", tag("p", name, class_="name"), navigation)
+    foot = tag("footer", tag("p", note))
     main = tag("main", tag("h1", title), *content, id="main", tabindex="-1")
     body = tag("body", tag("a", "Skip to content", href="#main", class_="skip"), top, main, foot)
     return Html("<!doctype html>\n" + tag("html", head, body, lang="en"))

@@ -18,6 +18,7 @@ from medfedvqa.core import Answering, Site
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
+from medfedvqa.data.images import square
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion
 from medfedvqa.version import code_version
@@ -84,6 +85,15 @@ class Answerer:
         right: torch.Tensor = state[KEPT][RIGHT][state[KEPT]["model"]] if KEPT in state else state[RIGHT]
         return Proportion(int(right.sum()), len(right))
 
+    def probabilities(self, grey: torch.Tensor, question: str) -> torch.Tensor:
+        """The probability of each answer, for a grey picture [height, width] in 0..255.
+
+        Nothing is logged: what is shown to anybody goes through `ask`.
+        """
+        picture = square(grey.numpy(), self._empty.backbone.shape.image_size) / 255.0
+        site = self._site_with(question, picture, picture)
+        return self._answering.probabilities(site, site.data.test)[0]
+
     def ask(self, content: bytes, question: str, most: int) -> Reply:
         """At most `most` answers to a question about the picture in a file's bytes.
 
@@ -95,8 +105,7 @@ class Answerer:
             raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
         picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
-        data = _asked(self._empty.data.organ, self._answers, question, (picture, coloured))
-        site = Site(self._empty.name, data, backbone, self._empty.device, self._empty.seed)
+        site = self._site_with(question, picture, coloured)
         self._log.append(
             Event.ANSWERED,
             job=self._kept.job_id,
@@ -104,10 +113,16 @@ class Answerer:
             code_version=code_version(),
             model_digest=backbone.digest,
         )
-        shares = self._answering.probabilities(site, data.test)[0]
+        shares = self._answering.probabilities(site, site.data.test)[0]
         best = shares.topk(min(most, len(shares)))
         named = tuple((self._answering.answers[i], float(p)) for p, i in zip(*best, strict=True))
-        return Reply(named, picture, lambda: self._answering.attention(site, data.test)[0].float().cpu())
+        return Reply(named, picture, lambda: self._answering.attention(site, site.data.test)[0].float().cpu())
+
+    def _site_with(self, question: str, grey: torch.Tensor, coloured: torch.Tensor) -> Site:
+        """The site with one row."""
+        empty = self._empty
+        data = _asked(empty.data.organ, self._answers, question, (grey, coloured))
+        return Site(empty.name, data, empty.backbone, empty.device, empty.seed)
 
     def close(self) -> None:
         """Signs the log and closes it."""

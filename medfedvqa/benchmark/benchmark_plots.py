@@ -6,7 +6,7 @@ from statistics import fmean
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.benchmark.outcome import RunOutcome
-from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
+from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 
 Curves = Sequence[Sequence[float]]
 """A curve for each seed, in per cent."""
@@ -49,4 +49,4 @@ def _draw(path: Path, curves: Mapping[str, Curves], across: str, places: Sequenc
     axes.set_ylabel("questions right, %")
     axes.grid(axis="y")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-    return write_whole(path, encoded(figure, "svg"))
+    return write_whole(path, svg_file(figure))

@@ -19,6 +19,8 @@ def markdown(comparison: Comparison) -> str:
         printed = PRINTED[comparison.setting["data"]]
         closed = {label: of_kind(runs, True) for label, runs in comparison.rows.items()}
         parts += [f"## {printed.title}", beside_printed(printed, closed)]
+        if comparison.questions == "all":
+            parts.append("Here: the closed rows, of systems that train on open questions as well.")
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
@@ -74,19 +76,33 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
 
 
 def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
-    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs."""
-    kinds = ("closed", "open", "together")
-    head = ["", *(f"{kind} ({which})" for kind in kinds for which in ("paper", "here")), "source", "what differs"]
-    rows = []
-    for model in models:
-        runs = comparison.rows.get(model.label, ())
-        together = runs if comparison.questions == "all" else ()
-        printed = (model.closed, model.open, model.together)
-        cells = []
-        for figure, own in zip(printed, (of_kind(runs, True), of_kind(runs, False), together), strict=True):
-            cells += [ABSENT if figure is None else f"{figure:.1f}", f"{100 * over_rows(own):.1f}" if own else ABSENT]
-        rows.append([model.name, *cells, model.source, model.differs])
-    return "\n\n".join([table(head, rows), LITERATURE_NOTE])
+    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs.
+
+    The last row is the best of this table's baselines.
+    """
+    head = ["", *(f"{kind} ({which})" for kind in ("closed", "open", "together") for which in ("paper", "here"))]
+    best = comparison.reference
+    rows = [
+        [
+            model.name,
+            *_pairs((model.closed, model.open, model.together), comparison, model.label),
+            model.source,
+            model.differs,
+        ]
+        for model in models
+    ]
+    rows.append([f"here: {for_markdown(best)}", *_pairs((None, None, None), comparison, best), "this table", ABSENT])
+    return "\n\n".join([table([*head, "source", "what differs"], rows), LITERATURE_NOTE])
+
+
+def _pairs(printed: Sequence[float | None], comparison: Comparison, label: str) -> list[str]:
+    """The printed figure of each kind of questions, and the system's share of all test rows of that kind."""
+    runs = comparison.rows.get(label, ())
+    ours = (of_kind(runs, True), of_kind(runs, False), runs if comparison.questions == "all" else ())
+    cells = []
+    for figure, own in zip(printed, ours, strict=True):
+        cells += [ABSENT if figure is None else f"{figure:.1f}", f"{100 * over_rows(own):.1f}" if own else ABSENT]
+    return cells
 
 
 def _facts(comparison: Comparison) -> str:

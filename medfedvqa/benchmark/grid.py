@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import get_context
@@ -219,11 +219,20 @@ def _read_test_rows(
 
 
 def _is_done(grid: Grid, system: System, seed: int) -> bool:
-    """Whether the folder holds the run of this very job; the run of another job is repeated."""
+    """Whether the folder holds the run of this very job; the run of another job, or a damaged one, is repeated.
+
+    Raises `ConfigError` for the run of a newer version, which would be lost.
+    """
     file = grid.folder(system, seed) / OUTCOME
     if not file.exists():
         return False
-    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        newer = record["outcome"].keys() - {field.name for field in fields(RunOutcome)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    if newer:
+        raise ConfigError(f"a newer version ran '{system.label}' in this folder: use that version, or another --out")
     try:
         # A run of an earlier version lacks the settings that came later: they have their defaults.
         job = JobSpec.from_dict({**record["job"], "round_timeout": None})

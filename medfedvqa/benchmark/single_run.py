@@ -73,11 +73,15 @@ def federated(
 
 
 def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, machine: Machine = Machine()) -> RunOutcome:
-    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows."""
+    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows.
+
+    Raises `ConfigError` for a method that cannot train alone, and `DataError` if no training row has a listed answer.
+    """
     method = job.build()
     if not isinstance(method, Alone):
         raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
     everywhere = Site(UNION, united(list(data.values())), machine.backbone(job), machine.device, seed)
+    method.check_rows(everywhere.data)
     began = time.process_time()
     state = method.trained_alone(everywhere, method.config.rounds)
     state, _ = method.evaluate(everywhere, state, {}, method.config.rounds)

@@ -15,7 +15,7 @@ from medfedvqa.benchmark.regimes import Regime
 from medfedvqa.benchmark.results_file import Result
 from medfedvqa.benchmark.statistics import Gain, Summary, average, gain, holm, p_value, paired
 from medfedvqa.errors import ConfigError
-from medfedvqa.figures import COLOURS, MARKERS, encoded, new_figure, styled
+from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),
@@ -194,4 +194,4 @@ def draw(path: Path, found: Sequence[Finding]) -> Path:
     axes.set_xticks(range(len(regimes)), regimes, rotation=20, ha="right")
     axes.set_ylabel("points over training alone")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
-    return write_whole(path, encoded(figure, "svg"))
+    return write_whole(path, svg_file(figure))

@@ -58,7 +58,8 @@ ABLATIONS = {
     "AS4": "no text prompt",
 }
 """Those of the prompt paper, and what each leaves out."""
-PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False}
+PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "optimizer": "adamw"}
+"""The paper names no optimiser; decay of weights is apart from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
 

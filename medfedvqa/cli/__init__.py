@@ -18,6 +18,7 @@ COMMANDS = {
     "tune": Source("tune", "tune"),
     "study": Source("study", "study"),
     "answer": Source("answer", "answer"),
+    "export": Source("export", "export"),
     "attention": Source("attention", "attention"),
     "ingest": Source("ingest", "ingest", {"review": Source("ingest_review", "review")}),
     "pretrain": Source("pretrain", "pretrain"),

@@ -1,5 +1,6 @@
 """`medfedvqa answer`: the model that a site kept of a run answers a question about a picture. It stays at the site."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,26 +24,45 @@ JobIdOption = Annotated[
 def answer(
     run: RunOption,
     site: SiteOption,
-    picture: Annotated[Path, typer.Option(help="The picture: a PNG, JPEG or DICOM file.")],
-    question: Annotated[str, typer.Option(help="The question about it.")],
+    picture: Annotated[Path | None, typer.Option(help="The picture: a PNG, JPEG or DICOM file.")] = None,
+    question: Annotated[str | None, typer.Option(help="The question about it.")] = None,
     job: JobIdOption = None,
     top: Annotated[int, typer.Option(help="How many answers to show, the most probable first.", min=1)] = 5,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page to a browser on this machine instead, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: port on 127.0.0.1; 0 is a free one.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question about a picture with the model that a site kept of a finished run.
 
     Research software, not a medical device. The site's log counts every answer.
     """
-    content = read_picture(picture)
+    content = None if picture is None else read_picture(picture)
+    if page == (content is not None or question is not None) or (content is None) != (question is None):
+        raise ConfigError("give both --picture and --question, or --page, where both are asked for")
     from medfedvqa.answering.answerer import Answerer
     from medfedvqa.answering.kept_run import load_kept
 
     with Answerer(load_kept(run, site, job)) as answerer:
+        if content is None or question is None:
+            _serve(answerer, port)
+            return
         answers = answerer.ask(content, question, top).answers
         if as_json:
             _print_json(answerer, answers)
         else:
             _print(answerer, answers)
+
+
+def _serve(answerer: "Answerer", port: int) -> None:
+    from medfedvqa.answering.page import AnswerServer
+
+    terminal = Terminal()
+    with AnswerServer(answerer, port) as server, contextlib.suppress(KeyboardInterrupt):
+        terminal.print(server.url, highlight=False, soft_wrap=True)
+        terminal.print("Open this address on this machine; whoever has it can ask the model. Ctrl-C ends it.")
+        server.serve_forever()
 
 
 def read_picture(path: Path) -> bytes:

@@ -187,6 +187,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 plugins=allowed(),
                 kinds=kinds,
                 committee=list(launch.job.members_rule().named),
+                allow_export=True,  # these sites are the user's own: no hospital set their rules
             ),
             encoding="utf-8",
         )

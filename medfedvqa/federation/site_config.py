@@ -99,6 +99,8 @@ policy:
   require_fresh: {require_fresh}
   repeats: {repeats}
   data_refusals: {data_refusals}
+  # Whether your own users may write a model that was trained here to a folder that can be carried away.
+  allow_export: {allow_export}
 """
 
 MEMORY_MB, DISK_MB = 512, 32768
@@ -112,7 +114,8 @@ DEFAULTS: dict[str, Any] = {
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {},
     "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
-    "repeats": 3, "data_refusals": 3, "kinds": ["parameters", "statistic", "public"],
+    "repeats": 3, "data_refusals": 3, "allow_export": False,
+    "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
 _PLACES = ("state", "audit", "ledger", "identity", "audit_key")

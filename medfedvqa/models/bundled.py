@@ -70,14 +70,15 @@ class ShortVocabulary:
     def __init__(self) -> None:
         from open_clip.tokenizer import SimpleTokenizer
 
-        self._full = SimpleTokenizer(context_length=CONTEXT)
+        self.full = SimpleTokenizer(context_length=CONTEXT)
+        """CLIP's tokenizer, with the first merges only."""
         merges = VOCABULARY - 512 - 2
-        self._full.bpe_ranks = {pair: rank for pair, rank in self._full.bpe_ranks.items() if rank < merges}
+        self.full.bpe_ranks = {pair: rank for pair, rank in self.full.bpe_ranks.items() if rank < merges}
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
         """Token ids, int64 [texts, 64]: start, text, end, zeros. Longer texts are cut before the end."""
         ids = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
         for row, text in zip(ids, texts, strict=True):
-            body = self._full.encode(text)[: CONTEXT - 2]
+            body = self.full.encode(text)[: CONTEXT - 2]
             row[: len(body) + 2] = torch.tensor([VOCABULARY - 2, *body, VOCABULARY - 1])
         return ids

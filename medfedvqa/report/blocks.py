@@ -33,12 +33,8 @@ class Number:
     exact: str
 
 
-@dataclass(frozen=True)
-class Time:
+class Time(Number):
     """A time: as it is printed, to the second, and as it stands in the evidence."""
-
-    text: str
-    exact: str
 
 
 @dataclass(frozen=True)
@@ -205,22 +201,14 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """The sentence under the title, and its tone."""
-
-    text: str
-    tone: Tone
-
-
-@dataclass(frozen=True)
 class Document:
     """A whole report, before it becomes HTML or PDF."""
 
     kind: str
     title: str
-    question: str | None
-    """The heading of the page; none: the title."""
-    lead: Lead
+    heading: str
+    lead: Badge
+    """The sentence under the title."""
     created: str
     cards: tuple[Card, ...]
     front: tuple[Section, ...]
@@ -228,10 +216,6 @@ class Document:
     sections: tuple[Section, ...]
     foot: str
     language: str = "en"
-
-    @property
-    def heading(self) -> str:
-        return self.question or self.title
 
     @property
     def anchors(self) -> frozenset[str]:

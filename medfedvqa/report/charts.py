@@ -26,7 +26,6 @@ from medfedvqa.figures import (
 from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, printable, words
 from privacy.report.model_conduct import Egress, Empirical
 from privacy.report.model_guarantee import Accounting, ReportCharge
-from privacy.report.report_evidence import Accuracy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,33 +126,10 @@ def accuracy(empirical: Empirical) -> Drawing | None:
     """Accuracies with their intervals: with and without privacy, finished at the site, trained alone, and the prior."""
     if empirical.accuracy_private is None and empirical.accuracy_without is None:
         return None
-    trained = list[tuple[str, str, float | None, float | None, float | None]]()
-    for name, colour, model in (
-        ("finished", SKY, empirical.accuracy_finished),
-        ("alone", PURPLE, empirical.accuracy_alone),
-        ("alone, equal", GREEN, empirical.accuracy_alone_equal),
-    ):
-        trained += [(name, colour, model.accuracy, model.low, model.high)] if isinstance(model, Accuracy) else []
-    lines = [
-        (
-            "without DP",
-            BLUE,
-            empirical.accuracy_without,
-            empirical.accuracy_without_low,
-            empirical.accuracy_without_high,
-        ),
-        (
-            "with DP",
-            VERMILION,
-            empirical.accuracy_private,
-            empirical.accuracy_private_low,
-            empirical.accuracy_private_high,
-        ),
-        *trained,
-    ]
+    lines = accuracies(empirical)
     texts = [f"{name}: {'not known' if value is None else words([percent(value)])}" for name, _, value, *_ in lines]
     axes = _rows(texts)
-    for place, (_, colour, value, low, high) in enumerate(lines):
+    for place, ((_, _, value, low, high), colour) in enumerate(zip(lines, SERIES, strict=False)):
         if low is not None and high is not None:
             axes.plot([100 * low, 100 * high], [place, place], color=colour, linewidth=2.5)
         if value is not None:
@@ -164,6 +140,21 @@ def accuracy(empirical: Empirical) -> Drawing | None:
     axes.set_xticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
     axes.set_xlim(0, 100)
     return _drawing("Accuracy on the site's test rows, 95 % intervals", axes, texts)
+
+
+def accuracies(e: Empirical) -> list[tuple[str, str, float | None, float | None, float | None]]:
+    """Each model's name in the plot and in the table, its accuracy, and its interval."""
+    trained = (
+        ("finished", "The same, finished at the site without noise", e.accuracy_finished),
+        ("alone", "Trained by the site alone, without noise", e.accuracy_alone),
+        ("alone, equal", "Trained alone with equal steps, without noise", e.accuracy_alone_equal),
+    )
+    without = (e.accuracy_without, e.accuracy_without_low, e.accuracy_without_high)
+    return [
+        ("without DP", "Without differential privacy", *without),
+        ("with DP", "With differential privacy", e.accuracy_private, e.accuracy_private_low, e.accuracy_private_high),
+        *((short, name, model.accuracy, model.low, model.high) for short, name, model in trained if model),
+    ]
 
 
 @styled(PAGE_STYLE)

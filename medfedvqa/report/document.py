@@ -36,7 +36,7 @@ def compose(report: Report) -> Document:
     return Document(
         kind="Privacy-budget report",
         title=f"Job {bounded(section.job, NAME)} at site {bounded(section.site, NAME)}",
-        question=first_page.QUESTION,
+        heading=first_page.QUESTION,
         lead=first_page.lead(report),
         created=section.created,
         cards=first_page.cards(report),

@@ -13,7 +13,6 @@ from medfedvqa.report.blocks import (
     Card,
     Cell,
     DrawingGroup,
-    Lead,
     Link,
     Number,
     Section,
@@ -44,19 +43,19 @@ def in_hundred(share: float) -> int:
     return math.ceil(100 * share - 1e-9)
 
 
-def lead(report: Report) -> Lead:
+def lead(report: Report) -> Badge:
     """The answer, by verdict."""
     section = report.sections.verdicts
     still_open = [rule for rule in section.rules if rule.state != "shown"]
     broken = [rule.rule for rule in still_open if rule.state == "broken"]
     names = ", ".join(rule.rule for rule in still_open if rule.state == "not shown")
     if broken:
-        return Lead(f"No. {quantity(len(broken), 'rule is', 'rules are')} broken: {', '.join(broken)}.", "bad")
+        return Badge(f"No. {quantity(len(broken), 'rule is', 'rules are')} broken: {', '.join(broken)}.", "bad")
     if still_open:
         open_rules = quantity(len(still_open), "rule is", "rules are")
         text = f"Not yet shown. No rule is broken, but {open_rules} open: {names}. Whoever signs decides about these."
-        return Lead(text, "open")
-    return Lead("Yes, as far as this report can show: every rule that it checks was kept.", "good")
+        return Badge(text, "open")
+    return Badge("Yes, as far as this report can show: every rule that it checks was kept.", "good")
 
 
 def cards(report: Report) -> tuple[Card, ...]:

@@ -4,12 +4,12 @@ from audits.escaping import NAME, bounded
 from medfedvqa.report import appendix
 from medfedvqa.report.blocks import (
     NONE,
+    Badge,
     Bullets,
     Card,
     Code,
     Document,
     Facts,
-    Lead,
     Section,
     Table,
     Text,
@@ -41,11 +41,12 @@ def compose_joined(joined: JoinedReport) -> Document:
         Card("Reports agree", (state(joined.state),), ("see what they have in common",)),
         Card("Left the sites", (count(joined.nbytes),), ("bytes in ", count(joined.messages), " messages")),
     )
+    title = f"Job {bounded(joined.job, NAME)} ({bounded(joined.method, NAME)}) at {len(joined.sites)} sites"
     return Document(
         kind="Joined privacy-budget reports",
-        title=f"Job {bounded(joined.job, NAME)} ({bounded(joined.method, NAME)}) at {len(joined.sites)} sites",
-        question=None,
-        lead=Lead(joined.sentence, "open" if joined.epsilon is not None else "bad"),
+        title=title,
+        heading=title,
+        lead=Badge(joined.sentence, "open" if joined.epsilon is not None else "bad"),
         created=joined.created,
         cards=cards,
         front=(),

@@ -150,11 +150,11 @@ class _Page:
         match part:
             case blocks.Break():
                 return LINE_FEED
+            case blocks.Time():
+                return tag("time", _text(part.text), datetime=_text(part.exact))
             case blocks.Number():
                 title = None if part.exact == part.text else _text(part.exact)
                 return tag("data", _text(part.text), value=_text(part.exact), title=title)
-            case blocks.Time():
-                return tag("time", _text(part.text), datetime=_text(part.exact))
             case blocks.Digest() if part.text != part.full:
                 full = _text(part.full)
                 return tag("a", _text(part.text), class_="digest", href=f"#{anchor(part.full)}", title=full)

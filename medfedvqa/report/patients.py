@@ -8,7 +8,7 @@ from typing import Literal
 
 from audits.escaping import NAME, bounded
 from medfedvqa.report import charts
-from medfedvqa.report.blocks import Block, Bullets, Document, DrawingGroup, Lead, Section, Text
+from medfedvqa.report.blocks import Badge, Block, Bullets, Document, DrawingGroup, Section, Text
 from medfedvqa.report.first_page import in_hundred
 from privacy.report.model_conduct import Report
 from privacy.report.report_evidence import Governance
@@ -138,8 +138,8 @@ def compose_patients(report: Report, language: Language) -> Document:
     return Document(
         kind=words.kind,
         title=bounded(identity.site, NAME),
-        question=words.question,
-        lead=Lead(lead if egress.releases else words.nothing, "open"),
+        heading=words.question,
+        lead=Badge(lead if egress.releases else words.nothing, "open"),
         created=identity.created,
         cards=(),
         front=sections,

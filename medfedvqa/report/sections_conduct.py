@@ -229,25 +229,8 @@ def _attacks(empirical: Empirical) -> Table:
 
 
 def _utility(empirical: Empirical) -> Table:
-    trained = (
-        ("The same, finished at the site without noise", empirical.accuracy_finished),
-        ("Trained by the site alone, without noise", empirical.accuracy_alone),
-        ("Trained alone with equal steps, without noise", empirical.accuracy_alone_equal),
-    )
     lines = (
-        (
-            "Without differential privacy",
-            empirical.accuracy_without,
-            empirical.accuracy_without_low,
-            empirical.accuracy_without_high,
-        ),
-        (
-            "With differential privacy",
-            empirical.accuracy_private,
-            empirical.accuracy_private_low,
-            empirical.accuracy_private_high,
-        ),
-        *((name, model.accuracy, model.low, model.high) for name, model in trained if model),
+        *(model[1:] for model in charts.accuracies(empirical)),
         ("Prior: majority answer to the question", empirical.accuracy_prior, None, None),
         ("Cost of privacy", empirical.cost_of_privacy, None, None),
     )

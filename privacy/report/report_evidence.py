@@ -61,6 +61,7 @@ class Policy(Frozen):
     require_fresh: bool = True
     repeats: int = 3
     data_refusals: int = 3
+    allow_export: bool = False
     epsilon_limit: float | None = None
     """What holds where `max_epsilon` is not written."""
 

@@ -152,10 +152,25 @@ def test_the_literature_s_figures_stand_beside_shares_of_all_test_rows(data: str
         figures = [f"{each:.1f}" if each else "–" for each in (model.closed, model.open, model.together)]
         printed = f"| {model.name} | {' | '.join(figures)} | {model.source} | {model.differs} |"
         assert f"| {data} {printed}" in page
-    mixed = compared([result("MEVF-style", right, closed)])
+    mixed = compared([result("MEVF-style", right, closed), result("best", {"lung": "11111", "brain": "1"}, closed)])
+    last = "| here: best | – | 100.0 | – | 100.0 | – | 100.0 | this table | – |"
+    assert beside_literature(LITERATURE[data], mixed).splitlines()[5] == last
     assert f"| MEVF with BAN | {LITERATURE[data][0].closed} | 75.0 |" in beside_literature(LITERATURE[data], mixed)
     assert "| 50.0 | " in beside_literature(LITERATURE[data], mixed).splitlines()[2]
     assert "| 66.7 | " in beside_literature(LITERATURE[data], mixed).splitlines()[2]
     alone = compared([result("MEVF-style", right, {}, "closed")])
     text = beside_literature(LITERATURE[data], alone).splitlines()[2]
     assert "| 66.7 |" in text and text.count("| – |") >= 2
+
+
+@pytest.mark.parametrize("command", ["benchmark", "tune", "study"])
+def test_every_command_that_plans_runs_takes_the_kind(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A list that its job refuses for open questions stops each of them before anything runs."""
+    given = ["--questions", "open", "-O", "answers=closed", "--data", "phantom", "--methods", "FedAvg classifier"]
+    monkeypatch.setattr(sys, "argv", ["medfedvqa", command, *given, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code and "holds few answers to open questions" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -117,13 +117,14 @@ def test_a_list_without_any_answer_of_the_site_is_refused(site: Callable[..., Si
     create("fedavg", {"answers": "public"}).check_rows(site_of("closed"))
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "bag_of_words", "ridge", "prompt_pfl"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "bag_of_words", "ridge", "prompt_pfl", "feddat", "fedp3"])
 def test_a_site_with_three_rows_trains_and_is_tested(site: Callable[..., Site], method: str) -> None:
     """Three training rows, none to validate on, and a test question that it has never seen."""
     rows = [ROWS[0], ROWS[1], ROWS[3], ("what lies on the left", "the spleen", False, "test")]
     data = build_site(data_of(rows), "chest", Split(questions="all"))
     there = replace(site(), data=data, _derived={})
     options = {} if method == "ridge" else {"rounds": 1, "local_epochs": 1}
+    options |= {"blocks": 1} if method == "fedp3" else {}
     made = create(method, {**options, **({} if method in ("bag_of_words", "prompt_pfl") else {"answers": "public"})})
     state, up = made.start(there, made.setup(there), {}, 1)
     down = {

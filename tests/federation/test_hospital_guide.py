@@ -16,17 +16,18 @@ import pytest
 
 from audits import Outcome, read, verify
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
+from medfedvqa.version import VERSION
 from privacy import Ledger
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8")
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Transcript of the guide for hospital IT
 
-What the blocks of [the guide](hospital-it.md) printed on one machine, as its test ran them. Folders are shortened; the
-rest is as it came.
+What the blocks of [the guide](hospital-it.md) printed on one machine, as its test ran them with version {VERSION}.
+Folders are shortened; the rest is as it came.
 
 """
 

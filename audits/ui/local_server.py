@@ -1,0 +1,170 @@
+"""The frame of pages for a browser on the same machine, and for nothing else.
+
+Only 127.0.0.1 is listened on; addresses begin with a random token; the `Host` header has to name this server, so that a
+page from elsewhere whose name was made to resolve here (DNS rebinding) gets nothing; there is no script, no cookie, and
+nothing is loaded from anywhere else. Nothing is logged.
+"""
+
+import hmac
+import secrets
+import sys
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
+
+from audits.errors import LogError
+from audits.html import Html
+from audits.ui.uploads import Upload, read_upload
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 30.0
+"""Seconds that a connection may say nothing."""
+FIELDS = 20
+"""Fields that an address may ask with."""
+_HTML, _CSS, _TEXT = ("text/html; charset=utf-8", "text/css; charset=utf-8", "text/plain; charset=utf-8")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    status: HTTPStatus
+    kind: str
+    body: bytes
+
+
+def html_answer(page: Html, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """A page."""
+    return Answer(status, _HTML, page.encode())
+
+
+def text_answer(status: HTTPStatus, text: str) -> Answer:
+    """A line of text."""
+    return Answer(status, _TEXT, f"{text}\n".encode())
+
+
+class LocalServer(ThreadingHTTPServer):
+    """Pages at `url`, once `serve_forever` runs. Port 0 takes a free one. Raises `LogError` if the port is taken."""
+
+    daemon_threads = True
+    content_policy: ClassVar[str] = (
+        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    most_upload: ClassVar[int] = 0
+    """The most bytes of a form that is sent; 0: only reading is possible."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._token = secrets.token_urlsafe(24)
+        self._css = files("audits.ui").joinpath("page.css").read_bytes()
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError):
+            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+        self.hosts = frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
+
+    @property
+    def url(self) -> str:
+        """The only address that answers; whoever has it can read the pages while the server runs."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self._token}/"
+
+    def answer(self, target: str, upload: Upload | None = None) -> Answer:
+        """What is at this address; `upload`: the form that was sent to it."""
+        try:
+            address = urlsplit(target)
+            query = dict(parse_qsl(address.query, keep_blank_values=True, max_num_fields=FIELDS))
+        except ValueError:
+            return text_answer(HTTPStatus.BAD_REQUEST, "The address makes no sense.")
+        if not self.has_token(target):
+            return text_answer(HTTPStatus.NOT_FOUND, "Open the address that the command printed.")
+        name = (address.path.split("/", 2) + [""])[2]
+        if name == "page.css":
+            return Answer(HTTPStatus.OK, _CSS, self._css)
+        return self.page(name, query, upload)
+
+    def has_token(self, target: str) -> bool:
+        """Whether an address begins with the token."""
+        try:
+            token = (urlsplit(target).path.split("/", 2) + [""])[1]
+        except ValueError:
+            return False
+        return hmac.compare_digest(token.encode(), self._token.encode())
+
+    @abstractmethod
+    def page(self, name: str, query: Mapping[str, str], upload: Upload | None) -> Answer:
+        """The page of this name."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Shows what is a fault of the program's own: a browser that goes away in the middle of an answer is none."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LocalServer
+    protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        self._send(self._stranger() or self.server.answer(self.path))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        if not self.server.most_upload:
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+            return
+        self.close_connection = True  # what is refused is not read
+        if not (answer := self._stranger()) and self.server.has_token(self.path):
+            try:
+                upload = read_upload(self.headers, self.rfile, self.server.most_upload)
+            except ValueError:
+                answer = text_answer(HTTPStatus.BAD_REQUEST, "The form is too large, or no form.")
+            else:
+                answer = self.server.answer(self.path, upload)
+        self._send(answer or self.server.answer(self.path))
+
+    def _stranger(self) -> Answer | None:
+        """The answer to a request from elsewhere or under another name; None for the user's own."""
+        hosts = self.headers.get_all("Host") or []
+        if self.client_address[0] != LOOPBACK or len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
+            return text_answer(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to its own address only.")
+        return None
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in {"Content-Security-Policy": self.server.content_policy, **_HEADERS}.items():
+            self.send_header(name, value)
+        if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD, POST" if self.server.most_upload else "GET, HEAD")
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Whatever the base class refuses: a method without `do_`, a malformed request."""
+        self.close_connection = True  # the rest of the request was not read
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        only = "Only reading is possible here." if status == 405 else "The request makes no sense."
+        self._send(text_answer(status, only))
+
+    def version_string(self) -> str:
+        return "medfedvqa"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: their addresses hold the token."""

@@ -1,0 +1,143 @@
+"""Writes the model that a site kept of a job into a folder that answers without this project.
+
+The folder can be carried away, so it is refused unless the site's policy allows it, and never holds the answers of the
+site's own rows. It is in the log before it is there.
+"""
+
+import hashlib
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from audits import Event
+from medfedvqa.answering.answerer import Answerer
+from medfedvqa.answering.byte_pairs import byte_pairs
+from medfedvqa.answering.kept_run import KeptRun
+from medfedvqa.answering.model_card import CardFacts, coverage_of, model_card
+from medfedvqa.answering.standalone import ExportedModel
+from medfedvqa.errors import ConfigError
+from medfedvqa.models.traced_clip import TracedModel, check_traceable, weights_of
+from medfedvqa.version import code_version
+
+FORMAT = 1
+WEIGHTS, PROGRAM, CONFIG, ANSWERS, MERGES, CARD, LOADER = (
+    *("model.safetensors", "program.pt2", "config.json", "answers.json", "merges.txt", "README.md", "answer.py"),
+)
+TOLERANCE = 1e-5
+"""The largest difference of a probability between the folder and the site."""
+_NGRAMS = "from medfedvqa.models.ngrams import hashed_ngrams\n"
+_QUESTION = "Is there a mass in the left upper lobe, and what's its size?"
+
+
+def check_allowed(kept: KeptRun) -> None:
+    """Raises `ConfigError` unless the site's policy, and its answer list, let a model leave in a folder."""
+    policy = kept.config.policy
+    if not policy.allow_export:
+        raise ConfigError("this site's policy allows no export: set 'allow_export: true' in the policy of its site.yml")
+    if kept.config.data.answers is None and kept.job.build().public_answers is None:
+        raise ConfigError(
+            "the model's answers are those of this site's own rows, which never leave it: train with a public list, by "
+            "the job's option 'answers' or by 'answers' in site.yml"
+        )
+    if policy.require_dp and not coverage_of(kept).covered:
+        raise ConfigError("this site's policy demands differential privacy, and no epsilon covers this model's weights")
+
+
+def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
+    """Write the folder `out`, which must be new, and log it. Returns it.
+
+    Raises `ConfigError` for a site, model or backbone that is not exported; `LogError` if the log cannot be written,
+    and then there is no folder.
+    """
+    check_allowed(kept)
+    check_traceable(answerer.answering.model)
+    partial = out.with_name(f".{out.name}.partial")
+    partial.mkdir(mode=0o700, parents=True)
+    try:
+        _write(partial, kept, answerer)
+        _compare(partial, answerer)
+        weights = partial / WEIGHTS
+        answerer.log.append(
+            Event.EXPORTED,
+            job=kept.job_id,
+            method=kept.job.method,
+            code_version=code_version(),
+            model_digest=answerer.site.backbone.digest,
+            export={"weights": _sha256(weights), "nbytes": weights.stat().st_size},
+        )
+        if out.exists():
+            out.rmdir()  # an empty folder that the user made
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def _write(folder: Path, kept: KeptRun, answerer: Answerer) -> None:
+    answering, (model, backbone) = answerer.answering, check_traceable(answerer.answering.model)
+    pairs = byte_pairs(backbone.tokenize)
+    traced, weights = TracedModel(model), weights_of(model, answering.values)
+    save_file(weights, folder / WEIGHTS)
+    _write_program(traced, weights, folder / PROGRAM)
+    (folder / ANSWERS).write_text(_json(answering.answers), encoding="utf-8")
+    (folder / MERGES).write_text("".join(f"{left} {right}\n" for left, right in pairs.merges), encoding="utf-8")
+    (folder / LOADER).write_text(_loader(), encoding="utf-8")
+    digests = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    config = {
+        "format": FORMAT,
+        "made_by": {"medfedvqa": code_version(), "torch": torch.__version__},
+        "method": kept.job.method,
+        "backbone": {"name": kept.job.backbone, "sha256": backbone.digest},
+        "image_size": backbone.shape.image_size,
+        "tokenizer": {"start": pairs.start, "end": pairs.end, "context": pairs.context},
+        "sha256": digests,
+    }
+    (folder / CONFIG).write_text(_json(config), encoding="utf-8")
+    facts = CardFacts.of(kept, answerer, digests[WEIGHTS])
+    (folder / CARD).write_text(model_card(facts), encoding="utf-8")
+
+
+def _write_program(traced: TracedModel, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """The program without any weights. Raises `ConfigError` for a backbone that torch cannot trace."""
+    try:
+        with torch.no_grad():
+            program = torch.export.export(traced, (weights, *traced.example))
+    except Exception as error:  # torch's tracer has errors of its own for each kind of operation
+        raise ConfigError(f"this backbone does not become a program ({type(error).__name__}): choose another") from None
+    # torch (2.15) would store the inputs that it traced with, and so all weights a second time.
+    program._example_inputs = None
+    torch.export.save(program, path)
+
+
+def _compare(folder: Path, answerer: Answerer) -> None:
+    """Raises `ConfigError` unless the folder gives the probabilities that the site gives, for a drawn picture."""
+    size = answerer.site.backbone.shape.image_size
+    rows, columns = torch.arange(size + 9)[:, None], torch.arange(2 * size)[None]
+    grey = ((rows * columns + 3 * rows) % 256).float()
+    wanted = answerer.probabilities(grey, _QUESTION)
+    found = ExportedModel(folder).probabilities(grey, _QUESTION)
+    if not torch.allclose(found, wanted, atol=TOLERANCE, rtol=0):
+        raise ConfigError("the exported program answers otherwise than the model: this backbone is not exported")
+
+
+def _loader() -> str:
+    """The program of the folder, in one file: the project's own functions, without the project."""
+    text = files("medfedvqa.answering").joinpath("standalone.py").read_text("utf-8")
+    ngrams = files("medfedvqa.models").joinpath("ngrams.py").read_text("utf-8")
+    before, found, after = text.partition(_NGRAMS)
+    if not found:
+        raise AssertionError("the stand-alone program no longer imports the n-grams")
+    return f"{before}{ngrams}\n{after}"
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
