@@ -232,13 +232,15 @@ SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system
 def systems_named(names: Sequence[str]) -> tuple[System, ...]:
     """The systems with these labels or methods; all systems if there are no names. Raises `ConfigError`.
 
-    Every label may end in `WITHOUT`, also where the whole table has no such line.
+    A name that is a label stands for that system alone, even if it is also a method's. Every label may
+    end in `WITHOUT`, also where the whole table has no such line.
     """
     if not names:
         return SYSTEMS
     systems: dict[str, System] = {}
     for name in names:
-        matches = {s.label: s for s in SYSTEMS if name == s.label or (name == s.method and _is_usual(s))}
+        matches = {s.label: s for s in SYSTEMS if name == s.label}
+        matches = matches or {s.label: s for s in SYSTEMS if name == s.method and _is_usual(s)}
         matches |= {blind.label: blind for s in _SIGHTED if (blind := without_picture(s)).label == name}
         if not matches:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")

@@ -198,7 +198,7 @@ def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> Non
 def test_every_comparison_names_a_line() -> None:
     """The label of training alone is a line of the table; so is, at request, every system without the picture."""
     labels = {system.label: system for system in SYSTEMS}
-    assert all(labels[system.alone].method in ("local", "prompt_pfl") for system in SYSTEMS if system.alone)
+    assert all(labels[system.alone].method in ("local", "prompt_pfl", "ridge") for system in SYSTEMS if system.alone)
     assert systems_named([f"FedProx adapter{WITHOUT}"]) == (without_picture(labels["FedProx adapter"]),)
     assert not any(
         system.baseline or system.alone or system.without_picture for system in SYSTEMS if not system.pictures
