@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
@@ -70,13 +70,18 @@ def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.Da
 
 
 @given(few_events, st.integers(1, 5))
+@example([Laplace(1.0, 3), SampledGaussian(0.1, 6.0, 1), SampledGaussian(1.0, 1.5, 1)], 1)
 @settings(max_examples=examples(10), deadline=None)
 def test_more_steps_cost_no_less(events: list[DPEvent], more: int) -> None:
-    """By either accountant, whichever mechanism is repeated."""
+    """By either accountant, whichever mechanism is repeated.
+
+    PRV's epsilon is above the true one by at most twice its error, which a further step may use up.
+    """
     before = spent(events, DELTA)
+    slack = 2 * max(PRV_ERROR, PRV_RELATIVE_ERROR * before.rdp)
     for place, event in enumerate(events):
         after = spent([*events[:place], event.times(event.steps + more), *events[place + 1 :]], DELTA)
-        assert after.rdp > before.rdp and after.prv > before.prv - 1e-9 and after.mu > before.mu
+        assert after.rdp > before.rdp and after.prv > before.prv - slack and after.mu > before.mu
 
 
 @pytest.mark.parametrize("beside", [[], [SampledGaussian(0.1, 1.5, 20)]], ids=["alone", "beside training"])
