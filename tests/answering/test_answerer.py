@@ -16,12 +16,14 @@ from audits import Event, VerdictState, examine, read
 from medfedvqa.answering.answerer import Answerer
 from medfedvqa.answering.kept_run import load_kept
 from medfedvqa.answering.picture import picture_of
+from medfedvqa.core.answering import TESTED
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.data.images import load_image
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
+from medfedvqa.models import TunedModel
 
 SECRET = "Is there a pneumothorax of Zaphod?"
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -34,8 +36,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_the_model_that_answers_is_the_one_that_was_tested(finished: Path) -> None:
-    """On every test row it is right exactly where the job's own test was, shared prompts included."""
+    """On every test row it is right exactly where the job's own test was, and it has the last shared prompts."""
     check_tested(finished)
+    kept = load_kept(finished, "chest")
+    site = kept.site(kept.own_data())
+    model = kept.job.build().answering(site, kept.state).model
+    assert isinstance(model, TunedModel) and model.shared and model.shared.keys() == kept.state[TESTED].keys()
+    assert all(torch.equal(value, kept.state[TESTED][name]) for name, value in model.shared.items())
 
 
 @pytest.mark.slow
@@ -117,7 +124,7 @@ def test_a_state_without_a_tested_model_is_refused(finished: Path) -> None:
     """A job that ended before its evaluation, and a method without an answer head."""
     kept = load_kept(finished, "chest")
     site = kept.site(kept.own_data())
-    untested = {name: value for name, value in kept.state.items() if name != "tested"}
+    untested = {name: value for name, value in kept.state.items() if name != TESTED}
     with pytest.raises(ConfigError, match="before its evaluation"):
         kept.job.build().answering(site, untested)
     split = JobSpec(method="unicon", options={"aggregate": "none"}, backbone=TINY).build()

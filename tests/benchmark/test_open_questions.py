@@ -169,7 +169,7 @@ def test_every_command_that_plans_runs_takes_the_kind(
 ) -> None:
     """A list that its job refuses for open questions stops each of them before anything runs."""
     given = ["--questions", "open", "-O", "answers=closed", "--data", "phantom", "--methods", "FedAvg classifier"]
-    monkeypatch.setattr(sys, "argv", ["medfedvqa", command, *given, "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["medfedvqa", command, *given, "--rounds", "1", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code and "holds few answers to open questions" in capsys.readouterr().err
