@@ -25,7 +25,7 @@ def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
     except ValidationError as error:
         schema = kind.model_json_schema()
         faults = (_fault(fault["type"], fault["loc"], fault["msg"], schema) for fault in error.errors())
-        raise ConfigError(f"{owner}: {'; '.join(islice(faults, _MOST_FAULTS))}") from None
+        raise ConfigError(f"{owner}: {'; '.join(islice(dict.fromkeys(faults), _MOST_FAULTS))}") from None
 
 
 def _fault(reason: str, keys: Sequence[str | int], message: str, schema: Mapping[str, Any]) -> str:

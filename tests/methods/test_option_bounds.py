@@ -149,3 +149,10 @@ def test_the_largest_prompt_and_head_fit_in_a_gibibyte() -> None:
         shapes = TuningConfig("prompt", length=MOST_LENGTH).shapes(shape_of(backbone))
         assert 4 * sum(math.prod(shape) for shape in shapes.values()) < GIBIBYTE
     assert 4 * MOST_WIDTH * (10_000 + MOST_WIDTH) < GIBIBYTE
+
+
+def test_several_unknown_options_are_one_sentence() -> None:
+    """The options that there are come once, however many names are wrong."""
+    with pytest.raises(ConfigError) as caught:
+        create("fedavg", {"colour": 1, "size": 2, "rounds": 0})
+    assert str(caught.value).count("an unknown key; the keys are ") == 1 and "'rounds'" in str(caught.value)
