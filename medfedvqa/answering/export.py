@@ -93,6 +93,7 @@ def _write(folder: Path, kept: KeptRun, answerer: Answerer) -> None:
         "method": kept.job.method,
         "backbone": {"name": kept.job.backbone, "sha256": backbone.digest},
         "image_size": backbone.shape.image_size,
+        "channels": backbone.channels,
         "tokenizer": {"start": pairs.start, "end": pairs.end, "context": pairs.context},
         "sha256": digests,
     }

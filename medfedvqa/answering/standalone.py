@@ -90,14 +90,27 @@ class ExportedModel:
         return self._numbers[part]
 
 
-def main() -> None:
-    """Prints the five most probable answers."""
+def grey_picture(path: Path, sees_colour: bool) -> torch.Tensor:
+    """The levels of a picture's file, uint8 [height, width]; `sees_colour`: whether the model was trained with colour.
+
+    Raises `ValueError` for a picture that would not be read as in training.
+    """
     from PIL import Image
 
-    model = ExportedModel(Path(__file__).parent)
-    with Image.open(sys.argv[1]) as picture:
+    with Image.open(path) as picture:
+        if picture.mode.startswith(("I", "F")) or picture.has_transparency_data:
+            raise ValueError("save the picture with 8 bits a level and without transparency")
+        red, green, blue = (band.tobytes() for band in picture.convert("RGB").split())
+        if sees_colour and not red == green == blue:
+            raise ValueError("this model was trained with colour, and this program takes grey pictures only")
         content = picture.convert("L")
-    grey = torch.frombuffer(bytearray(content.tobytes()), dtype=torch.uint8).view(content.height, content.width)
+    return torch.frombuffer(bytearray(content.tobytes()), dtype=torch.uint8).view(content.height, content.width)
+
+
+def main() -> None:
+    """Prints the five most probable answers."""
+    model = ExportedModel(Path(__file__).parent)
+    grey = grey_picture(Path(sys.argv[1]), model.config["channels"] == 3)
     shares = model.probabilities(grey, sys.argv[2])
     best = shares.topk(min(5, len(shares)))
     for share, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):

@@ -23,7 +23,7 @@ from medfedvqa.answering.byte_pairs import byte_pairs
 from medfedvqa.answering.export import CARD, WEIGHTS, check_allowed, export
 from medfedvqa.answering.kept_run import KeptRun, load_kept
 from medfedvqa.answering.model_card import coverage_of
-from medfedvqa.answering.standalone import ExportedModel
+from medfedvqa.answering.standalone import ExportedModel, grey_picture
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.bundled import ShortVocabulary
@@ -115,6 +115,21 @@ def test_tokens_are_those_of_the_bundled_tokenizer_too(exported: Path, tmp_path:
     for text in ("M\u00fcller", "&lt;", "<end_of_text>", "tab\x07"):
         with pytest.raises(ValueError, match="plain ASCII"):
             model.tokens(text)
+
+
+def test_the_program_refuses_pictures_that_it_would_not_read_as_in_training(tmp_path: Path) -> None:
+    """16 bits, transparency, and colour where the backbone saw it; grey levels are read as they are."""
+    path, grey = tmp_path / "film.png", np.arange(30, dtype=np.uint8).reshape(5, 6)
+    Image.fromarray(grey).save(path)
+    assert torch.equal(grey_picture(path, True), torch.from_numpy(grey))
+    Image.fromarray(np.stack([grey, grey, 255 - grey], axis=2)).save(path)
+    assert grey_picture(path, False).shape == grey.shape
+    with pytest.raises(ValueError, match="trained with colour"):
+        grey_picture(path, True)
+    for levels in (grey.astype(np.uint16) * 900, np.stack([grey] * 4, axis=2)):
+        Image.fromarray(levels).save(path)
+        with pytest.raises(ValueError, match="8 bits a level and without transparency"):
+            grey_picture(path, False)
 
 
 def test_an_export_is_in_the_log_with_the_digest_of_its_weights(exported: Path, finished: Path) -> None:
