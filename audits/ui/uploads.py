@@ -35,9 +35,9 @@ def read_upload(headers: Message, body: Body, most: int) -> Upload:
         raise ValueError("the form is cut, or has too many fields")
     fields = {}
     for part in parts[1:-1]:
-        head, found, value = part.partition(b"\r\n\r\n")
+        head, blank_line, value = part.partition(b"\r\n\r\n")
         name = _NAME.search(head)
-        if not found or name is None:
+        if not blank_line or name is None:
             raise ValueError("a part of the form is no field")
         fields[name[1].decode()] = value
     return fields

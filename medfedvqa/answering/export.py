@@ -120,8 +120,8 @@ def _compare(folder: Path, answerer: Answerer) -> None:
     rows, columns = torch.arange(size + 9)[:, None], torch.arange(2 * size)[None]
     grey = ((rows * columns + 3 * rows) % 256).float()
     wanted = answerer.probabilities(grey, _QUESTION)
-    found = ExportedModel(folder).probabilities(grey, _QUESTION)
-    if not torch.allclose(found, wanted, atol=TOLERANCE, rtol=0):
+    exported = ExportedModel(folder).probabilities(grey, _QUESTION)
+    if not torch.allclose(exported, wanted, atol=TOLERANCE, rtol=0):
         raise ConfigError("the exported program answers otherwise than the model: this backbone is not exported")
 
 
@@ -129,8 +129,8 @@ def _loader() -> str:
     """The program of the folder, in one file: the project's own functions, without the project."""
     text = files("medfedvqa.answering").joinpath("standalone.py").read_text("utf-8")
     ngrams = files("medfedvqa.models").joinpath("ngrams.py").read_text("utf-8")
-    before, found, after = text.partition(_NGRAMS)
-    if not found:
+    before, imported, after = text.partition(_NGRAMS)
+    if not imported:
         raise AssertionError("the stand-alone program no longer imports the n-grams")
     return f"{before}{ngrams}\n{after}"
 

@@ -25,8 +25,8 @@ _NAME = "Trained model"
 _NOTE = "On this machine only. Each answer is counted in the site's audit log, without its question."
 _LOOKS = (
     "Where the model looks in the picture: the picture alone, and under the attention to each of its parts. It shows "
+    "where the model looks, not why it answers."
 )
-_LOOKS += "where the model looks, not why it answers."
 
 
 class AnswerServer(LocalServer):

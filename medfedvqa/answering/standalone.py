@@ -62,8 +62,8 @@ class ExportedModel:
         if not plain or "<start_of_text>" in question or "<end_of_text>" in question:
             raise ValueError("write the question in plain ASCII, without HTML")
         facts = self.config["tokenizer"]
-        found = [self._id(part) for word in re.findall(WORDS, question.lower()) for part in self._parts(word)]
-        ids = [facts["start"], *found[: facts["context"] - 2], facts["end"]]
+        ids = [self._id(part) for word in re.findall(WORDS, question.lower()) for part in self._parts(word)]
+        ids = [facts["start"], *ids[: facts["context"] - 2], facts["end"]]
         return torch.tensor([ids + [0] * (facts["context"] - len(ids))])
 
     def _parts(self, word: str) -> list[str]:

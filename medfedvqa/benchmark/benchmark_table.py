@@ -117,12 +117,12 @@ def _facts(comparison: Comparison) -> str:
 
 def _reading(comparison: Comparison) -> str:
     both = comparison.questions == "all"
-    asked = "closed and open" if both else comparison.questions
+    kinds = "closed and open" if both else comparison.questions
     together = (
         "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
     )
     return (
-        f"Accuracy on {asked} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
+        f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
         "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
         f"{together if both else ''}p: paired permutation test over patients against "
         f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "

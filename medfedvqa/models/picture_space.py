@@ -11,6 +11,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ class PictureSpace:
         parts = iter(parts)
         first = next(parts)
         like = torch.empty(first.shape[1:], dtype=first.dtype, device=device or first.device)
-        nbytes, rows = count * like.nbytes, (part for group in ((first,), parts) for part in group)
+        nbytes, rows = count * like.nbytes, chain((first,), parts)
         if nbytes <= self._memory - self.memory_used:
             kept = torch.empty(count, *like.shape, dtype=like.dtype, device=like.device)
             self.memory_used += nbytes

@@ -154,8 +154,8 @@ def _root(root: Path | None) -> Check:
 
 
 def _device(device: str) -> Check:
-    if found := problem_of(device):
-        return Check("device", found.problem, f"{found.remedy}: `device` in local/site.yml")
+    if problem := problem_of(device):
+        return Check("device", problem.problem, f"{problem.remedy}: `device` in local/site.yml")
     return Check("device")
 
 
