@@ -17,6 +17,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import load_backbone
+from medfedvqa.near_miss import check_name
 from medfedvqa.plugins import allow
 
 YAML = (".yml", ".yaml")
@@ -59,8 +60,11 @@ def load_kept(run: Path, site: str, job_id: str | None = None) -> KeptRun:
         results = json.loads(read_bounded(run / RESULTS, MAX_DOCUMENT))
         fields = ("method", "options", "split", "seed", "secagg")
         settings = {name: results[name] for name in fields} | {"backbone": results["backbone"]["name"]}
+        sites = tuple(results["sites"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
+    if not site.endswith(YAML):
+        check_name("site", site, sites, f"the run's sites are {', '.join(sites)}", " in this run")
     config = read_config(Path(site) if site.endswith(YAML) else run / "sites" / site / "site.yml")
     job, kept = JobSpec.from_dict(settings), _job_kept(config.state, job_id)
     saved = StateFile(config.state, kept).load()

@@ -175,3 +175,12 @@ def test_the_answer_is_printed_with_its_warning(medfedvqa: Any, finished: Path, 
     assert done.returncode == 0 and done.stdout.count("%  ") == 5 and "not a medical device" in done.stdout
     missing = medfedvqa(*arguments, str(picture.with_name("Zaphod.png")))
     assert missing.returncode == 1 and "--picture" in missing.stderr and "Zaphod" not in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("chst", "did you mean 'chest'"), ("../chest", "the run's sites are|did you mean")]
+)
+def test_a_name_that_is_no_site_of_the_run_gets_those_that_are(finished: Path, name: str, hint: str) -> None:
+    """Before any file of a site is looked for."""
+    with pytest.raises(ConfigError, match=f"there is no site .* in this run: ({hint})"):
+        load_kept(finished, name)
