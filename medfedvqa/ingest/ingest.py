@@ -37,7 +37,8 @@ from medfedvqa.ingest.store import (
     QUARANTINE,
     Manifest,
     read_manifest,
-    write_store,
+    write_lists,
+    write_manifest,
 )
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
@@ -260,8 +261,9 @@ def _publish(
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
     resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
-    rows, omitted = resolver.rows(questions.rows)
     images = [record.image for record in records.values() if record.image is not None]
+    lists = write_lists(out, sorted(images, key=lambda image: image.id), resolver.rows(questions.rows))
+    omitted = resolver.left_out
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
@@ -273,7 +275,7 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
-        "rows": len(rows),
+        "rows": len(questions.rows) - len(omitted),
         "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
         "patients": len({image.patient for image in images}),
@@ -290,7 +292,7 @@ def _publish(
         "encoding": questions.encoding,
         "counts": counts,
     }
-    whole = write_store(out, manifest, sorted(images, key=lambda image: image.id), rows)
+    whole = write_manifest(out, manifest | lists)
     keep_finds(make_folder_of_finds(out), {image.id for image in images})
     names = {f"{image.id}.dcm" for image in images}
     for path in (out / PICTURES).iterdir():

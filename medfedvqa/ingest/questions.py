@@ -1,16 +1,18 @@
 """Reads the file of questions: a table with a header line, or JSON Lines."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeGuard, get_args
+from typing import BinaryIO, Literal, TypeGuard, get_args
 
-from audits.bounded_files import read_bounded
+from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, organ_of
-from medfedvqa.ingest.tables import decoded, rows_of
+from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
 
 Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
@@ -18,13 +20,13 @@ OPTIONAL = ("organ", "split")
 SPLITS: tuple[Split, ...] = get_args(Split)
 MAX_LETTERS = 4096
 """The most letters of a field."""
-MAX_BYTES = 1 << 28
-"""The most bytes of the file."""
+FILE = "questions file"
+"""What errors call the file."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IngestedQuestion:
     """One row of the file. Its repr shows the index alone, since the rest is patient data."""
 
@@ -47,43 +49,72 @@ class QuestionsFile:
 
 
 def read_questions(path: Path) -> QuestionsFile:
-    """`.jsonl` and `.ndjson` are read as JSON Lines, other files as tables. Raises `DataError`."""
+    """`.jsonl` and `.ndjson` are read as JSON Lines, other files as tables. Raises `DataError`.
+
+    A million rows of 100 letters take about 500 MB of memory, since texts that recur are kept once.
+    """
     try:
-        text, encoding = decoded(read_bounded(path, MAX_BYTES))
+        with open_plain(path) as file, _opened_rows(file, path.suffix.lower()) as (rows, encoding):
+            texts: dict[str, str] = {}
+            questions = [_question(index, row, texts) for index, row in enumerate(rows)]
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
-    raw = _json_lines(text) if path.suffix.lower() in (".jsonl", ".ndjson") else rows_of(text, REQUIRED)
-    questions = [_question(index, row) for index, row in enumerate(raw)]
     if not questions:
         raise DataError("the questions file has no rows: give it one for each question")
     return QuestionsFile(questions, encoding)
 
 
-def contradictions(questions: Iterable[IngestedQuestion]) -> frozenset[int]:
-    """The indices of questions that stand twice about an image with different answers; case and spaces do not count."""
-    answers: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for question in questions:
-        same = answers.setdefault((question.image, _plain(question.question)), {})
-        same.setdefault(_plain(question.answer), []).append(question.index)
-    return frozenset(index for same in answers.values() if len(same) > 1 for group in same.values() for index in group)
+@contextmanager
+def _opened_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[Iterator[Mapping[str, object]], str]]:
+    """The rows, read as they are taken, and the encoding."""
+    if suffix in (".jsonl", ".ndjson"):
+        with opened_text(file, FILE) as (text, encoding):
+            yield _json_lines(text), encoding
+    else:
+        with opened_table(file, REQUIRED, FILE) as table:
+            yield table
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip("?!. ")
+def contradictions(questions: Iterable[tuple[str, IngestedQuestion]]) -> frozenset[bytes]:
+    """The topics that have different answers; case, spaces and the last punctuation do not count.
+
+    `questions`: each with the ID of its image, since a table may name one image in several ways.
+    """
+    answers: dict[bytes, bytes] = {}
+    return frozenset(
+        about
+        for image, question in questions
+        if answers.setdefault(about := topic(image, question), answer := _digest(question.answer)) != answer
+    )
 
 
-def _json_lines(text: str) -> Iterator[Mapping[str, object]]:
-    for index, line in enumerate(line for line in text.splitlines() if line.strip()):
+def topic(image: str, question: IngestedQuestion) -> bytes:
+    """Stands for a question about the image with this ID."""
+    return _digest(image, question.question)
+
+
+def _digest(*texts: str) -> bytes:
+    plain = (" ".join(text.casefold().split()).rstrip("?!. ") for text in texts)
+    return hashlib.blake2b("\0".join(plain).encode(), digest_size=16).digest()
+
+
+def _json_lines(text: Iterable[str]) -> Iterator[Mapping[str, object]]:
+    for index, line in enumerate(line for line in text if line.strip()):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise DataError(f"row {index} is not valid JSON: give one object a line") from None
         if not isinstance(row, dict):
             raise DataError(f"row {index} is no JSON object: give one object a line")
-        yield row
+        columns = {column_of(name): value for name, value in row.items()}
+        if len(columns) != len(row):
+            raise DataError(f"row {index} has a field twice: name each once")
+        check_row_count(index, FILE)
+        yield columns
 
 
-def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:
+def _question(index: int, row: Mapping[str, object], kept: dict[str, str]) -> IngestedQuestion:
+    """The question in a row. `kept`: the texts of earlier rows, of which equal ones are taken again."""
     if set(row) - {*REQUIRED, *OPTIONAL}:
         raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
     texts = {}
@@ -105,7 +136,12 @@ def _question(index: int, row: Mapping[str, object]) -> IngestedQuestion:
     if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
     return IngestedQuestion(
-        index, texts["image"], texts["question"], texts["answer"], organ or None, split if _is_split(split) else None
+        index,
+        kept.setdefault(texts["image"], texts["image"]),
+        kept.setdefault(texts["question"], texts["question"]),
+        kept.setdefault(texts["answer"], texts["answer"]),
+        organ or None,
+        split if _is_split(split) else None,
     )
 
 

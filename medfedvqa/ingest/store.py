@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -116,14 +116,32 @@ class Manifest(StrictModel):
 
 def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:
     """Write the lists and then the manifest, to which the two digests are added."""
-    digests = {}
-    for name, entries in ((IMAGES, images), (ROWS, rows)):
-        content = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
-        write_whole(folder / name, content, PRIVATE)
-        digests[name.removesuffix(".jsonl")] = hashlib.sha256(content).hexdigest()
-    whole = Manifest.model_validate_json(json.dumps(manifest | digests))
+    return write_manifest(folder, manifest | write_lists(folder, images, rows))
+
+
+def write_lists(folder: Path, images: Iterable[Image], rows: Iterable[StoredRow]) -> dict[str, str]:
+    """Write the lists entry by entry, and return their digests for the manifest."""
+    return {"images": _write_list(folder / IMAGES, images), "rows": _write_list(folder / ROWS, rows)}
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> Manifest:
+    """Check and write the manifest, after which the store is whole."""
+    whole = Manifest.model_validate_json(json.dumps(manifest))
     write_whole(folder / MANIFEST, whole.model_dump_json(indent=2).encode() + b"\n", PRIVATE)
     return whole
+
+
+def _write_list(path: Path, entries: Iterable[StrictModel]) -> str:
+    digest = hashlib.sha256()
+
+    def lines() -> Iterator[bytes]:
+        for entry in entries:
+            line = entry.model_dump_json().encode() + b"\n"
+            digest.update(line)
+            yield line
+
+    write_whole(path, lines(), PRIVATE)
+    return digest.hexdigest()
 
 
 def read_store(folder: Path) -> tuple[Manifest, dict[str, Image], list[StoredRow]]:

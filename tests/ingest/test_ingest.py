@@ -217,6 +217,16 @@ def test_questions_without_one_image_are_left_out_with_the_reason(place, make_di
     assert (row.organ, row.split) == ("abdomen", "test")
 
 
+def test_answers_that_contradict_each_other_are_left_out_whatever_names_the_image(place, make_dicom: Make) -> None:
+    """Path, file name and accession number are one image; all rows of the question are listed, and no other row."""
+    place.add("a/1.dcm", make_dicom(AccessionNumber="A-1"))
+    lines = ("a/1.dcm,Left?,yes", "A-1,left?,NO", "1.dcm,Left ?,yes", "1.dcm,Right?,yes", "A-1,Right?,Yes")
+    place.questions.write_text("image,question,answer\n" + "\n".join(lines))
+    counts = place.ingest().counts
+    assert counts.rows == 2 and counts.rows_left_out == {"contradictory": 3}
+    assert quarantine(place) == [{"row": row, "reason": "contradictory"} for row in (0, 1, 2)]
+
+
 def test_an_identifier_in_a_question_is_replaced_if_the_site_says_so(place, make_dicom: Make, make_picture) -> None:
     """A placeholder takes its place. An answer that holds one is left out all the same. Pictures are not read again."""
     place.add("1.dcm", make_dicom(make_picture(1), ReferringPhysicianName="Hoffmann^Eva", StudyDate="20120901"))
