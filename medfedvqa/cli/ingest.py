@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 def ingest(
     folder: Annotated[Path, typer.Argument(metavar="DICOM_DIR", help="Any files at any depth; it is only read.")],
-    questions: Annotated[Path, typer.Option(help="CSV or JSON Lines: image, question, answer; organ, split.")],
+    questions: Annotated[Path, typer.Option(help="CSV, xlsx or JSON Lines: image, question, answer; organ, split.")],
     out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.", callback=writable)],
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
+    ] = None,
+    organ: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
     ] = None,
     side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = Options.side,
     frame: Annotated[
@@ -63,7 +66,7 @@ def ingest(
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:
         processes = workers or os.cpu_count() or 1
-        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger)
+        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger, organ or ())
     console = Terminal(quiet=quiet or as_json)
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))

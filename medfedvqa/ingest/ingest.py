@@ -7,7 +7,7 @@ import platform
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
+from medfedvqa.ingest.organs import checked_organs
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
@@ -79,16 +80,17 @@ def ingest(
     workers: int,
     watch: Watch,
     ledger: Path | None = None,
+    organs: Collection[str] = (),
 ) -> Manifest:
     """Make or renew the store `out`. Files that the store knows are not read again; files that are gone are forgotten.
 
     `ledger` is the folder of the ledger that the patients are charged to, by default beside the store. A store of an
-    earlier version that is bound to no ledger stays so unless a ledger is named. A call that is killed leaves the old
-    store, if there was one, and the next call continues its work. Raises `DataError` for the folder or the questions,
-    `ConfigError` for anything else.
+    earlier version that is bound to no ledger stays so unless a ledger is named. `organs`: the hospital's own, which
+    the questions may name. A call that is killed leaves the old store, if there was one, and the next call continues
+    its work. Raises `DataError` for the folder or the questions, `ConfigError` for anything else.
     """
     versions = tool_versions()
-    table = read_questions(questions)
+    table = read_questions(questions, checked_organs(organs))
     rows = table.rows
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)

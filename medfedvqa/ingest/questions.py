@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.organs import ORGANS, organ_of
+from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
 
 Split = Literal["train", "validate", "test"]
@@ -48,15 +48,16 @@ class QuestionsFile:
     encoding: str
 
 
-def read_questions(path: Path) -> QuestionsFile:
+def read_questions(path: Path, own_organs: Collection[str] = ()) -> QuestionsFile:
     """`.jsonl` and `.ndjson` are read as JSON Lines, other files as tables. Raises `DataError`.
 
+    `own_organs`: organs that rows may name beside those of the list.
     A million rows of 100 letters take about 500 MB of memory, since texts that recur are kept once.
     """
     try:
         with open_plain(path) as file, _opened_rows(file, path.suffix.lower()) as (rows, encoding):
             texts: dict[str, str] = {}
-            questions = [_question(index, row, texts) for index, row in enumerate(rows)]
+            questions = [_question(index, row, texts, own_organs) for index, row in enumerate(rows)]
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
     if not questions:
@@ -113,7 +114,9 @@ def _json_lines(text: Iterable[str]) -> Iterator[Mapping[str, object]]:
         yield columns
 
 
-def _question(index: int, row: Mapping[str, object], kept: dict[str, str]) -> IngestedQuestion:
+def _question(
+    index: int, row: Mapping[str, object], kept: dict[str, str], own_organs: Collection[str]
+) -> IngestedQuestion:
     """The question in a row. `kept`: the texts of earlier rows, of which equal ones are taken again."""
     if set(row) - {*REQUIRED, *OPTIONAL}:
         raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
@@ -130,9 +133,11 @@ def _question(index: int, row: Mapping[str, object], kept: dict[str, str]) -> In
             raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
         if len(texts[name]) > MAX_LETTERS:
             raise DataError(f"row {index}: the field '{name}' is longer than {MAX_LETTERS} letters")
-    organ, split = texts["organ"] and organ_of(texts["organ"]), texts["split"].lower()
-    if texts["organ"] and not organ:
-        raise DataError(f"row {index}: unknown organ; there is {', '.join(ORGANS)}, or a body part of one")
+    named, split = texts["organ"].casefold(), texts["split"].lower()
+    organ = named if named in own_organs else organ_of(named)
+    if named and not organ:
+        known = ", ".join(in_order({*ORGANS, *own_organs}))
+        raise DataError(f"row {index}: unknown organ; there is {known}, or a body part of one; others by --organ")
     if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
     return IngestedQuestion(
@@ -140,7 +145,7 @@ def _question(index: int, row: Mapping[str, object], kept: dict[str, str]) -> In
         kept.setdefault(texts["image"], texts["image"]),
         kept.setdefault(texts["question"], texts["question"]),
         kept.setdefault(texts["answer"], texts["answer"]),
-        organ or None,
+        organ,
         split if _is_split(split) else None,
     )
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.bounds import OrganName
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.organs import ORGANS
 from medfedvqa.ingest.questions import Split
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 
@@ -24,7 +24,6 @@ PICTURES = "images"
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Keyed = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0)]
-Organ = Literal[ORGANS]  # type: ignore[valid-type]
 
 
 class StrictModel(BaseModel):
@@ -39,7 +38,7 @@ class Image(StrictModel):
     id: Keyed
     sha256: Digest
     patient: Keyed = Field(repr=False)
-    organ: Organ
+    organ: OrganName
     frame: Count
     frames: Annotated[int, Field(ge=1)]
     boxes: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
@@ -53,7 +52,7 @@ class StoredRow(StrictModel):
 
     index: Count
     image: Keyed
-    organ: Organ
+    organ: OrganName
     split: Split
     question: Annotated[str, Field(min_length=1, repr=False)]
     answer: Annotated[str, Field(min_length=1, repr=False)]

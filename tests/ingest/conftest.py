@@ -135,10 +135,10 @@ class Place:
         ]
         write_questions(self.questions, rows)
 
-    def ingest(self, workers: int = 1, **changes: object) -> Manifest:
+    def ingest(self, workers: int = 1, organs: Sequence[str] = (), **changes: object) -> Manifest:
         """Run it, with changed options."""
         options = replace(SMALL, **changes)
-        return ingest(self.dicom, self.questions, self.out, self.key, options, workers, lambda *_: None)
+        return ingest(self.dicom, self.questions, self.out, self.key, options, workers, lambda *_: None, organs=organs)
 
 
 @pytest.fixture
