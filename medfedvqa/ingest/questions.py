@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import BinaryIO, Literal, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.identifier_forms import dates_in
 from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
 
 Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
-OPTIONAL = ("organ", "split")
+PATIENT_COLUMNS = ("patient", "name", "birth_date", "number")
+"""The columns that say who the patient of the image is."""
+OPTIONAL = ("organ", "split", *PATIENT_COLUMNS)
 SPLITS: tuple[Split, ...] = get_args(Split)
 MAX_LETTERS = 4096
 """The most letters of a field."""
@@ -38,6 +42,8 @@ class IngestedQuestion:
     answer: str = field(repr=False)
     organ: str | None
     split: Split | None
+    patient_facts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Column and text of each of `PATIENT_COLUMNS` that has any. They are compared with, and never stored."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,11 @@ def read_questions(path: Path, own_organs: Collection[str] = ()) -> QuestionsFil
     try:
         with open_plain(path) as file, _opened_rows(file, path.suffix.lower()) as (rows, encoding):
             texts: dict[str, str] = {}
-            questions = [_question(index, row, texts, own_organs) for index, row in enumerate(rows)]
+
+            def keep(text: str) -> str:
+                return texts.setdefault(text, text)
+
+            questions = [_question(index, row, keep, own_organs) for index, row in enumerate(rows)]
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
     if not questions:
@@ -115,9 +125,9 @@ def _json_lines(text: Iterable[str]) -> Iterator[Mapping[str, object]]:
 
 
 def _question(
-    index: int, row: Mapping[str, object], kept: dict[str, str], own_organs: Collection[str]
+    index: int, row: Mapping[str, object], keep: Callable[[str], str], own_organs: Collection[str]
 ) -> IngestedQuestion:
-    """The question in a row. `kept`: the texts of earlier rows, of which equal ones are taken again."""
+    """The question in a row. `keep` returns the first of equal texts, so that texts which recur are kept once."""
     if set(row) - {*REQUIRED, *OPTIONAL}:
         raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
     texts = {}
@@ -133,6 +143,8 @@ def _question(
             raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
         if len(texts[name]) > MAX_LETTERS:
             raise DataError(f"row {index}: the field '{name}' is longer than {MAX_LETTERS} letters")
+    if texts["birth_date"] and not any(dates_in(texts["birth_date"])):
+        raise DataError(f"row {index}: the field 'birth_date' is no date: write it as 1970-02-03 or 03.02.1970")
     named, split = texts["organ"].casefold(), texts["split"].lower()
     organ = named if named in own_organs else organ_of(named)
     if named and not organ:
@@ -140,14 +152,29 @@ def _question(
         raise DataError(f"row {index}: unknown organ; there is {known}, or a body part of one; others by --organ")
     if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
+    facts = tuple((column, keep(texts[column])) for column in PATIENT_COLUMNS if texts[column])
     return IngestedQuestion(
         index,
-        kept.setdefault(texts["image"], texts["image"]),
-        kept.setdefault(texts["question"], texts["question"]),
-        kept.setdefault(texts["answer"], texts["answer"]),
+        keep(_within(texts["image"], index)),
+        keep(texts["question"]),
+        keep(texts["answer"]),
         organ,
         split if _is_split(split) else None,
+        facts,
     )
+
+
+def name_of_image(text: str) -> str:
+    """The name of an image as names are compared: by slashes, and with accents as one letter each."""
+    return unicodedata.normalize("NFC", text.replace("\\", "/")).removeprefix("./")
+
+
+def _within(text: str, index: int) -> str:
+    """The name of an image. Raises `DataError` for a path that leads out of the folder."""
+    name = name_of_image(text)
+    if name.startswith("/") or re.match("[A-Za-z]:/", name) or ".." in name.split("/"):
+        raise DataError(f"row {index}: the field 'image' leads out of the folder: give the path within it")
+    return name
 
 
 def _is_split(name: str) -> TypeGuard[Split]:

@@ -10,7 +10,7 @@ from typing import Self
 from medfedvqa.ingest.identifier_search import identifiers_in, without
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions, topic
+from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions, name_of_image, topic
 from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
@@ -35,11 +35,17 @@ class ImageNames:
 
     def by_name(self, paths: Sequence[str]) -> bool:
         """Whether a question names one of these paths, in full or by its last part."""
-        return any(path in self.names or PurePosixPath(path).name in self.names for path in paths)
+        return not self.names.isdisjoint(names_of_paths(paths))
 
     def match(self, paths: Sequence[str], record: Record) -> bool:
         """Whether a question is about a file at these paths."""
         return self.by_name(paths) or not self.keyed.isdisjoint(record.found)
+
+
+def names_of_paths(paths: Sequence[str]) -> set[str]:
+    """The names that questions may use for a file at these paths: each path in full, and its last part."""
+    names = [name_of_image(path) for path in paths]
+    return {*names, *(PurePosixPath(name).name for name in names)}
 
 
 class Resolver:
@@ -66,7 +72,7 @@ class Resolver:
         self._by_file: dict[str, list[str]] = defaultdict(list)
         self._by_key: dict[str, list[str]] = defaultdict(list)
         for source, places in paths.items():
-            for place in places:
+            for place in map(name_of_image, places):
                 self._by_path[place].append(source)
                 self._by_file[PurePosixPath(place).name].append(source)
         for source, record in records.items():

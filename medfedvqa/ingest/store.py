@@ -87,6 +87,8 @@ class Counts(StrictModel):
     quarantined: dict[Reason, Count]
     redacted: Count
     flagged: Count = 0
+    nameless: Count = 0
+    """Pictures for which neither header nor table holds a name of the patient."""
     rows: Count
     rows_replaced: Count = 0
     rows_left_out: dict[RowReason, Count]
@@ -107,6 +109,8 @@ class Manifest(StrictModel):
     code: Digest
     encoding: str = "utf-8"
     """The encoding in which the file of questions was read."""
+    persons: bool = False
+    """Whether a file told which patients are one person."""
     counts: Counts
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""
