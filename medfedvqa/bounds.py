@@ -84,6 +84,9 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_TEXT), Aft
 """Words of a job: printable, without the characters that FLARE expands."""
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\z", max_length=64)]
 """A site, as the federation names it."""
+ORGAN_NAME = r"[a-z][a-z0-9-]{0,31}"
+OrganName = Annotated[str, StringConstraints(pattern=rf"^{ORGAN_NAME}\z")]
+"""An organ. In a run on one machine it is the name of a site, which others read."""
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", max_length=32)]
 """A method, a reader."""
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]

@@ -1,4 +1,4 @@
-"""`medfedvqa ingest`: makes a store from DICOM files and questions."""
+"""`medfedvqa ingest`: makes a store from images and questions."""
 
 import json
 import os
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    folder: Annotated[Path, typer.Argument(metavar="DICOM_DIR", help="Any files at any depth; it is only read.")],
-    questions: Annotated[Path, typer.Option(help="CSV or JSON Lines: image, question, answer; organ, split.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="DICOM, PNG, JPEG, TIFF, at any depth; only read.")],
+    questions: Annotated[Path, typer.Option(help="CSV, xlsx or JSON Lines: image, question, answer, and more.")],
     out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.", callback=writable)],
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
+    ] = None,
+    organ: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
+    ] = None,
+    patients: Annotated[
+        Path | None, typer.Option(help="File of persons with several numbers: patient, person. It is not stored.")
     ] = None,
     side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = Options.side,
     frame: Annotated[
@@ -63,7 +69,7 @@ def ingest(
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:
         processes = workers or os.cpu_count() or 1
-        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger)
+        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger, organ or (), patients)
     console = Terminal(quiet=quiet or as_json)
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
@@ -72,6 +78,12 @@ def ingest(
         console.print(
             "The file of questions is neither UTF-8 nor UTF-16 and was read as Windows-1252: check its umlauts and "
             "accents in the store, or save it as UTF-8.",
+            soft_wrap=True,
+        )
+    if manifest.counts.nameless:
+        console.print(
+            f"Of {manifest.counts.nameless} pictures neither header nor table names the patient: text in them and in "
+            "their questions was compared with numbers, dates and patterns alone. Give the table a column 'name'.",
             soft_wrap=True,
         )
     if read_binding(out) is None:

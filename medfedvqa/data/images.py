@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
 
 if TYPE_CHECKING:
     from monai.transforms.compose import Compose
@@ -50,28 +51,13 @@ def load_image(path: Path | BinaryIO, size: int, row: int, colour: bool = False)
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as picture:
-                levels, white = _levels(picture, colour, row)
+                levels, white = picture_levels(picture, colour)
     except FileNotFoundError:
         raise DataError(f"row {row}: its image file is missing") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise DataError(f"row {row}: its image has too many pixels to be a radiograph; resize it") from None
+    except NoWhite:
+        raise DataError(f"row {row}: its image does not say which level is white: save it with 8 or 16 bits") from None
     except (OSError, ValueError, SyntaxError):  # what Pillow raises for unknown, cut or broken files
         raise DataError(f"row {row}: its image cannot be decoded") from None
     return square(levels, size) / white
-
-
-def _levels(picture: Image.Image, colour: bool, row: int) -> tuple[np.ndarray, float]:
-    """The levels of a picture, [height, width], or [height, width, 3] if it has colour that is asked for; and white."""
-    if picture.mode.startswith("I;16"):  # Pillow (13) makes 255 of all levels above it where it converts to "L"
-        levels, clear = np.asarray(picture), picture.info.get("transparency")
-        return (levels if clear is None else np.where(levels == clear, 0, levels)), 2.0**16 - 1
-    if picture.mode in ("I", "F"):
-        raise DataError(f"row {row}: its image does not say which level is white: save it with 8 or 16 bits")
-    if picture.has_transparency_data:
-        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
-        picture = Image.alpha_composite(black, picture.convert("RGBA")).convert("RGB")
-    if colour and picture.mode not in ("1", "L"):
-        colours = np.asarray(picture.convert("RGB"))
-        if (colours != colours[..., :1]).any():
-            return colours, 255.0
-    return np.asarray(picture.convert("L")), 255.0

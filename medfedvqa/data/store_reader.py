@@ -11,7 +11,7 @@ import torch
 from medfedvqa.data.images import square
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.organs import ORGANS
+from medfedvqa.ingest.organs import in_order
 from medfedvqa.ingest.store import PICTURES, Image, read_store
 
 
@@ -33,9 +33,8 @@ def read(root: Path) -> VQAData:
         )
         for row in store_rows
     ]
-    present = {row.organ for row in rows}
     digests = {root / PICTURES / f"{image.id}.dcm": image for image in images.values()}
-    organs = tuple(organ for organ in ORGANS if organ in present)
+    organs = in_order({row.organ for row in rows})
     return VQAData("store", organs, rows, partial(_load, digests), publishes_validation=True)
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
+from medfedvqa.bounds import OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
@@ -130,7 +131,7 @@ _PLACES = ("state", "audit", "ledger", "identity", "audit_key")
 class _Data(BaseModel, frozen=True, extra="forbid"):
     reader: str
     root: Path | None = None
-    organ: str
+    organ: OrganName
     answers: tuple[str, ...] | None = None
     """The declared answer space; None means the answers of the train rows."""
 

@@ -1,1 +1,1 @@
-"""From a hospital's DICOM folder to a store without identities. Imported by worker processes: keep it light."""
+"""From a hospital's folder of images to a store without identities. Imported by worker processes: keep it light."""

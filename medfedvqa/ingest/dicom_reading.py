@@ -35,12 +35,17 @@ def read_bytes(path: Path, options: Options) -> bytes:
     return content
 
 
+def is_dicom(content: bytes) -> bool:
+    """Whether the bytes have the mark of a DICOM file behind its preamble."""
+    return content[128:PREAMBLE] == b"DICM"
+
+
 def read_dicom(content: bytes, options: Options) -> Dataset:
     """The data set in these bytes; its pixels are not decoded yet.
 
     Raises `Quarantined` if the bytes are not DICOM, cannot be read, or inflate to more than is allowed.
     """
-    if content[128:PREAMBLE] != b"DICM" and content[:2] not in STARTS:
+    if not is_dicom(content) and content[:2] not in STARTS:
         raise Quarantined(Reason.NOT_DICOM)
     try:
         dataset = pydicom.dcmread(BytesIO(_inflated(content, options.max_bytes)), force=True)
@@ -51,7 +56,7 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
         raise Quarantined(Reason.TOO_LARGE) from None
     except Exception:  # pydicom raises errors of many kinds for damaged files
         raise Quarantined(Reason.UNREADABLE) from None
-    if not is_image and content[128:PREAMBLE] != b"DICM":
+    if not is_image and not is_dicom(content):
         raise Quarantined(Reason.NOT_DICOM)
     if not len(dataset):
         raise Quarantined(Reason.UNREADABLE)
@@ -75,7 +80,12 @@ def check_picture(dataset: Dataset, options: Options) -> None:
         raise Quarantined(Reason.NO_PIXELS)
     if samples not in (1, 3) or bits not in (1, 8, 16, 32, 64):
         raise Quarantined(Reason.UNKNOWN_COLOURS)
-    if rows * columns > options.max_pixels or rows * columns * samples * bits // 8 > options.max_bytes:
+    check_size(rows, columns, samples * bits / 8, options)
+
+
+def check_size(rows: int, columns: int, pixel: float, options: Options) -> None:
+    """Raises `Quarantined` unless a picture of this size may be decoded. `pixel`: bytes of a pixel."""
+    if rows * columns > options.max_pixels or rows * columns * pixel >= options.max_bytes + 1:
         raise Quarantined(Reason.TOO_LARGE)
     if min(rows, columns) < 16:
         raise Quarantined(Reason.TOO_SMALL)

@@ -8,7 +8,7 @@ letter share such a form (the symmetric deletion of Garbe's SymSpell).
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -44,6 +44,15 @@ _DAY_FIRST = re.compile(r"(?<!\d)(\d{1,2})(?:st|nd|rd|th|\.)?[ -]?(?:of )?([^\W\
 _MONTH_FIRST = re.compile(r"([^\W\d_]{3,9})\.? (\d{1,2})(?:st|nd|rd|th)?,? (\d{4})(?!\d)")
 
 
+_ELEMENTS = {
+    "patient": ("PatientID", "LO"),
+    "name": ("PatientName", "PN"),
+    "birth_date": ("PatientBirthDate", "DA"),
+    "number": ("AccessionNumber", "SH"),
+}
+"""The elements of a header that the columns of a table stand for."""
+
+
 @dataclass(frozen=True)
 class Spotted:
     """A place in a text, and the forms of what stands there."""
@@ -62,6 +71,14 @@ def header_forms(original: Dataset) -> frozenset[str]:
         texts = _texts(element.value) if element.VR != "SQ" else ()
         for text in texts:
             forms |= _element_forms(element.keyword, element.VR, text)
+    return frozenset(forms)
+
+
+def fact_forms(facts: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """The forms of what a table says of a patient: texts by the columns `patient`, `name`, `birth_date`, `number`."""
+    forms = set[str]()
+    for column, texts in facts.items():
+        forms |= {form for text in texts for form in _element_forms(*_ELEMENTS[column], text)}
     return frozenset(forms)
 
 

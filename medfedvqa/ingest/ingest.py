@@ -1,4 +1,4 @@
-"""Makes a store from a folder of DICOM files and a file of questions."""
+"""Makes a store from a folder of images and a file of questions."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ import platform
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,10 +23,12 @@ from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
+from medfedvqa.ingest.organs import checked_organs
+from medfedvqa.ingest.patient_sources import PatientSources, SourceDigests, read_persons, table_facts
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
-from medfedvqa.ingest.resolve import ImageNames, Resolver
+from medfedvqa.ingest.resolve import ImageNames, Resolver, names_of_paths
 from medfedvqa.ingest.review import decisions_by_image, digest_of
 from medfedvqa.ingest.store import (
     FORMAT,
@@ -37,8 +39,10 @@ from medfedvqa.ingest.store import (
     QUARANTINE,
     Manifest,
     read_manifest,
-    write_store,
+    write_lists,
+    write_manifest,
 )
+from medfedvqa.ingest.withdrawal import withdrawn_patients
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
@@ -78,22 +82,26 @@ def ingest(
     workers: int,
     watch: Watch,
     ledger: Path | None = None,
+    organs: Collection[str] = (),
+    patients: Path | None = None,
 ) -> Manifest:
     """Make or renew the store `out`. Files that the store knows are not read again; files that are gone are forgotten.
 
     `ledger` is the folder of the ledger that the patients are charged to, by default beside the store. A store of an
-    earlier version that is bound to no ledger stays so unless a ledger is named. A call that is killed leaves the old
-    store, if there was one, and the next call continues its work. Raises `DataError` for the folder or the questions,
-    `ConfigError` for anything else.
+    earlier version that is bound to no ledger stays so unless a ledger is named. `organs`: the hospital's own, which
+    the questions may name. `patients`: the file of persons who have several numbers. A call that is killed leaves the
+    old store, if there was one, and the next call continues its work. Raises `DataError` for the folder, the questions
+    or the persons, `ConfigError` for anything else.
     """
     versions = tool_versions()
-    table = read_questions(questions)
+    table = read_questions(questions, checked_organs(organs))
     rows = table.rows
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
     with _exclusive(out):
-        if (out / MANIFEST).exists() and read_manifest(out).key != keys.fingerprint():
-            raise ConfigError("the store was made with another key: give that one by --key, or another --out")
+        _check_continuation(out, keys, patients)
+        persons = read_persons(patients) if patients else ()
+        sources = PatientSources(table_facts(rows, keys), persons, withdrawn_patients(out))
         cohort = None
         if ledger or not _is_of_earlier_version(out):
             cohort = CohortCheck(out, ledger or default_ledger(out), keys.fingerprint())
@@ -104,13 +112,18 @@ def ingest(
             finds = make_folder_of_finds(out)
             decisions = decisions_by_image(finds, options.side)
             reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
+            said = SourceDigests(sources, keys)
             _drop_reviewed(journal, reviews)
+            _drop_renamed(journal, survey, said, keys)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
-            start = partial(WorkerProcess, options, keys, (out / PICTURES).resolve(), finds, names.keyed, registers)
-            tasks = _tasks(folder.resolve(), survey, journal, names, reviews)
+            start = partial(
+                WorkerProcess, options, keys, (out / PICTURES).resolve(), finds, names.keyed, registers, sources
+            )
+            tasks = _tasks(folder.resolve(), survey, journal, names, reviews, keys)
             for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
                 facts = {"source": task.source, "recipe": recipe, "review": digest_of(reviews[task.source])}
+                facts["sources"] = said.about([*task.names, *answer["found"]], answer.get("number", ""))
                 journal.add(Record.model_validate_json(json.dumps(answer | facts)))
                 watch("reading images", done, len(tasks))
             journal.keep(survey.paths)
@@ -118,7 +131,7 @@ def ingest(
                 stored = [record for record in journal.records.values() if record.verdict == "stored"]
                 files = {survey.sha256[record.source] for record in stored}
                 cohort.admit(files, {mark for record in stored for mark in record.marks})
-            return _publish(out, survey, journal, table, keys, options, versions)
+            return _publish(out, survey, journal, table, keys, options, versions, patients is not None)
 
 
 def tool_versions() -> dict[str, str]:
@@ -137,12 +150,23 @@ def _is_of_earlier_version(out: Path) -> bool:
     return (out / MANIFEST).exists() and not (out / BINDING).exists()
 
 
+def _check_continuation(out: Path, keys: Pseudonyms, patients: Path | None) -> None:
+    """Raises `ConfigError` if the store that is there was made in a way that this call would not continue."""
+    before = read_manifest(out) if (out / MANIFEST).exists() else None
+    if before and before.key != keys.fingerprint():
+        raise ConfigError("the store was made with another key: give that one by --key, or another --out")
+    if before and before.persons and not patients:
+        raise ConfigError(
+            "the store was made with a file of patients, without which persons count twice: give --patients"
+        )
+
+
 def _check_places(folder: Path, out: Path, key: Path, ledger: Path) -> None:
     if not folder.is_dir():
-        raise DataError("the DICOM folder does not exist: check its path")
+        raise DataError("the folder of images does not exist: check its path")
     inner, outer = out.resolve(), folder.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ConfigError("the store and the DICOM folder must not lie within each other: choose another --out")
+        raise ConfigError("the store and the folder of images must not lie within each other: choose another --out")
     if key.resolve().is_relative_to(inner):
         raise ConfigError("the key must not lie in the store, which may be handed on: choose another --key")
     if ledger.resolve().is_relative_to(inner):
@@ -177,7 +201,7 @@ def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> S
             digests[source] = content
         watch("looking through the folder", number, 0)
     if not paths and not refused:
-        raise DataError("the DICOM folder is empty: nothing is taken out of the store on such evidence")
+        raise DataError("the folder of images is empty: nothing is taken out of the store on such evidence")
     return Survey(paths, digests, refused)
 
 
@@ -215,7 +239,15 @@ def _drop_outdated(
             again |= named and (not _intact(out, record) or (marked and not record.marks))
             if not named:
                 journal.records[source] = record.model_copy(
-                    update={"verdict": "unasked", "image": None, "secrets": [], "marks": []}
+                    update={
+                        "verdict": "unasked",
+                        "image": None,
+                        "sources": "",
+                        "number": "",
+                        "nameless": False,
+                        "secrets": [],
+                        "marks": [],
+                    }
                 )
         if record.verdict == "unasked":
             again |= named
@@ -240,12 +272,32 @@ def _drop_reviewed(journal: IngestionJournal, reviews: Mapping[str, Decisions]) 
             del journal.records[source]
 
 
+def _drop_renamed(journal: IngestionJournal, survey: Survey, said: SourceDigests, keys: Pseudonyms) -> None:
+    """Drop the records of files of whose patients the table or the file of patients says something else now."""
+    for source, record in list(journal.records.items()):
+        names = [*_keyed_names(survey.paths.get(source, ()), keys), *record.found]
+        if record.sources != said.about(names, record.number):
+            del journal.records[source]
+
+
+def _keyed_names(paths: Sequence[str], keys: Pseudonyms) -> list[str]:
+    return [keys.digest("name", name) for name in sorted(names_of_paths(paths))]
+
+
 def _tasks(
-    folder: Path, survey: Survey, journal: IngestionJournal, names: ImageNames, reviews: Mapping[str, Decisions]
+    folder: Path,
+    survey: Survey,
+    journal: IngestionJournal,
+    names: ImageNames,
+    reviews: Mapping[str, Decisions],
+    keys: Pseudonyms,
 ) -> list[Task]:
     """A task for every content that has no verdict yet."""
     new = {source: paths for source, paths in survey.paths.items() if source not in journal.records}
-    return [Task(folder / paths[0], source, names.by_name(paths), reviews[source]) for source, paths in new.items()]
+    return [
+        Task(folder / paths[0], source, names.by_name(paths), _keyed_names(paths, keys), reviews[source])
+        for source, paths in new.items()
+    ]
 
 
 def _publish(
@@ -256,12 +308,14 @@ def _publish(
     keys: Pseudonyms,
     options: Options,
     versions: dict[str, str],
+    has_persons: bool,
 ) -> Manifest:
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
     resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
-    rows, omitted = resolver.rows(questions.rows)
     images = [record.image for record in records.values() if record.image is not None]
+    lists = write_lists(out, sorted(images, key=lambda image: image.id), resolver.rows(questions.rows))
+    omitted = resolver.left_out
     reasons = {source: record.reason for source, record in records.items() if record.reason}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
@@ -273,7 +327,8 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
-        "rows": len(rows),
+        "nameless": sum(record.nameless for record in records.values() if record.image is not None),
+        "rows": len(questions.rows) - len(omitted),
         "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
         "patients": len({image.patient for image in images}),
@@ -288,9 +343,10 @@ def _publish(
         "versions": versions,
         "code": code_digest(),
         "encoding": questions.encoding,
+        "persons": has_persons,
         "counts": counts,
     }
-    whole = write_store(out, manifest, sorted(images, key=lambda image: image.id), rows)
+    whole = write_manifest(out, manifest | lists)
     keep_finds(make_folder_of_finds(out), {image.id for image in images})
     names = {f"{image.id}.dcm" for image in images}
     for path in (out / PICTURES).iterdir():

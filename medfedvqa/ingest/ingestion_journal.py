@@ -28,6 +28,12 @@ class Record(StrictModel):
     """The digest of the persons' decisions that were applied; empty without any."""
     secrets: list[Keyed] = []
     """Digests of the texts that identify the patient, which are looked up in questions."""
+    sources: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """The digest of what was said of the patient outside of the file; see `medfedvqa.ingest.patient_sources`."""
+    number: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$", repr=False)] = ""
+    """The pseudonym of the patient's own number; another than the image's where a person has several numbers."""
+    nameless: bool = False
+    """Whether neither header nor table holds a name of the patient to compare with."""
     marks: list[Keyed] = []
     """Digests of the patient's ID, under the key of each register in sight; none in a store of an earlier version."""
 

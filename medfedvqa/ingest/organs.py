@@ -1,9 +1,17 @@
 """Maps a body part, as a header or a questions file names it, to the organ whose site gets the question."""
 
 import re
+from collections.abc import Collection, Iterable
+
+from medfedvqa.bounds import ORGAN_NAME
+from medfedvqa.errors import ConfigError
 
 ORGANS = ("abdomen", "breast", "chest", "extremity", "head", "neck", "pelvis", "spine", "others")
-"""All organs that a store can hold, in the order of its sites. The list is closed, since an organ's name is sent."""
+"""The organs that body parts are mapped to, in the order of a store's sites."""
+MOST_ORGANS = 32
+"""The most organs of a hospital's own."""
+RESERVED = ("all", "server")
+"""Names that a run uses for something else."""
 
 PARTS = {
     "abdomen": "ABDOMEN ABD ABDO ABDOMENPELVIS LIVER KIDNEY KUB SPLEEN PANCREAS STOMACH BOWEL COLON GALLBLADDER "
@@ -32,6 +40,27 @@ CODES = {
     "66019005": "extremity", "61685007": "extremity", "53120007": "extremity",
 }  # fmt: skip
 """Anatomic regions by their SNOMED code (context group 4), where the header names no body part."""
+
+
+def in_order(organs: Collection[str]) -> tuple[str, ...]:
+    """Organs in the order of a store's sites: those of the list, then the hospital's own by name."""
+    return (*(organ for organ in ORGANS if organ in organs), *sorted(set(organs) - set(ORGANS)))
+
+
+def checked_organs(names: Iterable[str]) -> frozenset[str]:
+    """The names of a hospital's own organs. Raises `ConfigError` for a name that no site could have.
+
+    The names are chosen by the hospital and not taken from its tables, since others read the name of a site.
+    """
+    organs = frozenset(names)
+    if any(not re.fullmatch(ORGAN_NAME, organ) or organ in RESERVED for organ in organs):
+        raise ConfigError(
+            "an organ's name has 1 to 32 lower-case letters, digits and hyphens and begins with a letter; "
+            f"{' and '.join(RESERVED)} are taken"
+        )
+    if len(organs) > MOST_ORGANS:
+        raise ConfigError(f"a store has at most {MOST_ORGANS} organs of the hospital's own")
+    return organs
 
 
 def organ_of(part: str) -> str | None:

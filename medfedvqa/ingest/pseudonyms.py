@@ -12,6 +12,11 @@ MAX_SHIFT = 3650
 """The largest shift of a patient's dates, in days."""
 
 
+def plain_number(patient_id: str) -> str:
+    """A patient's number as numbers are compared: case and white space do not count."""
+    return "".join(patient_id.split()).casefold()
+
+
 class Pseudonyms:
     """Keyed digests: the first 128 bits of HMAC-SHA256 under the site's key, of a purpose and a text."""
 
@@ -25,11 +30,11 @@ class Pseudonyms:
 
     def patient(self, patient_id: str) -> str:
         """The pseudonym of a patient, 32 hex digits; case and white space of the ID do not count."""
-        return self.digest("patient", "".join(patient_id.split()).casefold())
+        return self.digest("patient", plain_number(patient_id))
 
     def mark(self, patient_id: str) -> str:
         """The digest that stands for a patient in a register, whose key this is."""
-        return self.digest("marked patient", "".join(patient_id.split()).casefold())
+        return self.digest("marked patient", plain_number(patient_id))
 
     def uid(self, uid: str) -> str:
         """The UID that takes the place of `uid`, the same wherever it occurs."""

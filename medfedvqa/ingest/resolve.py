@@ -1,7 +1,7 @@
 """Resolves questions, which name images, into rows of the store."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
@@ -10,7 +10,7 @@ from typing import Self
 from medfedvqa.ingest.identifier_search import identifiers_in, without
 from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions
+from medfedvqa.ingest.questions import IngestedQuestion, Split, contradictions, name_of_image, topic
 from medfedvqa.ingest.refusal_reasons import RowReason
 from medfedvqa.ingest.store import Image, StoredRow
 
@@ -35,11 +35,17 @@ class ImageNames:
 
     def by_name(self, paths: Sequence[str]) -> bool:
         """Whether a question names one of these paths, in full or by its last part."""
-        return any(path in self.names or PurePosixPath(path).name in self.names for path in paths)
+        return not self.names.isdisjoint(names_of_paths(paths))
 
     def match(self, paths: Sequence[str], record: Record) -> bool:
         """Whether a question is about a file at these paths."""
         return self.by_name(paths) or not self.keyed.isdisjoint(record.found)
+
+
+def names_of_paths(paths: Sequence[str]) -> set[str]:
+    """The names that questions may use for a file at these paths: each path in full, and its last part."""
+    names = [name_of_image(path) for path in paths]
+    return {*names, *(PurePosixPath(name).name for name in names)}
 
 
 class Resolver:
@@ -58,13 +64,15 @@ class Resolver:
         self._secret = cache(lambda form: keys.digest("secret", form))
         self.replaced = list[int]()
         """The indices of questions in which something was replaced."""
+        self.left_out = list[tuple[int, RowReason]]()
+        """The indices of questions that are left out, with the reasons."""
         self._secrets: dict[str, set[str]] = defaultdict(set)
         """The digests of what identifies each patient, from the headers of all its pictures."""
         self._by_path: dict[str, list[str]] = defaultdict(list)
         self._by_file: dict[str, list[str]] = defaultdict(list)
         self._by_key: dict[str, list[str]] = defaultdict(list)
         for source, places in paths.items():
-            for place in places:
+            for place in map(name_of_image, places):
                 self._by_path[place].append(source)
                 self._by_file[PurePosixPath(place).name].append(source)
         for source, record in records.items():
@@ -73,38 +81,40 @@ class Resolver:
             if record.image is not None:
                 self._secrets[record.image.patient].update(record.secrets)
 
-    def rows(self, questions: Sequence[IngestedQuestion]) -> tuple[list[StoredRow], list[tuple[int, RowReason]]]:
-        """The rows in the order of the questions, and the indices of questions that are left out, with the reasons."""
-        resolved = [(question, self._image(question)) for question in questions]
-        named_splits = {
-            image.patient: question.split
-            for question, image in reversed(resolved)
-            if isinstance(image, Image) and question.split
-        }
-        rows, left_out = list[StoredRow](), list[tuple[int, RowReason]]()
-        contradictory = contradictions(questions)
-        for question, image in resolved:
-            if not isinstance(image, Image):
-                left_out.append((question.index, image))
+    def rows(self, questions: Sequence[IngestedQuestion]) -> Iterator[StoredRow]:
+        """The rows in the order of the questions. What is left out or replaced is known once all are taken."""
+        images = [self._image(question) for question in questions]
+        asked = [
+            (image, question) for image, question in zip(images, questions, strict=True) if isinstance(image, Image)
+        ]
+        contradictory = contradictions((image.id, question) for image, question in asked)
+        named_splits = {image.patient: question.split for image, question in reversed(asked) if question.split}
+        index = 0
+        for question, image in zip(questions, images, strict=True):
+            texts = self._kept(question, image, contradictory)
+            if isinstance(texts, RowReason):
+                self.left_out.append((question.index, texts))
                 continue
-            if question.index in contradictory:
-                left_out.append((question.index, RowReason.CONTRADICTORY))
-                continue
-            texts = self._texts(question, image)
-            if texts is None:
-                left_out.append((question.index, RowReason.IDENTIFIER_IN_TEXT))
-                continue
-            rows.append(
-                StoredRow(
-                    index=len(rows),
-                    image=image.id,
-                    organ=question.organ or image.organ,
-                    split=question.split or named_splits.get(image.patient) or part_of(image.patient, self._keys),
-                    question=texts[0],
-                    answer=texts[1],
-                )
+            assert isinstance(image, Image)
+            yield StoredRow(
+                index=index,
+                image=image.id,
+                organ=question.organ or image.organ,
+                split=question.split or named_splits.get(image.patient) or part_of(image.patient, self._keys),
+                question=texts[0],
+                answer=texts[1],
             )
-        return rows, left_out
+            index += 1
+
+    def _kept(
+        self, question: IngestedQuestion, image: Image | RowReason, contradictory: Collection[bytes]
+    ) -> tuple[str, str] | RowReason:
+        """Question and answer as they are stored, or why they are not."""
+        if not isinstance(image, Image):
+            return image
+        if topic(image.id, question) in contradictory:
+            return RowReason.CONTRADICTORY
+        return self._texts(question, image) or RowReason.IDENTIFIER_IN_TEXT
 
     def _image(self, question: IngestedQuestion) -> Image | RowReason:
         """The one image that the question is about, or why there is none that may be stored."""

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.bounds import OrganName
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.organs import ORGANS
 from medfedvqa.ingest.questions import Split
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 
@@ -24,7 +24,6 @@ PICTURES = "images"
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Keyed = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0)]
-Organ = Literal[ORGANS]  # type: ignore[valid-type]
 
 
 class StrictModel(BaseModel):
@@ -39,7 +38,7 @@ class Image(StrictModel):
     id: Keyed
     sha256: Digest
     patient: Keyed = Field(repr=False)
-    organ: Organ
+    organ: OrganName
     frame: Count
     frames: Annotated[int, Field(ge=1)]
     boxes: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
@@ -53,7 +52,7 @@ class StoredRow(StrictModel):
 
     index: Count
     image: Keyed
-    organ: Organ
+    organ: OrganName
     split: Split
     question: Annotated[str, Field(min_length=1, repr=False)]
     answer: Annotated[str, Field(min_length=1, repr=False)]
@@ -88,6 +87,8 @@ class Counts(StrictModel):
     quarantined: dict[Reason, Count]
     redacted: Count
     flagged: Count = 0
+    nameless: Count = 0
+    """Pictures for which neither header nor table holds a name of the patient."""
     rows: Count
     rows_replaced: Count = 0
     rows_left_out: dict[RowReason, Count]
@@ -108,6 +109,8 @@ class Manifest(StrictModel):
     code: Digest
     encoding: str = "utf-8"
     """The encoding in which the file of questions was read."""
+    persons: bool = False
+    """Whether a file told which patients are one person."""
     counts: Counts
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""
@@ -116,14 +119,32 @@ class Manifest(StrictModel):
 
 def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:
     """Write the lists and then the manifest, to which the two digests are added."""
-    digests = {}
-    for name, entries in ((IMAGES, images), (ROWS, rows)):
-        content = "".join(entry.model_dump_json() + "\n" for entry in entries).encode()
-        write_whole(folder / name, content, PRIVATE)
-        digests[name.removesuffix(".jsonl")] = hashlib.sha256(content).hexdigest()
-    whole = Manifest.model_validate_json(json.dumps(manifest | digests))
+    return write_manifest(folder, manifest | write_lists(folder, images, rows))
+
+
+def write_lists(folder: Path, images: Iterable[Image], rows: Iterable[StoredRow]) -> dict[str, str]:
+    """Write the lists entry by entry, and return their digests for the manifest."""
+    return {"images": _write_list(folder / IMAGES, images), "rows": _write_list(folder / ROWS, rows)}
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> Manifest:
+    """Check and write the manifest, after which the store is whole."""
+    whole = Manifest.model_validate_json(json.dumps(manifest))
     write_whole(folder / MANIFEST, whole.model_dump_json(indent=2).encode() + b"\n", PRIVATE)
     return whole
+
+
+def _write_list(path: Path, entries: Iterable[StrictModel]) -> str:
+    digest = hashlib.sha256()
+
+    def lines() -> Iterator[bytes]:
+        for entry in entries:
+            line = entry.model_dump_json().encode() + b"\n"
+            digest.update(line)
+            yield line
+
+    write_whole(path, lines(), PRIVATE)
+    return digest.hexdigest()
 
 
 def read_store(folder: Path) -> tuple[Manifest, dict[str, Image], list[StoredRow]]:

@@ -20,11 +20,13 @@ from pydicom.dataset import Dataset
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.burned_in_text import TextFinder
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
-from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
+from medfedvqa.ingest.dicom_reading import check_picture, is_dicom, read_bytes, read_dicom
 from medfedvqa.ingest.find_list import write_finds
-from medfedvqa.ingest.identifier_forms import header_forms
+from medfedvqa.ingest.identifier_forms import fact_forms, header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.image_rendering import render
+from medfedvqa.ingest.patient_sources import NOTHING_SAID, Facts, PatientSources
+from medfedvqa.ingest.picture_reading import is_picture, read_picture
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
 from medfedvqa.ingest.text_finds import Box
@@ -44,34 +46,67 @@ class Worker:
         names: frozenset[str],
         registers: Sequence[Pseudonyms] = (),
         finds: Path | None = None,
+        sources: PatientSources = NOTHING_SAID,
     ) -> None:
         """`names`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
-        keys under which the patient is marked. `finds`: the folder for what is found in pictures, if it is kept."""
-        self._registers, self._finds = registers, finds
+        keys under which the patient is marked. `finds`: the folder for what is found in pictures, if it is kept.
+        `sources`: what is said of patients outside of the files."""
+        self._registers, self._finds, self._sources = registers, finds, sources
         self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder = TextFinder()
 
-    def handle(self, path: Path, source: str, named: bool, decisions: Sequence[Answer] = ()) -> Answer:
+    def handle(
+        self, path: Path, source: str, named: bool, names: Sequence[str] = (), decisions: Sequence[Answer] = ()
+    ) -> Answer:
         """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
-        `decisions`: what persons decided about finds in its picture, each a box and a verdict."""
-        names: list[str] = []
+        `names`: the keyed digests of its file names. `decisions`: what persons decided about finds in its picture,
+        each a box and a verdict."""
+        answer: Answer = {"found": []}
         try:
             content = read_bytes(path, self._options)
             if self._keys.digest("source", hashlib.sha256(content).hexdigest()) != source:
                 raise Quarantined(Reason.UNOPENED)
-            dataset = read_dicom(content, self._options)
-            names = names_of(dataset, self._keys)
-            if not named and not self._names & set(names):
-                return {"verdict": "unasked", "found": names}
-            forms = known_forms(dataset)
-            image = self._store(dataset, source, forms, decisions)
+            if is_picture(content) and not is_dicom(content):
+                if not named:
+                    return answer | {"verdict": "unasked"}
+                dataset = read_picture(content, self._options)
+            else:
+                dataset = read_dicom(content, self._options)
+                answer["found"] = names_of(dataset, self._keys)
+            if not named and not self._names & set(answer["found"]):
+                return answer | {"verdict": "unasked"}
+            facts = self._sources.about([*names, *answer["found"]])
+            forms = known_forms(dataset) | fact_forms(facts)
+            answer["nameless"] = not facts.get("name") and not str(dataset.get("PatientName") or "").strip("^ ")
+            check_picture(dataset, self._options)
+            numbers = self._identify(dataset, facts, answer)
+            forms |= fact_forms({"patient": numbers})
+            answer["image"] = self._store(dataset, source, forms, decisions)
         except Quarantined as quarantined:
-            return {"verdict": "quarantined", "reason": quarantined.reason.value, "found": names}
+            return answer | {"verdict": "quarantined", "reason": quarantined.reason.value}
         except MemoryError:
-            return {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, "found": names, EXHAUSTED: True}
-        secrets = sorted({self._keys.digest("secret", form) for form in forms})
-        marks = [register.mark(patient_id(dataset)) for register in self._registers]
-        return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
+            return answer | {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, EXHAUSTED: True}
+        answer["secrets"] = sorted({self._keys.digest("secret", form) for form in forms})
+        answer["marks"] = [register.mark(number) for register in self._registers for number in numbers]
+        return answer | {"verdict": "stored"}
+
+    def _identify(self, dataset: Dataset, facts: Facts, answer: Answer) -> tuple[str, ...]:
+        """Make the person's first number the ID in the header, and return all numbers of the person.
+
+        Raises `Quarantined` if header and table name nobody, or more than one person, or a patient who was withdrawn.
+        """
+        numbers = [str(dataset.get("PatientID") or "").strip("\0 "), *facts.get("patient", ())]
+        persons = {self._sources.numbers(number) for number in numbers if number}
+        if not persons:
+            raise Quarantined(Reason.NO_PATIENT)
+        answer["number"] = self._keys.patient(next(filter(None, numbers)))
+        if len(persons) > 1:
+            raise Quarantined(Reason.SEVERAL_PATIENTS)
+        (person,) = persons
+        if not self._sources.withdrawn.isdisjoint(map(self._keys.patient, person)):
+            raise Quarantined(Reason.WITHDRAWN)
+        dataset.PatientID = person[0]
+        return person
 
     def _store(self, dataset: Dataset, source: str, forms: frozenset[str], decisions: Sequence[Answer]) -> Answer:
         boxes: dict[str, list[Box]] = {"keep": [], "blank": [], "quarantine": []}
@@ -80,7 +115,6 @@ class Worker:
             boxes[decision["verdict"]].append((left, top, right, bottom))
         if boxes["quarantine"]:
             raise Quarantined(Reason.SET_ASIDE)
-        check_picture(dataset, self._options)
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
@@ -143,11 +177,11 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
     names = frozenset(setup["wanted"])
     registers = [Pseudonyms(bytes.fromhex(key)) for key in setup["registers"]]
     keys, images, finds = Pseudonyms(bytes.fromhex(setup["key"])), Path(setup["images"]), Path(setup["finds"])
-    worker = Worker(options, keys, images, names, registers, finds)
+    worker = Worker(options, keys, images, names, registers, finds, PatientSources.from_json(setup["sources"]))
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)
-        answer = worker.handle(Path(task["path"]), task["source"], task["named"], task["decisions"])
+        answer = worker.handle(Path(task["path"]), task["source"], task["named"], task["names"], task["decisions"])
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.patient_sources import NOTHING_SAID, PatientSources
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Reason
 
@@ -31,6 +32,8 @@ class Task:
     """The keyed digest of its content."""
     named: bool
     """Whether a question names it by its file name."""
+    names: Sequence[str] = ()
+    """Keyed digests of the names that questions may use for a file at its paths."""
     decisions: Sequence[Answer] = ()
     """What persons decided about finds in its picture; see `medfedvqa.ingest.review`."""
 
@@ -46,6 +49,7 @@ class WorkerProcess:
         finds: Path,
         names: frozenset[str],
         registers: Sequence[bytes] = (),
+        sources: PatientSources = NOTHING_SAID,
     ) -> None:
         """The arguments are those of `Worker`; `registers` are the keys themselves."""
         self._options = options
@@ -56,6 +60,7 @@ class WorkerProcess:
             "finds": str(finds),
             "wanted": sorted(names),
             "registers": [key.hex() for key in registers],
+            "sources": sources.as_json(),
         }
         self._setup = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None

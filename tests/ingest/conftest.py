@@ -105,6 +105,7 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.dicom, self.out, self.key, self.questions = (root / n for n in ("in", "out", "key", "questions.csv"))
+        self.patients: Path | None = None
         self.dicom.mkdir()
 
     def copy(self, root: Path) -> "Place":
@@ -135,10 +136,11 @@ class Place:
         ]
         write_questions(self.questions, rows)
 
-    def ingest(self, workers: int = 1, **changes: object) -> Manifest:
+    def ingest(self, workers: int = 1, organs: Sequence[str] = (), **changes: object) -> Manifest:
         """Run it, with changed options."""
         options = replace(SMALL, **changes)
-        return ingest(self.dicom, self.questions, self.out, self.key, options, workers, lambda *_: None)
+        more = {"organs": organs, "patients": self.patients}
+        return ingest(self.dicom, self.questions, self.out, self.key, options, workers, lambda *_: None, **more)
 
 
 @pytest.fixture

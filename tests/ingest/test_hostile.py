@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
+from damaged_files import LIMITS, mutated, peak
 from pydicom.dataset import Dataset
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Reason
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
-LIMITS = Options(side=64, max_pixels=2**20, memory=2048, seconds=60)
 KEYS = Pseudonyms(bytes(32))
 Verdict = Callable[[bytes], str]
 
@@ -53,13 +52,6 @@ def verdict(worker: WorkerProcess, tmp_path: Path) -> Verdict:
         return str(answer.get("reason") or answer["verdict"])
 
     return judge
-
-
-def peak(worker: WorkerProcess) -> int:
-    """Most bytes of address space that the worker had."""
-    assert worker._process is not None
-    status = Path(f"/proc/{worker._process.pid}/status").read_text()
-    return 1024 * int(status.split("VmPeak:")[1].split()[0])
 
 
 def test_a_sound_file_is_stored(verdict: Verdict, make_dicom, encode) -> None:
@@ -123,25 +115,6 @@ def test_truncated_files_have_clear_verdicts(verdict: Verdict, name: str) -> Non
     content = (TESTS / name).read_bytes()
     seen = {verdict(content[: round(share * len(content))]) for share in (0, 0.01, 0.05, 0.2, 0.5, 0.8, 0.97)}
     assert "stored" not in seen and "crashed" not in seen
-
-
-def mutated(content: bytes, generator: random.Random) -> bytes:
-    """A few random bytes, a wrong length, or a piece cut out, doubled or swapped."""
-    data = bytearray(content)
-    for _ in range(generator.choice((1, 2, 5, 20))):
-        place = generator.randrange(132, len(data) - 8)
-        match generator.randrange(5):
-            case 0:
-                data[place] = generator.randrange(256)
-            case 1:
-                data[place : place + 4] = struct.pack("<I", generator.choice((0, 2**31 - 1, 2**32 - 1, 2**16)))
-            case 2:
-                data[place : place + 2] = struct.pack("<H", generator.choice((0, 1, 2**15, 2**16 - 1)))
-            case 3:
-                del data[place : place + generator.randrange(1, 40)]
-            case _:
-                data[place:place] = data[place : place + generator.randrange(1, 40)]
-    return bytes(data)
 
 
 FUZZED = (

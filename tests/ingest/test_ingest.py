@@ -15,6 +15,7 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.data import Split, load_site, read
 from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.ingest.organs import checked_organs
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.resolve import part_of
 from medfedvqa.ingest.store import read_store
@@ -215,6 +216,38 @@ def test_questions_without_one_image_are_left_out_with_the_reason(place, make_di
     }  # fmt: skip
     (row,) = read_store(place.out)[2]
     assert (row.organ, row.split) == ("abdomen", "test")
+
+
+def test_answers_that_contradict_each_other_are_left_out_whatever_names_the_image(place, make_dicom: Make) -> None:
+    """Path, file name and accession number are one image; all rows of the question are listed, and no other row."""
+    place.add("a/1.dcm", make_dicom(AccessionNumber="A-1"))
+    lines = ("a/1.dcm,Left?,yes", "A-1,left?,NO", "1.dcm,Left ?,yes", "1.dcm,Right?,yes", "A-1,Right?,Yes")
+    place.questions.write_text("image,question,answer\n" + "\n".join(lines))
+    counts = place.ingest().counts
+    assert counts.rows == 2 and counts.rows_left_out == {"contradictory": 3}
+    assert quarantine(place) == [{"row": row, "reason": "contradictory"} for row in (0, 1, 2)]
+
+
+def test_an_organ_of_the_hospital_s_own_becomes_a_site(place, make_dicom: Make, make_picture) -> None:
+    """It stands behind those of the list; a body part still means an organ of the list; case does not count."""
+    for number in range(3):
+        place.add(f"{number}.dcm", make_dicom(make_picture(number), PatientID=f"SECRET-{number}"))
+    lines = ("0.dcm,Left?,yes,Retina", "1.dcm,Left?,yes,lung", "2.dcm,Left?,no,skin-2")
+    place.questions.write_text("image,question,answer,organ\n" + "\n".join(lines))
+    with pytest.raises(DataError, match="row 0: unknown organ; there is abdomen"):
+        place.ingest()
+    place.ingest(organs=("skin-2", "retina"))
+    assert read("store", place.out).organs == ("chest", "retina", "skin-2")
+    site = load_site("store", place.out, "retina", Split("patient", fractions=(1, 0, 0)), answers=("yes", "no"))
+    assert site.organ == "retina" and len(site.patients) == 1
+
+
+@pytest.mark.parametrize("name", ["", "Retina", "SECRET name", "a" * 33, "-a", "../a", "a\n", "all", "server", "größe"])
+def test_a_name_that_no_site_could_have_is_no_organ(name: str) -> None:
+    """The sentence does not repeat it."""
+    with pytest.raises(ConfigError, match="an organ's name has 1 to 32 lower-case letters") as caught:
+        checked_organs([name])
+    assert "SECRET" not in str(caught.value)
 
 
 def test_an_identifier_in_a_question_is_replaced_if_the_site_says_so(place, make_dicom: Make, make_picture) -> None:

@@ -1,0 +1,28 @@
+"""The grey levels of a picture that Pillow opened."""
+
+import numpy as np
+from PIL import Image
+
+
+class NoWhite(ValueError):
+    """The picture does not say which level is white."""
+
+
+def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarray, float]:
+    """The levels of a picture, [height, width], or [height, width, 3] if it has colour that is asked for; and white.
+
+    What is transparent is black. Raises `NoWhite` for 32 bits and floats, and whatever Pillow raises for broken files.
+    """
+    if picture.mode.startswith("I;16"):  # Pillow (13) makes 255 of all levels above it where it converts to "L"
+        levels, clear = np.asarray(picture), picture.info.get("transparency")
+        return (levels if clear is None else np.where(levels == clear, 0, levels)), 2.0**16 - 1
+    if picture.mode in ("I", "F"):
+        raise NoWhite
+    if picture.has_transparency_data:
+        black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
+        picture = Image.alpha_composite(black, picture.convert("RGBA")).convert("RGB")
+    if colour and picture.mode not in ("1", "L"):
+        colours = np.asarray(picture.convert("RGB"))
+        if (colours != colours[..., :1]).any():
+            return colours, 255.0
+    return np.asarray(picture.convert("L")), 255.0
