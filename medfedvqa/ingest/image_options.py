@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 2
+RECIPE = 3
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
 UNREAD_POLICIES = ("blank", "flag")
