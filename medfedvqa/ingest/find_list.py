@@ -46,6 +46,8 @@ class RecordedFinds(StrictModel):
 
     format: Literal["medfedvqa-finds/1"] = "medfedvqa-finds/1"
     image: Keyed
+    before: str = Field(repr=False)
+    """The picture before anything was blanked, in the stored size: JPEG in base64."""
     finds: list[RecordedFind]
 
 
@@ -71,8 +73,8 @@ def find_id(image: str, box: Box) -> str:
     return hashlib.sha256(f"{image} {' '.join(map(str, box))}".encode()).hexdigest()[:16]
 
 
-def write_finds(folder: Path, image: str, finds: Collection[Find]) -> None:
-    """Write the finds in a picture; nothing if there are none."""
+def write_finds(folder: Path, image: str, finds: Collection[Find], before: np.ndarray) -> None:
+    """Write the finds in a picture, and how it was before, uint8 [height, width]; nothing if there are no finds."""
     if not finds:
         (folder / f"{image}{_FINDS}").unlink(missing_ok=True)
         return
@@ -88,7 +90,9 @@ def write_finds(folder: Path, image: str, finds: Collection[Find]) -> None:
         )
         for find in finds
     ]
-    content = RecordedFinds(image=image, finds=recorded).model_dump_json().encode() + b"\n"
+    content = (
+        RecordedFinds(image=image, before=encoded(before, ".jpg"), finds=recorded).model_dump_json().encode() + b"\n"
+    )
     write_whole(folder / f"{image}{_FINDS}", content, PRIVATE)
 
 
@@ -112,7 +116,12 @@ def _png(crop: np.ndarray) -> str:
     factor = min(1.0, MOST_WIDTH / max(*crop.shape, 1))
     if factor < 1:
         crop = cv2.resize(crop, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
-    written, content = cv2.imencode(".png", crop)
+    return encoded(crop, ".png")
+
+
+def encoded(picture: np.ndarray, suffix: str) -> str:
+    """A picture, uint8 [height, width] or [height, width, 3], as PNG or JPEG in base64."""
+    written, content = cv2.imencode(suffix, picture)
     if not written:
-        raise ValueError("a crop cannot be encoded as PNG")
+        raise ValueError("a picture cannot be encoded")
     return base64.b64encode(content.tobytes()).decode()

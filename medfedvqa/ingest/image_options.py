@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 
 from medfedvqa.errors import ConfigError
 
@@ -18,6 +19,14 @@ CLEAN_PIXELS = ("113101", "Clean Pixel Data Option")
 RETAIN_DATES = ("113107", "Retain Longitudinal Temporal Information Modified Dates Option")
 RETAIN_CHARACTERISTICS = ("113108", "Retain Patient Characteristics Option")
 Code = tuple[str, str]
+
+
+class Cleaning(StrEnum):
+    """How far the pixels of a picture are cleaned, as its header says it in (0012,0063)."""
+
+    MACHINE = "Pixels cleaned by machine, not reviewed"
+    REVIEWED = "Pixels cleaned by machine, reviewed by a person"
+    OPEN = "Pixels cleaned by machine, marks wait for review"
 
 
 @dataclass(frozen=True)

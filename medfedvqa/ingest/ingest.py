@@ -102,7 +102,7 @@ def ingest(
             recipe = options.recipe(versions)
             names = ImageNames.of(rows, keys)
             finds = make_folder_of_finds(out)
-            decisions = decisions_by_image(finds, options.side)
+            decisions = decisions_by_image(finds, options.side, keys.fingerprint())
             reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
             _drop_reviewed(journal, reviews)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
@@ -273,6 +273,7 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
+        "reviewed": sum(image.reviewed for image in images),
         "rows": len(rows),
         "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),

@@ -46,6 +46,8 @@ class Image(StrictModel):
     blanked: Annotated[float, Field(ge=0, le=1)]
     flags: Count = 0
     """How many marks are kept that wait for a person's decision."""
+    reviewed: bool = False
+    """Whether a person looked at the picture and accepted it with all that was found in it."""
 
 
 class StoredRow(StrictModel):
@@ -88,6 +90,7 @@ class Counts(StrictModel):
     quarantined: dict[Reason, Count]
     redacted: Count
     flagged: Count = 0
+    reviewed: Count = 0
     rows: Count
     rows_replaced: Count = 0
     rows_left_out: dict[RowReason, Count]

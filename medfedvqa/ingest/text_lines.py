@@ -31,7 +31,7 @@ def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]
         view = scaled(picture, scale)
         view = thin_structures(view) if faint else view
         lines += [
-            (corners + np.float32((left, top))) / np.float32(scale)
+            (corners + np.asarray((left, top), np.float32)) / np.float32(scale)
             for top, left, tile in tiles(view)
             for corners in detect(tile)
         ]

@@ -18,12 +18,12 @@ from typing import Any, TextIO
 from pydicom.dataset import Dataset
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
-from medfedvqa.ingest.burned_in_text import TextFinder
+from medfedvqa.ingest.burned_in_text import TextFinder, fitted
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
 from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
-from medfedvqa.ingest.find_list import write_finds
+from medfedvqa.ingest.find_list import find_id, write_finds
 from medfedvqa.ingest.identifier_forms import header_forms
-from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_options import Cleaning, Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
@@ -53,7 +53,7 @@ class Worker:
 
     def handle(self, path: Path, source: str, named: bool, decisions: Sequence[Answer] = ()) -> Answer:
         """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
-        `decisions`: what persons decided about finds in its picture, each a box and a verdict."""
+        `decisions`: what persons decided about its picture; see `medfedvqa.ingest.review`."""
         names: list[str] = []
         try:
             content = read_bytes(path, self._options)
@@ -74,10 +74,13 @@ class Worker:
         return {"verdict": "stored", "found": names, "image": image, "secrets": secrets, "marks": marks}
 
     def _store(self, dataset: Dataset, source: str, forms: frozenset[str], decisions: Sequence[Answer]) -> Answer:
-        boxes: dict[str, list[Box]] = {"keep": [], "blank": [], "quarantine": []}
+        boxes: dict[str, list[Box]] = {verdict: [] for verdict in ("keep", "blank", "quarantine")}
+        accepted = [find for decision in decisions for find in decision.get("finds", ())]
+        is_accepted = any(decision["verdict"] == "accept" for decision in decisions)
         for decision in decisions:
-            left, top, right, bottom = decision["box"]
-            boxes[decision["verdict"]].append((left, top, right, bottom))
+            if decision["verdict"] in boxes:
+                left, top, right, bottom = decision["box"]
+                boxes[decision["verdict"]].append((left, top, right, bottom))
         if boxes["quarantine"]:
             raise Quarantined(Reason.SET_ASIDE)
         check_picture(dataset, self._options)
@@ -90,12 +93,16 @@ class Worker:
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
-        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, is_clean=not cleaned.flags)
+        name = self._keys.digest("image", source)
+        known = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
+        is_reviewed = is_accepted and not cleaned.flags and {find_id(name, find.box) for find in cleaned.finds} <= known
+        status = Cleaning.REVIEWED if is_reviewed else Cleaning.OPEN if cleaned.flags else Cleaning.MACHINE
+        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status)
         buffer = BytesIO()
         stored.save_as(buffer, enforce_file_format=True)
-        content, name = buffer.getvalue(), self._keys.digest("image", source)
+        content = buffer.getvalue()
         if self._finds:
-            write_finds(self._finds, name, cleaned.finds)
+            write_finds(self._finds, name, cleaned.finds, fitted(rendered.grey, self._options.side))
         write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
@@ -107,6 +114,7 @@ class Worker:
             "boxes": list(cleaned.boxes),
             "blanked": round(cleaned.share, 6),
             "flags": cleaned.flags,
+            "reviewed": is_reviewed,
         }
 
 
