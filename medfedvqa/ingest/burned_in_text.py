@@ -101,13 +101,14 @@ class TextFinder:
         """The picture, uint8 [height, width], fitted to `side` pixels, without its text and codes.
 
         `is_known` and `blank_unread`: see `text_finds.decide`. `kept` and `removed`: boxes of the stored picture that a
-        person decided to keep or to blank. Raises `Quarantined` if text remains, or most of the picture is text.
+        person decided to keep, and that a person or a device's mask blanks. Raises `Quarantined` if text remains, or
+        most of the picture is text.
         """
         self._reader.forget()
         stored = fitted(grey, side)
         searched = fitted(grey, max(SEARCHED_SIDE, FINEST * side))
         factors = stored.shape[1] / searched.shape[1], stored.shape[0] / searched.shape[0]
-        # What a person blanks is blanked whether or not it would be found again.
+        # What a person or a mask blanks is blanked whether or not it would be found again.
         finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
         searched = blanked(searched, [_enlarged(box, factors) for box in removed])
         stored = blanked(stored, list(removed))
@@ -215,8 +216,8 @@ def _find(hit: _Hit, factors: tuple[float, float], searched: Array, stored: tupl
 
 
 def _removed(box: Box, searched_box: Box, searched: Array) -> Find:
-    """The find of a box that a person blanks."""
-    return Find(box, Kind.UNREAD, Decision.BLANKED, Reading(), surroundings(searched_box, searched))
+    """The find of a box that a person or a mask blanks."""
+    return Find(box, Kind.REGION, Decision.BLANKED, Reading(), surroundings(searched_box, searched))
 
 
 def _kept_by_person(find: Find, kept: Sequence[Box]) -> Find:

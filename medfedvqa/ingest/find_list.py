@@ -8,6 +8,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,6 +49,10 @@ class RecordedFinds(StrictModel):
     image: Keyed
     before: str = Field(repr=False)
     """The picture before anything was blanked, in the stored size: JPEG in base64."""
+    device: Annotated[list[str], Field(min_length=2, max_length=2, repr=False)]
+    """Manufacturer and model."""
+    size: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    """Rows and columns of the original."""
     finds: list[RecordedFind]
 
 
@@ -55,6 +60,18 @@ def folder_of_finds(store: Path) -> Path:
     """The folder beside a store."""
     place = store.resolve()
     return place.with_name(f"{place.name}{SUFFIX}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a picture comes from, and how it was."""
+
+    before: np.ndarray
+    """In the stored size, uint8 [height, width]."""
+    device: tuple[str, str]
+    """Manufacturer and model."""
+    size: tuple[int, ...]
+    """Rows and columns of the original."""
 
 
 def make_folder_of_finds(store: Path) -> Path:
@@ -73,8 +90,8 @@ def find_id(image: str, box: Box) -> str:
     return hashlib.sha256(f"{image} {' '.join(map(str, box))}".encode()).hexdigest()[:16]
 
 
-def write_finds(folder: Path, image: str, finds: Collection[Find], before: np.ndarray) -> None:
-    """Write the finds in a picture, and how it was before, uint8 [height, width]; nothing if there are no finds."""
+def write_finds(folder: Path, image: str, finds: Collection[Find], origin: Origin) -> None:
+    """Write the finds in a picture, and its origin; nothing if there are no finds."""
     if not finds:
         (folder / f"{image}{_FINDS}").unlink(missing_ok=True)
         return
@@ -90,9 +107,9 @@ def write_finds(folder: Path, image: str, finds: Collection[Find], before: np.nd
         )
         for find in finds
     ]
-    content = (
-        RecordedFinds(image=image, before=encoded(before, ".jpg"), finds=recorded).model_dump_json().encode() + b"\n"
-    )
+    before, device, size = encoded(origin.before, ".jpg"), list(origin.device), list(origin.size)
+    whole = RecordedFinds(image=image, before=before, device=device, size=size, finds=recorded)
+    content = whole.model_dump_json().encode() + b"\n"
     write_whole(folder / f"{image}{_FINDS}", content, PRIVATE)
 
 

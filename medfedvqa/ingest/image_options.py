@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from medfedvqa.errors import ConfigError
 
@@ -50,6 +51,8 @@ class Options:
 
     unread: str = "blank"
     """What becomes of marks near the border that cannot be read: `blank`, or `flag` them for review."""
+    masks: str = ""
+    """The script of the regions that are blanked by device: see `medfedvqa.ingest.device_masks`."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -81,6 +84,10 @@ class Options:
         if "characteristics" in self.retain:
             codes.append(RETAIN_CHARACTERISTICS)
         return tuple(codes)
+
+    def recorded(self) -> dict[str, Any]:
+        """What the manifest records: of the masks the SHA-256 alone, since their comments are the site's own."""
+        return asdict(self) | {"masks": hashlib.sha256(self.masks.encode()).hexdigest() if self.masks else ""}
 
     def recipe(self, versions: dict[str, str]) -> str:
         """A digest of all that decides the outcome for an image: options and versions of tools, hex."""

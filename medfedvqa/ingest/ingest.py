@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -284,7 +284,7 @@ def _publish(
         "format": FORMAT,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "key": keys.fingerprint(),
-        "options": asdict(options),
+        "options": options.recorded(),
         "deidentification": [{"value": value, "meaning": meaning} for value, meaning in codes],
         "versions": versions,
         "code": code_digest(),

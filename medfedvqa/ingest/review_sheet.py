@@ -4,7 +4,7 @@ It lies in the folder of finds beside the store and shows identifiers: it stays 
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import cv2
@@ -13,10 +13,11 @@ import numpy as np
 from audits.html import Html, join, tag
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
+from medfedvqa.ingest.device_masks import BlankedBoxes, proposals
 from medfedvqa.ingest.find_list import RecordedFind, RecordedFinds, encoded, folder_of_finds
 from medfedvqa.ingest.review import PersonDecision, read_decisions, reviewed_finds, stored_picture
 from medfedvqa.ingest.store import Image, read_store
-from medfedvqa.ingest.text_finds import Decision
+from medfedvqa.ingest.text_finds import Decision, Kind
 
 SHEET = "review.html"
 PER_PAGE = 200
@@ -41,12 +42,13 @@ def write_sheet(store: Path) -> tuple[Path, int, int]:
     folder, recorded = folder_of_finds(store), {finds.image: finds for finds in reviewed_finds(store)}
     decided = {(decision.image, decision.find): decision for decision in read_decisions(folder)}
     order = sorted(images.values(), key=lambda image: (not image.flags, image.id not in recorded, image.id))
-    pages = [order[start : start + PER_PAGE] for start in range(0, len(order), PER_PAGE)]
+    pages = [order[start : start + PER_PAGE] for start in range(0, len(order), PER_PAGE)] or [[]]
     flags, finds = sum(image.flags for image in order), sum(len(each.finds) for each in recorded.values())
     for old in folder.glob("review*.html"):
         old.unlink()
     for number, page in enumerate(pages, 1):
-        sections = [_section(store, image, recorded.get(image.id), decided) for image in page]
+        sections = _proposals(store, recorded.values()) if number == 1 else []
+        sections += [_section(store, image, recorded.get(image.id), decided) for image in page]
         text = _page(sections, f"{finds} finds in {len(order)} pictures, page {number} of {len(pages)}.", flags)
         write_whole(folder / _page_name(number), f"<!doctype html>\n{text}".encode(), PRIVATE)
     return folder / SHEET, finds, flags
@@ -80,6 +82,25 @@ def _page(sections: Sequence[Html], summary: str, flags: int) -> Html:
         *sections,
     )
     return tag("html", head, body, lang="en")
+
+
+def _proposals(store: Path, recorded: Iterable[RecordedFinds]) -> list[Html]:
+    """Masks for boxes that were blanked again and again in pictures of one device; nothing without any."""
+    pictures = (_boxes_in_original(finds, stored_picture(store, finds.image).shape) for finds in recorded)
+    items = [tag("li", f"in {count} pictures", tag("pre", script)) for count, script in proposals(pictures)]
+    return (
+        [tag("section", tag("h2", "Masks that recurring boxes suggest, for --masks"), tag("ul", *items))]
+        if items
+        else []
+    )
+
+
+def _boxes_in_original(finds: RecordedFinds, stored: tuple[int, ...]) -> BlankedBoxes:
+    rows, columns = finds.size
+    x, y = columns / stored[1], rows / stored[0]
+    blanked = [find.box for find in finds.finds if find.decision == Decision.BLANKED and find.kind != Kind.REGION]
+    boxes = [(int(box[0] * x), int(box[1] * y), round(box[2] * x), round(box[3] * y)) for box in blanked]
+    return BlankedBoxes((finds.device[0], finds.device[1]), (rows, columns), tuple(boxes))
 
 
 def _section(

@@ -79,6 +79,7 @@ class StoreOptions(StrictModel):
     seconds: int
     identifiers: str = "leave-out"
     unread: str = "blank"
+    masks: str = ""
 
 
 class Counts(StrictModel):

@@ -37,6 +37,8 @@ class Kind(StrEnum):
     CODE = "code"
     MARKER = "marker"
     UNREAD = "unread"
+    REGION = "region"
+    """Not found: a person or the mask of a device blanks it."""
 
 
 class Decision(StrEnum):

@@ -20,8 +20,9 @@ from pydicom.dataset import Dataset
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.burned_in_text import TextFinder, fitted
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
+from medfedvqa.ingest.device_masks import parsed, regions_of
 from medfedvqa.ingest.dicom_reading import check_picture, read_bytes, read_dicom
-from medfedvqa.ingest.find_list import find_id, write_finds
+from medfedvqa.ingest.find_list import Origin, find_id, write_finds
 from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Cleaning, Options
 from medfedvqa.ingest.image_rendering import render
@@ -49,7 +50,7 @@ class Worker:
         keys under which the patient is marked. `finds`: the folder for what is found in pictures, if it is kept."""
         self._registers, self._finds = registers, finds
         self._options, self._keys, self._images, self._names = options, keys, images, names
-        self._finder = TextFinder()
+        self._finder, self._masks = TextFinder(), parsed(options.masks)
 
     def handle(self, path: Path, source: str, named: bool, decisions: Sequence[Answer] = ()) -> Answer:
         """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
@@ -87,8 +88,10 @@ class Worker:
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
+        before, regions = fitted(rendered.grey, self._options.side), regions_of(dataset, self._masks)
+        masked = [_scaled(region, rendered.grey.shape, before.shape) for region in regions]
         cleaned = self._finder.clean(
-            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"]
+            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"] + masked
         )
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.finds:
@@ -102,7 +105,8 @@ class Worker:
         stored.save_as(buffer, enforce_file_format=True)
         content = buffer.getvalue()
         if self._finds:
-            write_finds(self._finds, name, cleaned.finds, fitted(rendered.grey, self._options.side))
+            device = str(dataset.get("Manufacturer") or ""), str(dataset.get("ManufacturerModelName") or "")
+            write_finds(self._finds, name, cleaned.finds, Origin(before, device, rendered.grey.shape))
         write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
@@ -116,6 +120,13 @@ class Worker:
             "flags": cleaned.flags,
             "reviewed": is_reviewed,
         }
+
+
+def _scaled(region: Box, original: tuple[int, ...], stored: tuple[int, ...]) -> Box:
+    """A region of the original in pixels of the stored picture, which it covers wholly."""
+    x, y = stored[1] / original[1], stored[0] / original[0]
+    left, top, right, bottom = region
+    return int(left * x), int(top * y), min(stored[1], -int(-right * x // 1)), min(stored[0], -int(-bottom * y // 1))
 
 
 def names_of(dataset: Dataset, keys: Pseudonyms) -> list[str]:
