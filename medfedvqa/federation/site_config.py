@@ -2,10 +2,10 @@
 
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
@@ -30,6 +30,8 @@ data:
   # own that you write without looking at the rows, in lower case and with "yes" and "no" in quotes. null: the answers
   # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
   answers: {answers}
+  # Of a store: whether nothing is trained here before a person has accepted every picture in `medfedvqa ingest review`.
+  require_review: {require_review}
 
 # cpu, cuda, cuda:NUMBER or auto (cuda where torch can use a card), and how many processor threads training may use.
 device: {device}
@@ -113,7 +115,7 @@ MEMORY_MB, DISK_MB = 512, 32768
 """MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
 
 DEFAULTS: dict[str, Any] = {
-    "root": None, "answers": None, "device": "cpu", "threads": 1, "precision": "float32",
+    "root": None, "answers": None, "require_review": False, "device": "cpu", "threads": 1, "precision": "float32",
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
@@ -134,6 +136,14 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
     organ: OrganName
     answers: tuple[str, ...] | None = None
     """The declared answer space; None means the answers of the train rows."""
+    require_review: bool = False
+    """Whether the site trains only on a store whose pictures a person has reviewed."""
+
+    @model_validator(mode="after")
+    def _can_be_reviewed(self) -> Self:
+        if self.require_review and self.reader != "store":
+            raise ValueError("only a store is reviewed: set require_review to false for other readers")
+        return self
 
     @field_validator("answers", mode="before")
     @classmethod
