@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,6 +91,14 @@ def read_decisions(folder: Path) -> list[PersonDecision]:
         return [PersonDecision.model_validate_json(line) for line in path.read_bytes().splitlines()]
     except (OSError, ValidationError):
         raise DataError("the decisions beside the store are damaged: restore them from the backup") from None
+
+
+def keep_decisions(folder: Path, images: Collection[str]) -> None:
+    """Removes the decisions about all pictures but these."""
+    kept = [decision for decision in read_decisions(folder) if decision.image in images]
+    if (folder / DECISIONS).exists():
+        content = "".join(decision.model_dump_json() + "\n" for decision in kept)
+        write_whole(folder / DECISIONS, content.encode(), PRIVATE)
 
 
 def decisions_by_image(folder: Path, side: int) -> dict[str, list[dict[str, Any]]]:
