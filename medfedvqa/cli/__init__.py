@@ -23,7 +23,11 @@ COMMANDS = {
     "ingest": Source(
         "ingest",
         "ingest",
-        {"review": Source("ingest_review", "review"), "withdraw": Source("ingest_withdraw", "withdraw")},
+        {
+            "fetch": Source("ingest_fetch", "fetch"),
+            "review": Source("ingest_review", "review"),
+            "withdraw": Source("ingest_withdraw", "withdraw"),
+        },
     ),
     "pretrain": Source("pretrain", "pretrain"),
     "probe": Source("probe", "probe"),
