@@ -1,14 +1,24 @@
 """What a folder says of the ledger in it, without opening it for a site."""
 
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from privacy.ledger_journal import Head, LedgerJournal, disk_errors
 from privacy.ledger_replay import Book
 from privacy.patient_keys import KEY_NAME, SiteKey, load_key
 
 LEDGER_NAME = "ledger.sqlite"
+
+
+class PatientJob(NamedTuple):
+    """A job that trains, or trained, on a patient."""
+
+    job: str
+    site: str
+    method: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,22 @@ def read_folder(folder: Path) -> LedgerFolder | None:
     with closing(LedgerJournal(journal)) as open_journal:
         book.apply(open_journal.rows(Head()))
     return LedgerFolder(load_key(folder, create=False), book.store, book.head)
+
+
+def jobs_on(folder: Path, patients: Collection[str]) -> list[PatientJob]:
+    """The jobs that were charged for any of these patients, or may yet be, by the patients' keys.
+
+    A job returns its charges if nothing of it was released; then it is not among them. Raises `LedgerError`.
+    """
+    journal = folder / LEDGER_NAME
+    if not journal.exists():
+        return []
+    book, key = Book(), load_key(folder, create=False)
+    with closing(LedgerJournal(journal)) as open_journal:
+        book.apply(open_journal.rows(Head()))
+    cohorts = book.near(key.patient(patient) for patient in patients)
+    debits = (debit for debit in book.all_debits(reserved=True) if debit.cohort in cohorts)
+    return list(dict.fromkeys(PatientJob(debit.job, debit.site, debit.method) for debit in debits))
 
 
 def make_folder(folder: Path) -> LedgerFolder:

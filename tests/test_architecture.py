@@ -16,7 +16,7 @@ FLOORS = [
     },
     {"privacy"},
     {"medfedvqa.models", "medfedvqa.ingest"},
-    {"medfedvqa.data"},
+    {"medfedvqa.data", "medfedvqa.dicomweb"},
     {"medfedvqa.evaluation"},
     {"medfedvqa.training"},
     {"medfedvqa.core"},

@@ -20,7 +20,15 @@ COMMANDS = {
     "answer": Source("answer", "answer"),
     "export": Source("export", "export"),
     "attention": Source("attention", "attention"),
-    "ingest": Source("ingest", "ingest", {"review": Source("ingest_review", "review")}),
+    "ingest": Source(
+        "ingest",
+        "ingest",
+        {
+            "fetch": Source("ingest_fetch", "fetch"),
+            "review": Source("ingest_review", "review"),
+            "withdraw": Source("ingest_withdraw", "withdraw"),
+        },
+    ),
     "pretrain": Source("pretrain", "pretrain"),
     "probe": Source("probe", "probe"),
     "identity": Source("identity", "identity"),

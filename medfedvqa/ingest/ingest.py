@@ -42,7 +42,7 @@ from medfedvqa.ingest.store import (
     write_lists,
     write_manifest,
 )
-from medfedvqa.ingest.withdrawal import withdrawn_patients
+from medfedvqa.ingest.withdrawal_list import withdrawn_patients
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
@@ -99,7 +99,7 @@ def ingest(
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)
     with _exclusive(out):
-        _check_continuation(out, keys, patients)
+        check_continuation(out, keys, patients)
         persons = read_persons(patients) if patients else ()
         sources = PatientSources(table_facts(rows, keys), persons, withdrawn_patients(out))
         cohort = None
@@ -150,7 +150,7 @@ def _is_of_earlier_version(out: Path) -> bool:
     return (out / MANIFEST).exists() and not (out / BINDING).exists()
 
 
-def _check_continuation(out: Path, keys: Pseudonyms, patients: Path | None) -> None:
+def check_continuation(out: Path, keys: Pseudonyms, patients: Path | None) -> None:
     """Raises `ConfigError` if the store that is there was made in a way that this call would not continue."""
     before = read_manifest(out) if (out / MANIFEST).exists() else None
     if before and before.key != keys.fingerprint():

@@ -153,6 +153,14 @@ def read_decisions(folder: Path) -> list[PersonDecision]:
         raise DataError("the decisions beside the store are damaged: restore them from the backup") from None
 
 
+def keep_decisions(folder: Path, images: Collection[str]) -> None:
+    """Removes the decisions about all pictures but these."""
+    kept = [decision for decision in read_decisions(folder) if decision.image in images]
+    if (folder / DECISIONS).exists():
+        content = "".join(decision.model_dump_json() + "\n" for decision in kept)
+        write_whole(folder / DECISIONS, content.encode(), PRIVATE)
+
+
 def decisions_by_image(folder: Path, side: int, key: str) -> dict[str, list[dict[str, Any]]]:
     """The newest decision about each find and each picture, as a worker applies it: box, verdict, accepted finds.
 

@@ -1,44 +1,117 @@
-"""Patients who were withdrawn from a store: their pictures and questions are gone, and do not come back."""
+"""Withdraws a patient from a store: pictures, questions and finds are removed, and later ingestions leave them out."""
 
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
-
-from audits.bounded_files import read_bounded
-from medfedvqa.errors import DataError
-from medfedvqa.ingest.store import Keyed, StrictModel
-
-WITHDRAWN = "withdrawn.json"
-MAX_LIST = 1 << 26
-
-
-class Withdrawal(StrictModel):
-    """A number of a patient who was withdrawn."""
-
-    patient: Keyed = Field(repr=False)
-    """The pseudonym of the number."""
-    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-
-
-class WithdrawalList(StrictModel):
-    """The store's list."""
-
-    format: Literal["medfedvqa-withdrawn/1"] = "medfedvqa-withdrawn/1"
-    withdrawn: list[Withdrawal] = []
+from medfedvqa.errors import ConfigError
+from medfedvqa.ingest.file_lock import locked
+from medfedvqa.ingest.find_list import folder_of_finds, keep_finds
+from medfedvqa.ingest.ingest import check_continuation
+from medfedvqa.ingest.ingestion_journal import IngestionJournal
+from medfedvqa.ingest.patient_sources import PatientSources, read_persons
+from medfedvqa.ingest.pseudonyms import load_pseudonyms
+from medfedvqa.ingest.refusal_reasons import Reason
+from medfedvqa.ingest.review import SHEET, keep_decisions, write_sheet
+from medfedvqa.ingest.store import (
+    JOURNAL,
+    LOCK,
+    PICTURES,
+    Image,
+    Manifest,
+    StoredRow,
+    read_store,
+    write_lists,
+    write_manifest,
+)
+from medfedvqa.ingest.withdrawal_list import add_withdrawals
 
 
-def read_withdrawals(store: Path) -> WithdrawalList:
-    """The list, empty if nobody was withdrawn. Raises `DataError`."""
-    path = store / WITHDRAWN
-    if not path.exists():
-        return WithdrawalList()
-    try:
-        return WithdrawalList.model_validate_json(read_bounded(path, MAX_LIST))
-    except (OSError, ValidationError):
-        raise DataError(f"the store's '{WITHDRAWN}' is damaged: restore it, or withdrawn patients come back") from None
+@dataclass(frozen=True)
+class Withdrawn:
+    """What was removed."""
+
+    patients: frozenset[str]
+    """The pseudonyms of all numbers of the person."""
+    pictures: int
+    questions: int
+    organs: frozenset[str]
+    """The organs of the questions, and so the sites that held them."""
 
 
-def withdrawn_patients(store: Path) -> frozenset[str]:
-    """The pseudonyms of all numbers of patients who were withdrawn."""
-    return frozenset(entry.patient for entry in read_withdrawals(store).withdrawn)
+def withdraw(store: Path, number: str, key: Path, persons: Path | None = None) -> Withdrawn:
+    """Remove the patient with this number, and all other numbers of the person, from a store.
+
+    `persons` is the file of persons, which a store that was made with one needs. The list of withdrawn patients is
+    written first, so that a call that is killed is completed by the next call or the next ingestion. Raises
+    `ConfigError` or `DataError`; neither repeats the number.
+    """
+    if not number.strip():
+        raise ConfigError("a patient has a number: give the one that the images' headers, or the table, name")
+    if not key.is_file():
+        raise ConfigError(
+            "the key of the store's pseudonyms is missing, and nobody is recognised without it: give --key"
+        )
+    keys = load_pseudonyms(key)
+    with _exclusive(store):
+        check_continuation(store, keys, persons)
+        numbers = PatientSources(persons=read_persons(persons) if persons else ()).numbers(number)
+        patients = frozenset(map(keys.patient, numbers))
+        manifest, images, rows = read_store(store)
+        add_withdrawals(store, patients)
+        kept = {name: image for name, image in images.items() if image.patient not in patients}
+        gone = [row for row in rows if row.image not in kept]
+        if len(kept) < len(images):
+            _rewrite(store, manifest, images, kept, [row for row in rows if row.image in kept])
+    return Withdrawn(patients, len(images) - len(kept), len(gone), frozenset(row.organ for row in gone))
+
+
+def _exclusive(store: Path) -> AbstractContextManager[None]:
+    return locked(
+        store / LOCK,
+        ConfigError("the store cannot be written: check its path and its permissions"),
+        ConfigError("an ingestion is writing this store: wait for it"),
+    )
+
+
+def _rewrite(
+    store: Path, manifest: Manifest, images: Mapping[str, Image], kept: Mapping[str, Image], rows: list[StoredRow]
+) -> None:
+    """Write the store anew with these pictures and rows alone."""
+    with IngestionJournal(store / JOURNAL) as journal:
+        records = {
+            source: record for source, record in journal.records.items() if not record.image or record.image.id in kept
+        }
+        counts = _counts(manifest, len(images) - len(kept), kept.values(), len(rows))
+        counts["nameless"] = sum(record.nameless for record in records.values() if record.image)
+        lists = write_lists(
+            store, kept.values(), (row.model_copy(update={"index": index}) for index, row in enumerate(rows))
+        )
+        write_manifest(store, manifest.model_dump(mode="json") | lists | {"counts": counts})
+        journal.keep(records)
+    for path in (store / PICTURES).iterdir():
+        if path.stem not in kept:
+            path.unlink()
+    finds = folder_of_finds(store)
+    keep_finds(finds, kept)
+    keep_decisions(finds, kept)
+    if (finds / SHEET).exists():
+        (finds / SHEET).unlink()
+        write_sheet(store)
+
+
+def _counts(manifest: Manifest, removed: int, images: Collection[Image], rows: int) -> dict[str, Any]:
+    counts = manifest.counts.model_dump(mode="json")
+    quarantined = Counter(counts["quarantined"])
+    quarantined[Reason.WITHDRAWN.value] += removed
+    return counts | {
+        "stored": counts["stored"] - removed,
+        "quarantined": dict(quarantined),
+        "redacted": sum(bool(image.boxes) for image in images),
+        "flagged": sum(bool(image.flags) for image in images),
+        "rows": rows,
+        "patients": len({image.patient for image in images}),
+    }

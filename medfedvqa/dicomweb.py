@@ -1,0 +1,166 @@
+"""Fetches the images that a table of questions names from an archive with DICOMweb (PS3.18: QIDO-RS and WADO-RS).
+
+It writes files into a folder and looks into none of them; `medfedvqa ingest` then reads that folder as any other.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from dicomweb_client import DICOMwebClient
+from pydicom.dataset import Dataset
+
+from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.ingest.organs import checked_organs
+from medfedvqa.ingest.questions import read_questions
+
+UID = re.compile(r"[0-9]+(\.[0-9]+)+")
+MOST_LETTERS_OF_A_UID = 64
+SECONDS = 60
+"""The most time that the archive may take to answer."""
+_WILDCARDS = frozenset("*?\\,")
+"""With these a query would mean more than one value (PS3.18 section 8.3.4)."""
+_FIELDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+_NO_MATCHES = "the archive's answer names no instance: check that the URL is that of its DICOMweb service"
+Watch = Callable[[int, int], None]
+"""A function that receives the number of names done, and their total."""
+
+
+class Outcome(StrEnum):
+    """What became of a name."""
+
+    FETCHED = "fetched"
+    PRESENT = "present"
+    NONE = "none"
+    SEVERAL = "several"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class InstanceAddress:
+    """Where the archive has an instance."""
+
+    study: str
+    series: str
+    instance: str
+
+
+def fetch(
+    url: str, questions: Path, folder: Path, watch: Watch, organs: Collection[str] = (), plain_http: bool = False
+) -> Counter[Outcome]:
+    """Fetch each image that a question names by SOP instance UID or accession number, and count the outcomes.
+
+    A name that means several images, or none, is left to the ingestion, which lists its questions. Images that the
+    folder has are not fetched again. `organs`: the hospital's own, which the questions may name. `plain_http`: whether
+    names and images may cross the network in clear. Raises `ConfigError` or `DataError`; neither repeats a name, nor
+    the answer of the archive.
+    """
+    _check_url(url, plain_http)
+    names = list(dict.fromkeys(question.image for question in read_questions(questions, checked_organs(organs)).rows))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    outcomes = Counter[Outcome]()
+    with requests.Session() as session:
+        client = DICOMwebClient(url, session=session, timeout=SECONDS)
+        for done, name in enumerate(names, 1):
+            outcomes[_fetch_one(client, name, folder)] += 1
+            watch(done, len(names))
+    return outcomes
+
+
+def _check_url(url: str, plain_http: bool) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("the archive's address is a URL of its DICOMweb service: https://HOST/dicom-web")
+    if parts.username or parts.password:
+        raise ConfigError("write user and password into ~/.netrc and not into the URL, which others may read")
+    if parts.scheme == "http" and not plain_http and not _is_loopback(parts.hostname):
+        raise ConfigError("over http, patients' images cross the network in clear: use https, or say --plain-http")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> Outcome:
+    if _WILDCARDS & set(name):
+        return Outcome.NONE
+    if _is_uid(name) and (folder / f"{name}.dcm").exists():
+        return Outcome.PRESENT
+    try:
+        addresses = list(_addresses(client, name))
+        if len(addresses) != 1:
+            return Outcome.SEVERAL if addresses else Outcome.NONE
+        path = folder / f"{addresses[0].instance}.dcm"
+        if path.exists():
+            return Outcome.PRESENT
+        content = _instance(client, addresses[0])
+    except requests.HTTPError as error:
+        status = error.response.status_code
+        raise DataError(f"the archive answers with status {status}: check URL, rights and ~/.netrc") from None
+    except requests.JSONDecodeError:
+        raise DataError(_NO_MATCHES) from None
+    except (requests.RequestException, OSError):
+        raise DataError("the archive does not answer, or its certificate is not trusted: check the URL") from None
+    if content is None:
+        return Outcome.DAMAGED
+    write_whole(path, content, PRIVATE)
+    return Outcome.FETCHED
+
+
+def _addresses(client: DICOMwebClient, name: str) -> Iterator[InstanceAddress]:
+    """At most two instances that a name means: the SOP instance UID, else the accession number of their study."""
+    if _is_uid(name):
+        matches = client.search_for_instances(search_filters={"SOPInstanceUID": name}, limit=2)
+        if matches:
+            yield from map(_address, matches)
+            return
+    studies = client.search_for_studies(search_filters={"AccessionNumber": name}, limit=2)
+    for study in studies:
+        for instance in client.search_for_instances(_uid(study, _FIELDS[0]), limit=2):
+            yield _address(instance)
+
+
+def _address(match: dict[str, Any]) -> InstanceAddress:
+    return InstanceAddress(*(_uid(match, field) for field in _FIELDS))
+
+
+def _uid(match: dict[str, Any], field: str) -> str:
+    """A UID of a match. Raises `DataError` for anything else, since it becomes a file's name."""
+    try:
+        uid = str(Dataset.from_json(match).get(field))
+    except Exception:  # pydicom raises errors of many kinds for JSON that is not DICOM's
+        uid = ""
+    if not _is_uid(uid):
+        raise DataError(_NO_MATCHES)
+    return uid
+
+
+def _is_uid(text: str) -> bool:
+    return len(text) <= MOST_LETTERS_OF_A_UID and UID.fullmatch(text) is not None
+
+
+def _instance(client: DICOMwebClient, address: InstanceAddress) -> bytes | None:
+    """The instance as a file, in the transfer syntax that the archive has; None if it is damaged, or another one."""
+    buffer = BytesIO()
+    try:
+        dataset = client.retrieve_instance(
+            address.study, address.series, address.instance, media_types=(("application/dicom", "*"),)
+        )
+        dataset.save_as(buffer)
+    except (requests.RequestException, OSError):
+        raise
+    except Exception:  # pydicom and the client raise errors of many kinds for damaged answers
+        return None
+    return buffer.getvalue() if dataset.get("SOPInstanceUID") == address.instance else None
