@@ -26,6 +26,8 @@ COMMANDS = {
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
     "status": Source("status", "status"),
+    "backup": Source("backup", "backup"),
+    "restore": Source("restore", "restore"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}

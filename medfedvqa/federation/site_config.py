@@ -12,6 +12,7 @@ from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
+from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.report.report_evidence import Governance
@@ -190,6 +191,7 @@ class SiteConfig(BaseModel):
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
+    require_none_pending(path.parent)
     try:
         raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

@@ -15,6 +15,7 @@ import yaml
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
+from medfedvqa.pending_files import require_none_pending
 
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
@@ -291,6 +292,7 @@ def audit_places(kit: Path) -> tuple[Path, Path]:
     This does without `site_config`, whose imports take seconds.
     """
     path = kit / "local" / "site.yml"
+    require_none_pending(path.parent)
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         folder = path.parent.resolve()
