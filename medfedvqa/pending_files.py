@@ -25,8 +25,8 @@ def require_none_pending(folder: Path) -> None:
     """Raises `ConfigError` while the list in this folder says that files are still to be moved."""
     if (folder / PENDING).exists():
         raise ConfigError(
-            "a restore of this site was interrupted: run `medfedvqa restore` again, which finishes it, before the site "
-            "starts"
+            "a restore of this site was interrupted, or a rotation of its keys: run that command again, which finishes "
+            "it, before the site starts"
         )
 
 
@@ -35,12 +35,14 @@ def prepared_at(place: Path) -> Path:
     return place.with_name(f".{place.name}.restored")
 
 
-def decide(folder: Path, places: Sequence[Path]) -> None:
-    """Decide that what is prepared takes these places; it is on disk already. `finish` moves it."""
+def decide(folder: Path, places: Sequence[Path], aside: str) -> None:
+    """Decide that what is prepared takes these places; it is on disk already. `finish` moves it.
+
+    `aside`: begins the ending that the name of what lies there gets.
+    """
     for parent in {place.parent for place in places}:
         sync_folder(parent)
-    aside = datetime.now(UTC).strftime("before-restore-%Y%m%dT%H%M%SZ")
-    decision = {"aside": aside, "places": [str(place) for place in places]}
+    decision = {"aside": f"{aside}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}", "places": [str(place) for place in places]}
     write_whole(folder / PENDING, json.dumps(decision).encode(), PRIVATE)
     sync_folder(folder)
 

@@ -109,7 +109,7 @@ class _Restore:
             prepare(place, source)
         if self._places:
             self._settings.mkdir(mode=0o700, parents=True, exist_ok=True)
-            decide(self._settings, list(self._places))
+            decide(self._settings, list(self._places), "before-restore")
             finish(self._settings)
         return self._done
 

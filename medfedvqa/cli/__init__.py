@@ -28,6 +28,7 @@ COMMANDS = {
     "status": Source("status", "status"),
     "backup": Source("backup", "backup"),
     "restore": Source("restore", "restore"),
+    "rotate": Source("rotate", "rotate"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}

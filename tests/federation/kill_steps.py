@@ -1,4 +1,4 @@
-"""Runs a backup or a restore again and again, each time killed one step later: python kill_steps.py BACKUP|RESTORE ...
+"""Runs a backup, a restore or a rotation again and again, each time killed a few steps later.
 
 A step is a call that Python reports to audit hooks: a file opened, renamed, linked, removed, a folder made, a database
 connected. For each kill it prints the folder that the killed process left, and the next one waits for a line.
@@ -13,6 +13,7 @@ from pathlib import Path
 from medfedvqa.backup.back_up import back_up
 from medfedvqa.backup.restore import restore
 from medfedvqa.backup.sealed_stream import BackupSecret
+from medfedvqa.federation.rotate_keys import rotate_audit_key
 from medfedvqa.federation.site_config import load_site_config
 
 STEPS = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "sqlite3.connect"}
@@ -49,6 +50,11 @@ def main() -> None:
                     config = load_site_config(site, place.name)
                     kill_at(step)
                     back_up(config, site, backup, secret)
+                elif work == "rotate":
+                    site = place / "local" / "site.yml"
+                    config = load_site_config(site, place.name)
+                    kill_at(step)
+                    rotate_audit_key(config, site)
                 else:
                     kill_at(step)
                     restore(backup, place, secret)

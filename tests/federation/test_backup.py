@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from random import randbytes
 
 import pytest
 from backups import (
@@ -176,6 +177,7 @@ WRITER = """
 import sys
 from contextlib import closing
 from pathlib import Path
+from random import randbytes
 from audits import AuditKey, AuditLog, Event, origin_of
 from privacy import Ledger, Limits, PlannedTask, SampledGaussian
 kit, limits = Path(sys.argv[1]), Limits(None, 1e-3)
@@ -249,7 +251,7 @@ def test_a_backup_of_a_newer_version_or_a_broken_log_is_refused(kit: Path, tmp_p
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 def test_a_stream_that_was_cut_changed_or_reordered_is_refused(tmp_path: Path, size: int) -> None:
     """Every cut at a chunk's end, every chunk with one bit changed, and two chunks that changed places."""
-    secret, path, plain = BackupSecret("key", bytes(range(32))), tmp_path / "sealed", bytes(size)
+    secret, path, plain = BackupSecret("key", bytes(range(32))), tmp_path / "sealed", randbytes(size)
     with path.open("wb") as file:
         writer = SealedWriter(file, secret)
         for begin in range(0, size, 700_000):

@@ -49,7 +49,7 @@ def state_of(kit: Path) -> dict[str, str] | None:
     try:
         load_site_config(site_file(kit), SITE)
     except ConfigError as error:
-        assert "restore of this site was interrupted" in str(error)
+        assert "a restore of this site was interrupted" in str(error)
         return None
     return {name: digest for name, digest in contents(kit).items() if ".before-restore-" not in name}
 
