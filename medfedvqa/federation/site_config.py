@@ -61,6 +61,10 @@ peers: {peers}
 audit_key: {audit_key}
 audit_peers: {audit_peers}
 
+# The socket of the machine's own log, as in /dev/log (syslog, journald), which is told of refused jobs and of findings
+# by their codes; null: nobody is told.
+system_log: {system_log}
+
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
 
@@ -118,7 +122,7 @@ DEFAULTS: dict[str, Any] = {
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
-    "audit_key": "audit.key", "audit_peers": {},
+    "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
     "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
     "repeats": 3, "data_refusals": 3, "allow_export": False,
     "kinds": ["parameters", "statistic", "public"],
@@ -174,6 +178,8 @@ class SiteConfig(BaseModel):
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
+    system_log: Path | None = None
+    """The socket of the machine's log that is told of refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
