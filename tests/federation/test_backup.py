@@ -1,16 +1,21 @@
 """`medfedvqa backup` and `restore`: what comes back, what is refused, and that no spent budget comes back."""
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from random import randbytes
 
 import pytest
 from backups import (
+    LIMITS,
     PASSPHRASE,
     backed_up,
     begun,
@@ -24,16 +29,16 @@ from backups import (
     site_file,
     spent,
 )
-from doctored import SITE, log_of
+from doctored import SITE, TASK, log_of
 from test_doctor import end, hold
 
 import privacy
-from audits import Event, read, verify
+from audits import AuditLog, Event, read, verify
 from medfedvqa.backup.sealed_stream import CHUNK, BackupSecret, SealedReader, SealedWriter
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_closing import close_ended
 from medfedvqa.federation.site_config import load_site_config
-from privacy import Ledger
+from privacy import Ledger, PlannedTask
 
 
 @pytest.fixture
@@ -213,6 +218,32 @@ def test_a_backup_of_a_site_that_writes_is_consistent(kit: Path, tmp_path: Path)
                 assert medfedvqa("privacy", "ledger", "--site", site_file(place)).exit_code == 0
         finally:
             process.kill()
+
+
+def test_the_ledger_is_copied_after_the_log(kit: Path, tmp_path: Path, elsewhere: Path) -> None:
+    """While the backup waits for whoever writes the log, a task is charged, and its release logged. The backup has
+    both: with an older ledger it could not be restored."""
+    log, backups = kit / "audit" / "log.jsonl", list[tuple[Path, tuple[object, ...]]]()
+    thread = threading.Thread(target=lambda: backups.append(backed_up(kit, tmp_path / "backups")))
+    with log.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        thread.start()
+        end_of_wait = time.monotonic() + 60
+        while not re.search(rf"-> FLOCK .*:{log.stat().st_ino} ", Path("/proc/locks").read_text()):
+            assert time.monotonic() < end_of_wait, "the backup does not wait for the log"
+            time.sleep(0.05)
+        with closing(Ledger(kit / "ledger", SITE)) as ledger:
+            ledger.reserve("job-9", "prompt_pfl", ["a"], [PlannedTask("train", 1, (TASK,))], LIMITS)
+            charge = ledger.begin("job-9", "train", 1, LIMITS)
+        twin = tmp_path / "twin" / SITE
+        shutil.copytree(kit, twin)
+        with closing(AuditLog(twin / "audit", SITE)) as copy:
+            copy.append(Event.RELEASE, job="job-9", dp_event={"ledger": {"seq": charge.seq, "head": charge.head}})
+        log.write_bytes((twin / "audit" / "log.jsonl").read_bytes())
+    thread.join(60)
+    ((backup, options),) = backups
+    restored(backup, elsewhere, *options)
+    assert spent(elsewhere) == spent(kit)
 
 
 def test_a_passphrase_opens_only_its_own_backup(kit: Path, tmp_path: Path) -> None:
