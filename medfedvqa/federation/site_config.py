@@ -13,6 +13,7 @@ from medfedvqa.bounds import OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
+from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.report.report_evidence import Governance
@@ -62,6 +63,10 @@ peers: {peers}
 # taken as they are first seen.
 audit_key: {audit_key}
 audit_peers: {audit_peers}
+
+# The socket of the machine's own log, as in /dev/log (syslog, journald), which is told of refused jobs and of findings
+# by their codes; null: nobody is told.
+system_log: {system_log}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
@@ -120,7 +125,7 @@ DEFAULTS: dict[str, Any] = {
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
-    "audit_key": "audit.key", "audit_peers": {},
+    "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
     "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
     "repeats": 3, "data_refusals": 3, "allow_export": False,
     "kinds": ["parameters", "statistic", "public"],
@@ -184,6 +189,8 @@ class SiteConfig(BaseModel):
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
+    system_log: Path | None = None
+    """The socket of the machine's log that is told of refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
@@ -201,6 +208,7 @@ class SiteConfig(BaseModel):
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
+    require_none_pending(path.parent)
     try:
         raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
