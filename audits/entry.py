@@ -27,6 +27,7 @@ class Event(StrEnum):
     ADMITTED = "admitted"
     ANSWERED = "answered"
     EXPORTED = "exported"
+    ROTATED = "rotated"
 
 
 class Outcome(StrEnum):

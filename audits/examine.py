@@ -16,6 +16,7 @@ from audits.errors import LogError, NewerFormat
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
 from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
+from audits.key_succession import SUCCESSIONS, SucceededKey, read_successions, succeeded
 from audits.own_checkpoints import OwnCheckpoints
 from audits.plurals import quantity
 from audits.signed_note import VerifierKey
@@ -77,7 +78,9 @@ def examine(
     tiles = TileVerifier(folder)
     walk = Walk(folder, tiles)
     checkpoints = OwnCheckpoints(folder, walk.first_entry())
-    site_key = key or _known_key(folder, site, evidence)
+    known_key = key or _known_key(folder, site, evidence)
+    successions = [*read_successions(folder / SUCCESSIONS), *evidence.successions]
+    site_key = succeeded(known_key, successions) if known_key else None
     claims = claims_on(
         site, site_key, [*checkpoints.cosigned, *([checkpoints.newest] if checkpoints.newest else [])], evidence
     )
@@ -122,7 +125,7 @@ def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierK
 
 
 def _cosigned_times(
-    folder: Path, site: str, key: VerifierKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
+    folder: Path, site: str, key: SucceededKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
     """Cosigned times, by the keys that lie with the log and the keys that others vouch for."""
     if key is None:

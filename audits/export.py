@@ -5,7 +5,9 @@ Every form says only what the log says. Memory does not grow with the log.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from audits.entry import Entry
@@ -27,8 +29,10 @@ class ExportFormat(StrEnum):
     """RFC 5424, one message for the entry and one for each of its tensors."""
 
 
-def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path) -> int:
+def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path, since: datetime | None = None) -> int:
     """Writes the entries of the logs (site: folder), site by site, into the new file `out`; returns their number.
+
+    `since`: leaves out entries that are dated earlier; one without a readable date is kept.
 
     Raises `LogError` if a log does not hold, cannot be read, or changes meanwhile, or if `out` is there
     already or cannot be written; then there is no file.
@@ -39,7 +43,7 @@ def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path) -> int:
         with open(draft, "xb", opener=_private) as file:
             count = 0
             for folder, end in ends.items():
-                for entry in _until(folder, end):
+                for entry in filter(partial(_is_since, since), _until(folder, end)):
                     file.writelines(line + b"\n" for line in _WRITERS[form](entry))
                     count += 1
             file.flush()
@@ -68,6 +72,13 @@ def _until(folder: Path, end: int) -> Iterator[Entry]:
         if entry.seq >= end:
             return
         yield entry
+
+
+def _is_since(since: datetime | None, entry: Entry) -> bool:
+    try:
+        return since is None or datetime.fromisoformat(entry.time) >= since
+    except (ValueError, TypeError):
+        return True
 
 
 def _private(path: str, flags: int) -> int:

@@ -28,6 +28,7 @@ def _coding(system: str, code: str, display: str) -> Json:
 _APPLICATION = _coding(DICOM, "110100", "Application Activity")
 _TYPES: Mapping[Event, tuple[Json, str]] = {
     Event.RELEASE: (_coding(DICOM, "110106", "Export"), "R"),
+    Event.ROTATED: (_coding(DICOM, "110127", "Security Configuration"), "U"),
     Event.EXPORTED: (_coding(DICOM, "110106", "Export"), "R"),
     Event.RECEIVE: (_coding(DICOM, "110107", "Import"), "C"),
     Event.FINDING: (_coding(DICOM, "110113", "Security Alert"), "E"),

@@ -16,7 +16,13 @@ from audits.refusals import known_code
 LOG_AUDIT = 13
 WARNING, NOTICE, INFO = 4, 5, 6
 ENTERPRISE = 32473  # the number that RFC 5612 sets aside for those who have none
-_SEVERITIES = {Event.FINDING: WARNING, Event.RECOVERED: NOTICE, Event.EXPIRED: NOTICE, Event.EXPORTED: NOTICE}
+_SEVERITIES = {
+    Event.FINDING: WARNING,
+    Event.RECOVERED: NOTICE,
+    Event.EXPIRED: NOTICE,
+    Event.EXPORTED: NOTICE,
+    Event.ROTATED: NOTICE,
+}
 _NAME = re.compile(r"[!-~]{1,255}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{1,6}Z")
 

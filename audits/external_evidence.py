@@ -10,6 +10,7 @@ from audits.bounded_files import MAX_NOTES
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.errors import LogError, NoteError
 from audits.fast_lines import ACCEPTED, RECEIVE, LogLine
+from audits.key_succession import SUCCESSIONS, SucceededKey, Succession, read_successions
 from audits.log_files import segments
 from audits.signed_note import Note, VerifierKey
 from audits.verifier import Walk
@@ -29,6 +30,8 @@ class ExternalEvidence:
     """Checkpoints by origin."""
     receipts: list[Path] = field(default_factory=list)
     """Folders of logs of what a server received."""
+    successions: list[Succession] = field(default_factory=list)
+    """Successions of keys, of any log."""
 
     @classmethod
     def gather(cls, places: Iterable[Path], but: Path) -> "ExternalEvidence":
@@ -63,6 +66,8 @@ class ExternalEvidence:
                 raise LogError(f"a file of notes has more than {MAX_NOTES} bytes: give the newest of them")
             for note in NoteFile(path):
                 self.notes[Checkpoint.parse(note.text).origin].append(note)
+        if path.name == SUCCESSIONS:
+            self.successions += read_successions(path)
         if path.parent.name == RECEIPTS and path in segments(path.parent) and path.parent not in self.receipts:
             self.receipts.append(path.parent)
 
@@ -75,7 +80,7 @@ class Claims:
     """Roots by size that the log's own key signed and others hold; two for one size do not come here."""
     forks: tuple[int, ...]
     """Sizes for which two roots are signed with the log's own key."""
-    key: VerifierKey | None
+    key: SucceededKey | None
     """The log's own, as far as it is known."""
     other_keys: bool
     """Whether others know the log by another key, or hold checkpoints that one signed."""
@@ -88,7 +93,7 @@ class Claims:
         return max(self.sizes, default=0)
 
 
-def claims_on(site: str, key: VerifierKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> Claims:
+def claims_on(site: str, key: SucceededKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> Claims:
     """`own_notes`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
 
     Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
@@ -116,15 +121,19 @@ def claims_on(site: str, key: VerifierKey | None, own_notes: Iterable[Note], evi
     )
 
 
-def _other_keys(origin: str, key: VerifierKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> bool:
-    """Whether others know the log by another key, or hold notes of it that another key signed.
+def _other_keys(origin: str, key: SucceededKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> bool:
+    """Whether others know the log by another key, or hold notes of it that another key signed, or one that was
+    succeeded before.
 
     Where no key is known, that is one which the log's own notes do not have.
     """
+    retired = key.retired if key else ()
+    if key and any(s.old.signed(note) and not key.signed(note) for s in retired for note in evidence.notes[origin]):
+        return True
     ids = key.ids if key else _ids(origin, own_notes)
     others = _ids(origin, evidence.notes[origin])
-    strangers = evidence.keys[origin] - {key} if key else ()
-    return bool(strangers) or bool(ids and others - ids)
+    strangers = key is not None and not all(map(key.knows, evidence.keys[origin]))
+    return strangers or bool(ids and others - ids)
 
 
 def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:

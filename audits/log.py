@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from audits.announcements import announce
 from audits.checkpoint import Checkpoint
 from audits.entry import Entry, Event, parse_any, parse_line
 from audits.errors import LogError, NewerFormat
@@ -37,7 +38,6 @@ from audits.log_files import (
     segment_name,
     sync_folder,
 )
-from audits.refusals import announce
 from audits.signed_note import AuditKey, Note, VerifierKey
 from audits.signed_tree import Anchor, Link, signed_size
 from audits.tiles import WIDTH
@@ -150,8 +150,7 @@ class AuditLog:
             return []
         entries = self._group.commit(Request(drafts), self._append_group)
         for entry in entries:
-            if entry.event is Event.REFUSAL:
-                announce(entry.admission)
+            announce(entry)
         return entries
 
     def _append_group(self, group: Sequence[Request]) -> None:

@@ -3,6 +3,8 @@
 The number of a closed segment is that of its first entry.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -110,6 +112,18 @@ def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
     while line := file.readline(size if size <= MAX_LINE else MAX_LINE + 1):
         size -= len(line)
         yield line
+
+
+@contextlib.contextmanager
+def held_still(folder: Path) -> Iterator[None]:
+    """While the block runs, no process adds an entry or a checkpoint to the log: it waits. Raises `OSError`."""
+    path = folder / LOG_NAME
+    while True:
+        with open_plain(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # a writer's lock is exclusive
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield
+                return
 
 
 def sync_folder(folder: Path) -> None:

@@ -112,9 +112,3 @@ def known_code(admission: Mapping[str, Any] | None) -> Refusal | None:
     """The code that an entry's `admission` names, if it is one of the list."""
     code = (admission or {}).get("code")
     return Refusal(code) if isinstance(code, str) and code in frozenset(Refusal) else None
-
-
-def announce(admission: Mapping[str, Any] | None) -> None:
-    """Tells the process's own log, which a site's people read, that a job was refused: code and fixed sentence."""
-    code = known_code(admission)
-    _logger.warning("a job was refused (%s): %s", code or "no code", code.sentence if code else "see the audit log")

@@ -15,6 +15,7 @@ from pathlib import Path
 from audits.bounded_files import MAX_TEXT, read_bounded
 from audits.checkpoint import Checkpoint, NoteFile
 from audits.errors import ForkFound, LogError, NoteError
+from audits.key_succession import MAX_SUCCESSIONS, SUCCESSIONS, Succession, read_successions, succeeded, text_of
 from audits.log_files import sync_folder
 from audits.signed_note import AuditKey, Note, VerifierKey
 from audits.tree import consistent
@@ -22,6 +23,7 @@ from audits.tree import consistent
 WITNESSED, KEYS, EVIDENCE = "witnessed", "keys", "evidence-"
 MAX_EVIDENCE = 100
 """Files; whoever relays notes could fill the disk with them."""
+_MOST_SUCCESSIONS = 16 * MAX_SUCCESSIONS
 MAX_PROOF = 128
 """Hashes; twice the binary digits of the largest tree."""
 
@@ -61,6 +63,30 @@ class Witness:
         """Stores the first key of a name. Raises `ForkFound` if another key of that name is stored."""
         with _log_errors(), self._locked() as keys:
             self._introduce(keys, key)
+
+    def successions(self, name: str) -> list[Succession]:
+        """How the keys of this name were replaced. Raises `NoteError`."""
+        with _log_errors(), self._locked():
+            return [each for each in read_successions(self._folder / SUCCESSIONS) if each.old.name == name]
+
+    def succeed(self, notes: Iterable[Note]) -> None:
+        """Follows and stores successions of keys that are known here, also of pinned ones; others are ignored.
+
+        Raises `NoteError` for one that does not hold, `LogError`.
+        """
+        statements = [Succession.parse(note) for note in notes]
+        if not statements:
+            return
+        with _log_errors(), self._locked() as keys:
+            known = read_successions(self._folder / SUCCESSIONS)
+            count = len(known)
+            for each in statements:
+                is_other = each.old.name != self.key.public.name
+                if is_other and keys.get(each.old.name) == each.old and len(known) < _MOST_SUCCESSIONS:
+                    known.append(each)
+                    keys[each.old.name] = each.new
+            if len(known) > count:
+                replace_durably(self._folder / SUCCESSIONS, text_of(known))
 
     def cosign(self, note: Note, proof: Sequence[bytes] = ()) -> Note:
         """The note with its signature and this witness's, which is on disk before this returns.
@@ -121,6 +147,8 @@ class Witness:
                 raise NoteError("the checkpoint is older than the one that was cosigned here")
             self.accuse(before, note)
             raise ForkFound("the log was rolled back: an earlier, larger checkpoint of it was cosigned here")
+        if (new.size, new.root) == (old.size, old.root):
+            return  # told again, as to a site that was killed before it answered: the proof is from an earlier size
         if len(proof) > MAX_PROOF or not consistent(old.size, new.size, old.root, new.root, proof):
             self.accuse(before, note)
             if new.size == old.size:
@@ -148,7 +176,14 @@ class Witness:
         """Locks out other processes; yields the stored keys."""
         with open(self._folder / ".witness", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield read_keys(self._folder / KEYS) | self._pinned
+            known = read_successions(self._folder / SUCCESSIONS)
+            keys = read_keys(self._folder / KEYS) | self._pinned
+            yield {name: _newest(key, known) for name, key in keys.items()}
+
+
+def _newest(key: VerifierKey, known: Sequence[Succession]) -> VerifierKey:
+    newest = succeeded(key, [each for each in known if each.old.name == key.name])
+    return VerifierKey(newest.name, newest.raw)
 
 
 def read_keys(path: Path) -> dict[str, VerifierKey]:

@@ -29,14 +29,14 @@ PRODUCTS = 10
 """How often the single matrix product is timed."""
 
 
-def random_backbone(architecture: str) -> ClipBackbone:
-    """The architecture with random weights, through a file, as a site loads it."""
+def random_backbone(architecture: str, device: str = "cpu") -> ClipBackbone:
+    """The architecture with random weights on a device, through a file, as a site loads it."""
     torch.manual_seed(0)
     name = f"{architecture}@random"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "random.pt")
         torch.save(open_clip.create_model(architecture).state_dict(), file)
-        backbone = load_backbone(name, {name: file})
+        backbone = load_backbone(name, {name: file}, device)
     assert isinstance(backbone, ClipBackbone)
     return backbone
 
@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--architecture", default="ViT-B-32", help="a CLIP of open_clip with a plain transformer")
     parser.add_argument("--rows", type=int, default=32, help="rows of the batch")
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each way, after one that warms up")
+    parser.add_argument("--compiled", action="store_true", help="measure the step by torch.compile too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     backbone, generator = random_backbone(arguments.architecture), torch.Generator().manual_seed(0)
@@ -95,26 +96,32 @@ def main() -> int:
         "ours": ours(cache, model, values, examples),
         "straightforward": straightforward(backbone, model, values, examples, pictures),
     }
+    if arguments.compiled:
+        ways["compiled"] = torch.compile(ways["ours"], dynamic=True)
     rows = torch.randperm(len(examples), generator=generator)[: arguments.rows]
     answers, questions = examples.answers[rows], cache.question_ids(examples.questions)[rows]
     shown = cache.batch(examples.pictures[rows], questions, answers).rows.pictures.start
     with FlopCounterMode(display=False) as counter:
         step(ways["ours"], model, values, rows, answers)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    gradients, speeds = {}, []
+    gradients, first, speeds = {}, {}, []
     for turn in range(arguments.repeats + 1):
         for name, way in ways.items():
             took, gradients[name] = step(way, model, values, rows, answers)
             if turn:
                 seconds[name].append(took)
+            else:
+                first[name] = took
         speeds.append(product_speed(shown.shape[:2].numel(), shown.shape[-1]))
-    fast, slow = (statistics.median(each) for each in seconds.values())
+    fast, slow, *compiled = (statistics.median(each) for each in seconds.values())
     least = counter.get_total_flops() / statistics.median(speeds)
-    worst = difference(gradients["ours"], gradients["straightforward"])
+    worst = max(difference(gradients["ours"], other) for other in gradients.values())
     print(f"{arguments.architecture}, {len(rows)} rows, {len(shown)} pictures, prompts in all blocks, float32:")
     print(
         f"a step {fast:.2f} s; straightforward {slow:.2f} s, ratio {slow / fast:.2f}; gradients differ by {worst:.1e}"
     )
+    for each in compiled:
+        print(f"by torch.compile {each:.2f} s, ratio {fast / each:.2f}; its first step {first['compiled']:.0f} s")
     speed = f"{statistics.median(speeds) / 1e9:.0f} GFLOP/s"
     print(f"its matrix products alone, at {speed}: {least:.2f} s, {least / fast:.0%}")
     chosen = examples.pictures[rows].unique()

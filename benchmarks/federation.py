@@ -27,7 +27,7 @@ from medfedvqa.data import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.flare.run_folder import RESULTS
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
 from medfedvqa.models import bundled_for

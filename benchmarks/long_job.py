@@ -20,7 +20,7 @@ from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.flare.run_folder import RESULTS
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
 

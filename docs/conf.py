@@ -51,6 +51,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "hospital-it",
             "site",
             "federation",
+            "operations",
             "hardening",
             "flare",
             "audit-log",

@@ -19,3 +19,7 @@ class ConfigError(MedfedvqaError):
 
 class FederationError(MedfedvqaError):
     """A federation could not finish a job; says which site and why, as far as the site told."""
+
+
+class BackupError(MedfedvqaError):
+    """A backup of a site cannot be written or read, or must not take the place of what is there."""

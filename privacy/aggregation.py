@@ -15,6 +15,9 @@ from privacy.errors import PrivacyError
 
 Floats = NDArray[np.float64]
 
+Unit = Literal["prompt", "block", "upload"]
+"""What is compared and weighed as one vector: each prompt, each of its blocks, or all prompts of a site together."""
+
 NEGLIGIBLE = 1e-8
 """Below this, a sum of weights carries no information to normalise."""
 
@@ -32,8 +35,7 @@ class Reliability:
     """
 
     mode: Literal["clamped", "paper"] = "clamped"
-    by_block: bool = False
-    """Weigh each block of a prompt by itself instead of the flattened prompt."""
+    unit: Unit = "prompt"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def mix(
 ) -> Mixture:
     """For each target site, the others' prompts mixed by reliability (Eq. 10): S_t = sum over i != t of eta_i P_i.
 
-    `prompts[site][name]` is [blocks, tokens, width]; each name (encoder) has weights of its own.
+    `prompts[site][name]` is [blocks, tokens, width]; each name (encoder) has weights of its own, unless the unit is
+    the whole upload.
     Raises `AggregationError` with fewer than two sites, or as `reliability_weights` does.
     """
     if len(prompts) < 2:
@@ -146,13 +149,16 @@ def mix(
     sites = list(prompts)
     accuracies = np.array([accuracy[site] for site in sites])
     mixtures: dict[str, Tensors] = {target: {} for target in targets or sites}
-    table = {}
-    for name, first in next(iter(prompts.values())).items():
-        stack, table[name] = _stack(prompts, name), np.zeros((len(sites), len(sites)))
+    table, first_upload = {}, next(iter(prompts.values()))
+    stacks = {name: _stack(prompts, name) for name in first_upload}
+    uploads = np.concatenate([stack.reshape(len(sites), -1) for stack in stacks.values()], axis=1)
+    for name, first in first_upload.items():
+        stack, table[name] = stacks[name], np.zeros((len(sites), len(sites)))
+        compared = uploads if reliability.unit == "upload" else stack
         for target in mixtures:
             row = sites.index(target)
             others = np.arange(len(sites)) != row
-            eta = reliability_weights(stack[row], stack[others], accuracies[others], reliability)
+            eta = reliability_weights(compared[row], compared[others], accuracies[others], reliability)
             mixtures[target][name] = _combine(eta, stack[others]).astype(first.dtype)
             table[name][row, others] = eta.reshape(len(eta), -1).mean(axis=1)
     return Mixture(mixtures, table)
@@ -163,12 +169,12 @@ def reliability_weights(
 ) -> Floats:
     """Eq. 11: eta_i proportional to acc_i * cos(P_i, P_t), over the other sites.
 
-    `own_values`: [blocks, tokens, width]; `others`: [others, blocks, tokens, width]; `accuracy`: [others].
+    `own_values`: [blocks, tokens, width], or a whole upload; `others`: [others, ...]; `accuracy`: [others].
     Returns [others], or [others, blocks] by block. Clamped weights without any positive similarity
     fall back to accuracy alone, then to equal weights.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    cosine = _cosines(own_values, others, reliability.by_block)
+    cosine = _cosines(own_values, others, reliability.unit == "block")
     accuracies = accuracy.reshape(-1, *[1] * (cosine.ndim - 1))
     if reliability.mode == "paper":
         return _as_printed(accuracies * cosine)

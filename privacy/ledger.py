@@ -246,8 +246,9 @@ class Ledger:
     def import_(self, path: Path) -> int:
         """Imports what `export` wrote, under the same key; returns the number of new records.
 
-        Into an empty ledger, the journal as it is. Else the charges that this ledger does not have, with their
-        cohorts; a charge is known by the record that began it, so none is taken twice.
+        If the export continues this ledger, the records after the last one here, as they are; nothing if this ledger
+        continues the export. Else the charges that this ledger does not have, with their cohorts; a charge is known by
+        the record that began it, so none is taken twice.
         """
         rows = read_export(path)
         source = Book()
@@ -260,7 +261,10 @@ class Ledger:
             )
 
         def draft() -> list[Record]:
-            return self._lacking(source) if self._book.head.seq else [row.record for row in rows]
+            here = self._book.head
+            if here == Head() or any((row.seq, row.hash) == here for row in rows):
+                return [row.record for row in rows[here.seq :]]
+            return [] if self._journal.contains(source.head) else self._lacking(source)
 
         return len(self._commit(draft))
 

@@ -186,13 +186,18 @@ def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
 
     def fill(draft: Path) -> None:
         with draft.open("wb") as file:
-            file.writelines(canonical(row._asdict()) + b"\n" for row in rows)
+            file.writelines(export_lines(rows))
             file.flush()
             os.fsync(file.fileno())
 
     with disk_errors("exported"):
         if not place_new(path, fill):
             raise LedgerError("the ledger is not exported over an existing file: choose a new name")
+
+
+def export_lines(rows: Iterable[JournalRow]) -> Iterator[bytes]:
+    """The lines of an export."""
+    return (canonical(row._asdict()) + b"\n" for row in rows)
 
 
 def read_export(path: Path) -> list[JournalRow]:

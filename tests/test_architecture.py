@@ -11,6 +11,7 @@ FLOORS = [
         "medfedvqa.devices",
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
+        "medfedvqa.pending_files",
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
         "medfedvqa.shape_cards",
     },
@@ -23,7 +24,7 @@ FLOORS = [
     {"medfedvqa.methods", "medfedvqa.pretraining"},
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
-    {"medfedvqa.answering", "medfedvqa.benchmark", "medfedvqa.report"},
+    {"medfedvqa.answering", "medfedvqa.backup", "medfedvqa.benchmark", "medfedvqa.report"},
     {"medfedvqa.library"},
     {"medfedvqa.cli"},
 ]

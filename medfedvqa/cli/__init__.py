@@ -34,12 +34,17 @@ COMMANDS = {
     "identity": Source("identity", "identity"),
     "doctor": Source("doctor", "doctor"),
     "status": Source("status", "status"),
+    "backup": Source("backup", "backup"),
+    "restore": Source("restore", "restore"),
+    "rotate": Source("rotate", "rotate"),
 }
 """Commands outside of groups."""
 JOBS = {"export": Source("jobs", "export_command")}
 KIT = {
     "prepare": Source("kit", "prepare_command"),
     "root": Source("kit", "root_command"),
+    "service": Source("kit", "service_command"),
+    "containers": Source("kit", "containers_command"),
 }
 PEERS = {
     "add": Source("peers", "add_command"),
@@ -77,7 +82,7 @@ BACKBONE = {
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),
     "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
-    "kit": (KIT, "FLARE startup kits: those of the dashboard, and keys that stay."),
+    "kit": (KIT, "FLARE startup kits: those of the dashboard, keys that stay, and kits that run as services."),
     "peers": (PEERS, "Other sites' keys for secure aggregation: pinned, and compared by phone."),
     "audit": (AUDIT, "What left each site, and whether its log is whole."),
     "privacy": (PRIVACY, "What jobs cost, and what each site has spent of its patients' privacy."),

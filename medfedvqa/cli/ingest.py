@@ -52,6 +52,9 @@ def ingest(
     unread: Annotated[
         Literal["blank", "flag"], typer.Option(help="Unread marks near the border: blanked, or flagged for review.")
     ] = "blank",
+    masks: Annotated[
+        Path | None, typer.Option(help="Regions that are blanked by device, in the form of CTP's pixel anonymiser.")
+    ] = None,
     max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
     seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
@@ -60,11 +63,13 @@ def ingest(
     quiet: QuietOption = False,
 ) -> None:
     """De-identify the images that a file of questions is about, and keep both as a store for `run --data OUT`."""
+    from medfedvqa.ingest.device_masks import read_masks
     from medfedvqa.ingest.ingest import ingest as ingest_folder
     from medfedvqa.ingest.ledger_binding import read_binding
     from medfedvqa.ingest.tables import OLD_ENCODING
 
-    options = Options(side, frame, tuple(sorted(set(retain or ()))), max_pixels, memory, seconds, identifiers, unread)
+    kept, script = tuple(sorted(set(retain or ()))), read_masks(masks) if masks else ""
+    options = Options(side, frame, kept, max_pixels, memory, seconds, identifiers, unread, script)
     key = key or out.with_name(out.name + ".key")
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:

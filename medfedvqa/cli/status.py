@@ -55,6 +55,7 @@ def _show(health: "SiteHealth") -> None:
             f"epsilon {health.budget.spent:.3f} spent, {health.budget.authorised:.3f} with reserved, {limit}"
         )
     if health.certificate is not None:
-        lines["certificate"] = f"ends on {health.certificate:%Y-%m-%d}"
+        soon = f", in {(health.certificate - health.time).days} days: renew it" if health.ends_soon else ""
+        lines["certificate"] = f"ends on {health.certificate:%Y-%m-%d}{soon}"
     for name, text in lines.items():
         console.print(f"{name + ':':17} {text}", highlight=False, soft_wrap=True)

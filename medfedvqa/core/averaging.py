@@ -17,7 +17,7 @@ from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import counts
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD, BackboneShape, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer
 from privacy import DPSettings
@@ -42,6 +42,14 @@ class TunedConfig(MethodConfig, frozen=True):
     def tuned(self) -> TuningConfig:
         """The tuning of the backbone."""
         return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
+
+    def trained_shape(self, shape: BackboneShape) -> BackboneShape:
+        """The shape of the network that is trained on a job's backbone: here the backbone itself."""
+        return shape
+
+    def trained_backbone(self, site: Site) -> Backbone:
+        """The network that a site trains, before its first step; it has the `trained_shape`."""
+        return site.backbone
 
 
 class AveragingConfig(AloneConfig, TunedConfig, HeadOptions, frozen=True):
@@ -124,12 +132,13 @@ class Averaging(Alone[Config]):
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
+        shape = self.config.trained_shape(shape)
         head = self.config.head_of(len(self.answers or ())).shapes(shape) if self._shares_head else {}
         return self.config.tuned.shapes(shape) | head
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
-        self.config.check_head(self.config.tuned, shape)
+        self.config.check_head(self.config.tuned, self.config.trained_shape(shape))
         up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
         whose = "the server's" if self.steps_at_server else "the mean of all sites'"
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
@@ -214,7 +223,7 @@ class Averaging(Alone[Config]):
 
     def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
         """A model for the site's answer space."""
-        return TunedModel(site.backbone, tuning, self.config.head_of(self.answer_count(site)))
+        return TunedModel(self.config.trained_backbone(site), tuning, self.config.head_of(self.answer_count(site)))
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The last mean, or the site's model before it was averaged."""

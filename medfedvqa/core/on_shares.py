@@ -6,6 +6,7 @@ from typing import Literal
 
 from audits import Kind, Protection, TaskSpec, TensorSpec
 from audits.exchange import SITES
+from privacy import Unit
 from privacy.secagg import TensorLayout
 
 MOST_SITES = 512
@@ -49,7 +50,7 @@ DRAWING = (TaskSpec(COMMIT, (COMMITMENT,), ()), TaskSpec(OPEN, (NONCE,), ()), Ta
 class MixOnShares:
     """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
 
-    by_block: bool = False
+    unit: Unit = "prompt"
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:
@@ -59,7 +60,7 @@ class MixOnShares:
     def layout(self, task: TaskSpec) -> TensorLayout:
         """The layout of the mixed part of the upload: everything but the accuracy."""
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
-        return TensorLayout.of(shapes, self.by_block)
+        return TensorLayout.of(shapes, self.unit)
 
     def joint(self, task: str) -> tuple[str, ...]:
         """The tasks in which sites talk to each other, and so must run at the same time."""

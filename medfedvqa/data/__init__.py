@@ -9,6 +9,7 @@ from medfedvqa.data.public import PublicPairs, public_pairs
 from medfedvqa.data.readers import READERS, is_registered, organs, read, reader_function, register_reader
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
+from medfedvqa.data.store_reader import check_reviewed
 from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "batches",
     "build_site",
     "bundled_list",
+    "check_reviewed",
     "fold",
     "is_part",
     "is_registered",

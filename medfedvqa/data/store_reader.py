@@ -38,6 +38,17 @@ def read(root: Path) -> VQAData:
     return VQAData("store", organs, rows, partial(_load, digests), publishes_validation=True)
 
 
+def check_reviewed(root: Path) -> None:
+    """Raises `DataError` unless a person has accepted every picture of the store as it is."""
+    _, images, _ = read_store(root)
+    if any(image.flags for image in images.values()):
+        raise DataError("the store has marks in its pictures that wait for a decision: run medfedvqa ingest review")
+    if not all(image.reviewed for image in images.values()):
+        raise DataError(
+            "the store has pictures that nobody has accepted: run medfedvqa ingest review, then ingest again"
+        )
+
+
 def _load(images: Mapping[Path, Image], row: Row, size: int) -> torch.Tensor:
     """The row's picture as float32 [1, size, size] in 0..1. Raises `DataError` unless it fits the manifest."""
     from pydicom import dcmread

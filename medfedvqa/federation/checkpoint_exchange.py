@@ -15,6 +15,7 @@ from typing import Any
 from audits import AuditKey, AuditLog, Checkpoint, Event, Note, NoteError, VerifierKey, Witness
 from audits.errors import ForkFound
 from audits.gate import round_number
+from audits.key_succession import succeeded
 from medfedvqa.federation.site_config import SiteConfig
 
 WITNESSES = 8
@@ -47,6 +48,8 @@ class Down:
     others: tuple[Relayed, ...] = ()
     wanted: tuple[int, ...] = ()
     """Sizes of the site's log from which its next checkpoint needs proofs."""
+    successions: tuple[Note, ...] = ()
+    """How the keys of the others' logs were replaced."""
 
     def encoded(self) -> bytes:
         """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
@@ -54,7 +57,8 @@ class Down:
         cosigned, wanted = [str(note) for note in self.cosigned], list(self.wanted)
 
         def parts(most: int) -> dict[str, Any]:
-            return {"cosigned": _last(cosigned, most), "others": _last(others, most), "wanted": _last(wanted, most)}
+            lists = {"cosigned": _last(cosigned, most), "others": _last(others, most), "wanted": _last(wanted, most)}
+            return lists | _encoded_successions(self.successions, most)
 
         return _fitted({"key": str(self.key)}, parts, MAX_DOWN)
 
@@ -68,9 +72,8 @@ class Down:
                 for key, note, proof in _few(fields["others"])
             )
             cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
-            return cls(
-                VerifierKey.parse(fields["key"]), cosigned, tuple(others), tuple(map(_size, _few(fields["wanted"])))
-            )
+            wanted = tuple(map(_size, _few(fields["wanted"])))
+            return cls(VerifierKey.parse(fields["key"]), cosigned, tuple(others), wanted, _read_successions(fields))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
 
@@ -86,6 +89,8 @@ class Up:
     """Others' checkpoints, with this site's cosignature."""
     seen: Mapping[str, int] | None = None
     """The number of entries of others' logs that this site has cosigned, by origin."""
+    successions: tuple[Note, ...] = ()
+    """How the key of the site's log was replaced."""
 
     def encoded(self) -> bytes:
         """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
@@ -94,7 +99,7 @@ class Up:
 
         def parts(most: int) -> dict[str, Any]:
             lists = {"proofs": dict(_last(proofs, most)), "seen": dict(_last(seen, most))}
-            return {"cosigned": _last(cosigned, most), **lists}
+            return {"cosigned": _last(cosigned, most), **lists} | _encoded_successions(self.successions, most)
 
         return _fitted({"key": str(self.key), "note": str(self.note)}, parts, MAX_UP)
 
@@ -106,7 +111,8 @@ class Up:
             proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(fields["proofs"].items()))}
             seen = {str(origin): _size(size) for origin, size in _few(list(fields["seen"].items()))}
             cosigned = tuple(map(Note.parse, _few(fields["cosigned"])))
-            return cls(VerifierKey.parse(fields["key"]), Note.parse(fields["note"]), proofs, cosigned, seen)
+            note, successions = Note.parse(fields["note"]), _read_successions(fields)
+            return cls(VerifierKey.parse(fields["key"]), note, proofs, cosigned, seen, successions)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
             raise NoteError(_MALFORMED) from None
 
@@ -120,6 +126,7 @@ class CheckpointExchange:
         self._log, self._key = log, key
         self._standing = {"job": job_id, "method": method}
         self._witness = Witness(config.audit, key, pinned)
+        self._successions = self._witness.successions(key.public.name)
         self._cosigned: list[Note] = []
         self._sizes: set[int] = set()
 
@@ -130,6 +137,7 @@ class CheckpointExchange:
             return
         try:
             down = Down.read(audit_bytes)
+            self._witness.succeed(down.successions)
             self._witness.introduce(down.key)
         except NoteError as error:
             self._find(error, round)
@@ -158,7 +166,8 @@ class CheckpointExchange:
         proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
         positions = self._witness.positions().items()
         seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
-        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen).encoded()
+        successions = tuple(each.note for each in self._successions)
+        return Up(self._key.public, note, proofs, tuple(self._cosigned), seen, successions).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
         """Whether the key is the known one, or the first of its name."""
@@ -173,7 +182,10 @@ class CheckpointExchange:
 
     def _checked(self, note: Note) -> Note:
         """The note, if it is of this log. Raises `ForkFound` if this site signed it over other entries."""
-        if not self._key.public.signed(note) or Checkpoint.parse(note.text).origin != self._key.public.name:
+        if (
+            not succeeded(self._key.public, self._successions).signed(note)
+            or Checkpoint.parse(note.text).origin != self._key.public.name
+        ):
             raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
         if self._log.contradicts(note):
             raise ForkFound("others hold a signed checkpoint that this log does not have: it was cut or rolled back")
@@ -189,6 +201,15 @@ class CheckpointExchange:
     def _find(self, error: NoteError, round: int, about: str = "") -> None:
         peer = about if about in self._witness.known_keys() else None
         self._log.append(Event.FINDING, **self._standing, round=round_number(round), peer=peer, reason=str(error))
+
+
+def _encoded_successions(notes: tuple[Note, ...], most: int) -> dict[str, list[str]]:
+    """The member of a message; absent where no key was replaced, as in earlier versions."""
+    return {"successions": _last([str(note) for note in notes], most)} if notes else {}
+
+
+def _read_successions(fields: Mapping[str, Any]) -> tuple[Note, ...]:
+    return tuple(map(Note.parse, _few(fields.get("successions", []))))
 
 
 def _json(value: Any) -> bytes:

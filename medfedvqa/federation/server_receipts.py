@@ -45,6 +45,8 @@ class _Site:
     checkpoints: OrderedDict[int, tuple[Note, Proofs]] = field(default_factory=OrderedDict)
     cosigned: list[Note] = field(default_factory=list)
     """Cosignatures of the site's log that travel with the next message to the site."""
+    successions: tuple[Note, ...] = ()
+    """How the key of the site's log was replaced."""
     seen: Mapping[str, int] = field(default_factory=dict)
     """The number of entries of others' logs that the site has cosigned, by origin."""
 
@@ -104,13 +106,14 @@ class ServerReceipts:
     def _down(self, site: str) -> Down:
         state, at = self._sites[site], self._order.index(site)
         cosigned, state.cosigned = tuple(state.cosigned), []
-        others = []
+        others, successions = [], list[Note]()
         # Before a site's first answer nobody knows its positions, and so not which proofs it needs.
         for step in range(1, min(WITNESSES + 1, len(self._order))) if state.key else ():
             owner = self._order[at - step]
             if relayed := self._sites[owner].after(state.seen.get(origin_of(owner))):
                 others.append(relayed)
-        return Down(self._key.public, cosigned, tuple(others), self._sizes_to_prove(site))
+                successions += self._sites[owner].successions
+        return Down(self._key.public, cosigned, tuple(others), self._sizes_to_prove(site), tuple(successions))
 
     def _sizes_to_prove(self, site: str) -> tuple[int, ...]:
         """The sizes of the site's log that its witnesses know; its next checkpoint needs proofs from these."""
@@ -125,11 +128,12 @@ class ServerReceipts:
         checkpoint = Checkpoint.parse(up.note.text)
         if up.key.name != origin or checkpoint.origin != origin:
             raise NoteError("the site speaks of a log that is not its own")
+        self._witness.succeed(up.successions)
         self._witness.introduce(up.key)
         position = self._witness.position(origin)
         proof = up.proofs.get(position.size, ()) if position else ()
         cosigned = self._witness.cosign(up.note, proof)
-        state.key, state.seen = up.key, dict(up.seen or {})
+        state.key, state.seen, state.successions = up.key, dict(up.seen or {}), up.successions
         state.checkpoints[checkpoint.size] = Note(up.note.text, up.note.signatures), up.proofs
         while len(state.checkpoints) > _KEPT:
             state.checkpoints.popitem(last=False)

@@ -2,10 +2,10 @@
 
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
@@ -13,6 +13,7 @@ from medfedvqa.bounds import OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
+from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.report.report_evidence import Governance
@@ -30,6 +31,8 @@ data:
   # own that you write without looking at the rows, in lower case and with "yes" and "no" in quotes. null: the answers
   # of the rows to train on; then the list itself depends on the patients, and differential privacy does not cover it.
   answers: {answers}
+  # Of a store: whether nothing is trained here before a person has accepted every picture in `medfedvqa ingest review`.
+  require_review: {require_review}
 
 # cpu, cuda, cuda:NUMBER or auto (cuda where torch can use a card), and how many processor threads training may use.
 device: {device}
@@ -60,6 +63,10 @@ peers: {peers}
 # taken as they are first seen.
 audit_key: {audit_key}
 audit_peers: {audit_peers}
+
+# The socket of the machine's own log, as in /dev/log (syslog, journald), which is told of refused jobs and of findings
+# by their codes; null: nobody is told.
+system_log: {system_log}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
@@ -113,12 +120,12 @@ MEMORY_MB, DISK_MB = 512, 32768
 """MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
 
 DEFAULTS: dict[str, Any] = {
-    "root": None, "answers": None, "device": "cpu", "threads": 1, "precision": "float32",
+    "root": None, "answers": None, "require_review": False, "device": "cpu", "threads": 1, "precision": "float32",
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
-    "audit_key": "audit.key", "audit_peers": {},
+    "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
     "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
     "repeats": 3, "data_refusals": 3, "allow_export": False,
     "kinds": ["parameters", "statistic", "public"],
@@ -134,6 +141,14 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
     organ: OrganName
     answers: tuple[str, ...] | None = None
     """The declared answer space; None means the answers of the train rows."""
+    require_review: bool = False
+    """Whether the site trains only on a store whose pictures a person has reviewed."""
+
+    @model_validator(mode="after")
+    def _can_be_reviewed(self) -> Self:
+        if self.require_review and self.reader != "store":
+            raise ValueError("only a store is reviewed: set require_review to false for other readers")
+        return self
 
     @field_validator("answers", mode="before")
     @classmethod
@@ -174,6 +189,8 @@ class SiteConfig(BaseModel):
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
+    system_log: Path | None = None
+    """The socket of the machine's log that is told of refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
@@ -191,6 +208,7 @@ class SiteConfig(BaseModel):
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
+    require_none_pending(path.parent)
     try:
         raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):

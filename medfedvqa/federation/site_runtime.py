@@ -14,7 +14,7 @@ import torch
 from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
 from medfedvqa.core import EPSILON, Site, Tensors
-from medfedvqa.data import SiteData, Split, load_site, reader_function
+from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_function
 from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
@@ -98,6 +98,8 @@ class SiteRuntime:
         dataset = config.data
         # The questions of a private job must not depend on the rows, and so its list of answers must not either.
         answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
+        if dataset.require_review and dataset.root is not None:
+            check_reviewed(dataset.root)
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         space = PictureSpace(config.pictures.memory_mb * _MIB, config.pictures.disk_mb * _MIB, config.state)
         return Site(config.name, data, backbone, self._device, job.seed, self._randomness(), space)

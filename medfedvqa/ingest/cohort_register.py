@@ -28,6 +28,7 @@ SUFFIX = ".ledger"
 """The end of the names of ledgers' folders: other ledgers are looked for beside a store and beside its ledger."""
 MAX_REGISTER = 1 << 28
 _PURPOSE = "ingested files and patients"
+_UNWRITABLE = "the ledger's folder cannot be written: check --ledger and its permissions"
 
 
 class Register(StrictModel):
@@ -82,6 +83,27 @@ def read_register(folder: Path) -> Register | None:
         raise ConfigError(f"'{REGISTER}' in the ledger's folder is damaged: restore it from the backup") from None
 
 
+def join_register(folder: Path, other: Path) -> None:
+    """Add the files and patients of another copy of the register in a ledger's folder. Raises `ConfigError`."""
+    with locked(folder / REGISTER_LOCK, ConfigError(_UNWRITABLE)):
+        before, added = read_register(folder), read_register(other.parent)
+        if before is None or added is None or before.key != added.key:
+            raise ConfigError(f"'{REGISTER}' is of stores under another key: name this store's own ledger")
+        _extend(folder, before.key, added.files, added.patients)
+
+
+def _extend(folder: Path, key: str, files: Collection[str], patients: Collection[str]) -> None:
+    """Add marks to the register. The caller holds its lock."""
+    before = read_register(folder)
+    register = Register(
+        key=key,
+        files=sorted({*files, *(before.files if before else ())}),
+        patients=sorted({*patients, *(before.patients if before else ())}),
+    )
+    if register != before:
+        write_whole(folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
+
+
 class CohortCheck:
     """Compares a store that is being made with the registers of its ledger and of the other ledgers in sight."""
 
@@ -120,17 +142,9 @@ class CohortCheck:
                 f"files or patients of this store were ingested before, and their budget is in the ledger "
                 f"'{other.folder.name}': give it by --ledger, and the key of its store by --key, so that it continues"
             )
-        unwritable = ConfigError("the ledger's folder cannot be written: check --ledger and its permissions")
-        with locked(self._ledger.folder / REGISTER_LOCK, unwritable):
-            before = read_register(self._ledger.folder)
+        with locked(self._ledger.folder / REGISTER_LOCK, ConfigError(_UNWRITABLE)):
             marks = {file_mark(self._ledger.marks, file) for file in files}
-            register = Register(
-                key=self._key,
-                files=sorted(marks.union(before.files if before else ())),
-                patients=sorted({*patients, *(before.patients if before else ())}),
-            )
-            if register != before:
-                write_whole(self._ledger.folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
+            _extend(self._ledger.folder, self._key, marks, patients)
         with _as_config_error():
             bind_store(self._store, self._key, make_folder(self._ledger.folder))
 

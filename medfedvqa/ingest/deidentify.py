@@ -16,7 +16,7 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from medfedvqa.ingest.image_options import CLEAN_PIXELS, Code, Options
+from medfedvqa.ingest.image_options import CLEAN_PIXELS, Cleaning, Code, Options
 from medfedvqa.ingest.organs import CODES, PARTS, organ_of
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
@@ -54,18 +54,19 @@ Rules = dict[tuple[int, ...], Callable[..., None]]
 
 
 def deidentified(
-    original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options, is_clean: bool = True
+    original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options, cleaning: Cleaning = Cleaning.MACHINE
 ) -> Dataset:
     """A new secondary capture image of `grey`, uint8 [rows, columns], with the attributes that may stay.
 
-    `is_clean`: no mark in the pixels waits for a person's decision; only then the header says that they are clean.
+    `cleaning`: how far its pixels are cleaned. While a mark waits for a person the header does not call them clean.
     Raises `Quarantined` if the original names no patient, or cannot be read.
     """
     try:
         patient = patient_id(original)
         dataset = _listed(original, options)
         anonymize_dataset(dataset, _option_rules(patient, keys, options), True, lambda: _profile(keys))
-        _add_codes(dataset, options.codes(is_clean), "dates" in options.retain)
+        codes = options.codes(is_clean=cleaning != Cleaning.OPEN)
+        _add_codes(dataset, codes, cleaning, "dates" in options.retain)
         _add_picture(dataset, grey, organ(original))
         for keyword in TYPE_2:
             if keyword not in dataset:
@@ -168,10 +169,10 @@ def _tag(keyword: str) -> tuple[int, int]:
     return tag >> 16, tag & 0xFFFF
 
 
-def _add_codes(dataset: Dataset, codes: tuple[Code, ...], keeps_dates: bool) -> None:
+def _add_codes(dataset: Dataset, codes: tuple[Code, ...], cleaning: Cleaning, keeps_dates: bool) -> None:
     """Record what was done to the file: (0012,0062), (0012,0063), (0012,0064), (0028,0303), (0028,0301)."""
     dataset.PatientIdentityRemoved = "YES"
-    dataset.DeidentificationMethod = [meaning[:60] for _, meaning in codes]
+    dataset.DeidentificationMethod = [*(meaning[:60] for _, meaning in codes), cleaning.value]
     dataset.DeidentificationMethodCodeSequence = []
     for value, meaning in codes:
         code = Dataset()

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,6 +47,12 @@ class RecordedFinds(StrictModel):
 
     format: Literal["medfedvqa-finds/1"] = "medfedvqa-finds/1"
     image: Keyed
+    before: str = Field(repr=False)
+    """The picture before anything was blanked, in the stored size: JPEG in base64."""
+    device: Annotated[list[str], Field(min_length=2, max_length=2, repr=False)]
+    """Manufacturer and model."""
+    size: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    """Rows and columns of the original."""
     finds: list[RecordedFind]
 
 
@@ -53,6 +60,18 @@ def folder_of_finds(store: Path) -> Path:
     """The folder beside a store."""
     place = store.resolve()
     return place.with_name(f"{place.name}{SUFFIX}")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a picture comes from, and how it was."""
+
+    before: np.ndarray
+    """In the stored size, uint8 [height, width]."""
+    device: tuple[str, str]
+    """Manufacturer and model."""
+    size: tuple[int, ...]
+    """Rows and columns of the original."""
 
 
 def make_folder_of_finds(store: Path) -> Path:
@@ -71,8 +90,8 @@ def find_id(image: str, box: Box) -> str:
     return hashlib.sha256(f"{image} {' '.join(map(str, box))}".encode()).hexdigest()[:16]
 
 
-def write_finds(folder: Path, image: str, finds: Collection[Find]) -> None:
-    """Write the finds in a picture; nothing if there are none."""
+def write_finds(folder: Path, image: str, finds: Collection[Find], origin: Origin) -> None:
+    """Write the finds in a picture, and its origin; nothing if there are no finds."""
     if not finds:
         (folder / f"{image}{_FINDS}").unlink(missing_ok=True)
         return
@@ -88,7 +107,9 @@ def write_finds(folder: Path, image: str, finds: Collection[Find]) -> None:
         )
         for find in finds
     ]
-    content = RecordedFinds(image=image, finds=recorded).model_dump_json().encode() + b"\n"
+    before, device, size = encoded(origin.before, ".jpg"), list(origin.device), list(origin.size)
+    whole = RecordedFinds(image=image, before=before, device=device, size=size, finds=recorded)
+    content = whole.model_dump_json().encode() + b"\n"
     write_whole(folder / f"{image}{_FINDS}", content, PRIVATE)
 
 
@@ -112,7 +133,12 @@ def _png(crop: np.ndarray) -> str:
     factor = min(1.0, MOST_WIDTH / max(*crop.shape, 1))
     if factor < 1:
         crop = cv2.resize(crop, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
-    written, content = cv2.imencode(".png", crop)
+    return encoded(crop, ".png")
+
+
+def encoded(picture: np.ndarray, suffix: str) -> str:
+    """A picture, uint8 [height, width] or [height, width, 3], as PNG or JPEG in base64."""
+    written, content = cv2.imencode(suffix, picture)
     if not written:
-        raise ValueError("a crop cannot be encoded as PNG")
+        raise ValueError("a picture cannot be encoded")
     return base64.b64encode(content.tobytes()).decode()

@@ -3,10 +3,12 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 2
+RECIPE = 3
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
 UNREAD_POLICIES = ("blank", "flag")
@@ -18,6 +20,14 @@ CLEAN_PIXELS = ("113101", "Clean Pixel Data Option")
 RETAIN_DATES = ("113107", "Retain Longitudinal Temporal Information Modified Dates Option")
 RETAIN_CHARACTERISTICS = ("113108", "Retain Patient Characteristics Option")
 Code = tuple[str, str]
+
+
+class Cleaning(StrEnum):
+    """How far the pixels of a picture are cleaned, as its header says it in (0012,0063)."""
+
+    MACHINE = "Pixels cleaned by machine, not reviewed"
+    REVIEWED = "Pixels cleaned by machine, reviewed by a person"
+    OPEN = "Pixels cleaned by machine, marks wait for review"
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class Options:
 
     unread: str = "blank"
     """What becomes of marks near the border that cannot be read: `blank`, or `flag` them for review."""
+    masks: str = ""
+    """The script of the regions that are blanked by device: see `medfedvqa.ingest.device_masks`."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -72,6 +84,10 @@ class Options:
         if "characteristics" in self.retain:
             codes.append(RETAIN_CHARACTERISTICS)
         return tuple(codes)
+
+    def recorded(self) -> dict[str, Any]:
+        """What the manifest records: of the masks the SHA-256 alone, since their comments are the site's own."""
+        return asdict(self) | {"masks": hashlib.sha256(self.masks.encode()).hexdigest() if self.masks else ""}
 
     def recipe(self, versions: dict[str, str]) -> str:
         """A digest of all that decides the outcome for an image: options and versions of tools, hex."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -110,7 +110,7 @@ def ingest(
             recipe = options.recipe(versions)
             names = ImageNames.of(rows, keys)
             finds = make_folder_of_finds(out)
-            decisions = decisions_by_image(finds, options.side)
+            decisions = decisions_by_image(finds, options.side, keys.fingerprint())
             reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
             said = SourceDigests(sources, keys)
             _drop_reviewed(journal, reviews)
@@ -327,6 +327,7 @@ def _publish(
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
+        "reviewed": sum(image.reviewed for image in images),
         "nameless": sum(record.nameless for record in records.values() if record.image is not None),
         "rows": len(questions.rows) - len(omitted),
         "rows_replaced": len(resolver.replaced),
@@ -338,7 +339,7 @@ def _publish(
         "format": FORMAT,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "key": keys.fingerprint(),
-        "options": asdict(options),
+        "options": options.recorded(),
         "deidentification": [{"value": value, "meaning": meaning} for value, meaning in codes],
         "versions": versions,
         "code": code_digest(),

@@ -1,85 +1,145 @@
-"""The review of what was found in pictures: a sheet to look at, and the decisions of persons.
+"""The decisions of persons about what was found in pictures.
 
-Sheet and decisions lie in the folder of finds beside the store, which stays on the site. The next ingestion reads the
-pictures with new decisions again and applies them.
+They lie in the folder of finds beside the store, which stays on the site. The next ingestion reads the pictures with
+new decisions again and applies them.
 """
 
 import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, ValidationError
+from pydicom import dcmread
+from pydicom.errors import InvalidDicomError
 
-from audits.html import Html, join, tag
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.ingest.find_list import FindId, RecordedFind, RecordedFinds, folder_of_finds, read_finds
-from medfedvqa.ingest.store import Count, Keyed, StrictModel, read_manifest, read_store
+from medfedvqa.ingest.find_list import FindId, RecordedFind, RecordedFinds, find_id, folder_of_finds, read_finds
+from medfedvqa.ingest.store import PICTURES, Count, Keyed, StrictModel, read_store
 from medfedvqa.ingest.text_finds import Decision
 
-DECISIONS, SHEET = "decisions.jsonl", "review.html"
+DECISIONS = "decisions.jsonl"
+NO_PICTURE = "this store has no picture of that id: the review sheet of this store names them"
+NO_BOX = (0, 0, 0, 0)
+"""The box of a decision about a whole picture."""
 MOST_NAME = 80
 Box = Annotated[list[Count], Field(min_length=4, max_length=4)]
 
 
 class Verdict(StrEnum):
-    """What a person decides about a find."""
+    """What a person decides about a find, or about a whole picture."""
 
     KEEP = "keep"
     BLANK = "blank"
     QUARANTINE = "quarantine"
+    ACCEPT = "accept"
+    """The picture as the sheet shows it, with all that was found in it."""
 
 
 class PersonDecision(StrictModel):
     """One decision."""
 
+    store: Keyed
+    """The fingerprint of the store's key: a decision counts for this store alone."""
     image: Keyed
     find: FindId
+    """The find; of an accepted picture, the id of the empty box."""
     box: Box
     side: Count
     """The most pixels a side of the stored picture in which the box is."""
     verdict: Verdict = Field(strict=False)
+    finds: list[FindId] = []
+    """All finds that were before the person who accepted the picture."""
     by: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
     time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
-def decide(store: Path, by: str, verdicts: Mapping[Verdict, Iterable[str]]) -> int:
-    """Records a person's decisions about finds, by their ids, and returns how many.
+def decide(
+    store: Path,
+    by: str,
+    verdicts: Mapping[Verdict, Iterable[str]],
+    added: Iterable[tuple[str, Sequence[int]]] = (),
+    accepted: Iterable[str] = (),
+) -> int:
+    """Records a person's decisions and returns how many.
 
-    Raises `ConfigError` without a name or for an id that has two verdicts, `DataError` for an id that this store does
-    not have; then nothing is recorded.
+    `verdicts`: finds by their ids. `added`: boxes to blank besides, each with the id of its picture, in pixels of the
+    stored picture. `accepted`: pictures that are as they should be, by their ids, or `all`.
+    Raises `ConfigError` without a name, for an id that has two verdicts and for a box outside of its picture,
+    `DataError` for an id that this store does not have and for an accepted picture with an open flag; then nothing is
+    recorded.
     """
     if not 1 <= len(by.strip()) <= MOST_NAME:
         raise ConfigError(f"a decision needs the name of who takes it, of at most {MOST_NAME} letters: give it by --by")
+    manifest, images, _ = read_store(store)
+    folder, moment = folder_of_finds(store), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    earlier = _of_store(read_decisions(folder), manifest.key)
+    facts: dict[str, Any] = {"store": manifest.key, "side": manifest.options.side, "by": by.strip(), "time": moment}
+
+    def decision(image: str, box: Sequence[int], verdict: Verdict, finds: Iterable[str] = ()) -> PersonDecision:
+        name = find_id(image, (box[0], box[1], box[2], box[3]))
+        return PersonDecision(image=image, find=name, box=list(box), verdict=verdict, finds=sorted(finds), **facts)
+
+    recorded = {finds.image: finds.finds for finds in reviewed_finds(store)}
+    taken = [decision(image, box, verdict) for image, box, verdict in _about_finds(recorded, verdicts)]
+    for image, box in added:
+        _check_box(store, images, image, box)
+        taken.append(decision(image, box, Verdict.BLANK))
+    for image in images if (names := list(accepted)) == ["all"] else names:
+        if image not in images:
+            raise DataError(NO_PICTURE)
+        present = {find.id: find for find in recorded.get(image, [])}
+        decided = {each.find for each in [*earlier, *taken] if each.image == image}
+        if any(find.decision == Decision.FLAGGED and name not in decided for name, find in present.items()):
+            raise DataError("a picture with an open flag cannot be accepted: decide about its flags first")
+        taken.append(decision(image, NO_BOX, Verdict.ACCEPT, present))
+    content = "".join(each.model_dump_json() + "\n" for each in [*earlier, *taken])
+    write_whole(folder / DECISIONS, content.encode(), PRIVATE)
+    return len(taken)
+
+
+def _about_finds(
+    recorded: Mapping[str, list[RecordedFind]], verdicts: Mapping[Verdict, Iterable[str]]
+) -> list[tuple[str, list[int], Verdict]]:
+    """Picture, box and verdict of each find that is named. Raises as `decide` does."""
     named = [(find, verdict) for verdict, finds in verdicts.items() for find in finds]
     if len({find for find, _ in named}) != len(named):
         raise ConfigError("a find is named twice: give it one decision")
-    folder = folder_of_finds(store)
-    present = {find.id: (finds.image, find) for finds in reviewed_finds(store) for find in finds.finds}
+    present = {find.id: (image, find.box) for image, finds in recorded.items() for find in finds}
     if any(find not in present for find, _ in named):
         raise DataError("this store has no find of that id: the review sheet of this store lists them")
-    side = read_manifest(store).options.side
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    taken = [
-        PersonDecision(
-            image=present[find][0],
-            find=find,
-            box=present[find][1].box,
-            side=side,
-            verdict=verdict,
-            by=by.strip(),
-            time=moment,
-        )
-        for find, verdict in named
-    ]
-    content = "".join(decision.model_dump_json() + "\n" for decision in [*read_decisions(folder), *taken])
-    write_whole(folder / DECISIONS, content.encode(), PRIVATE)
-    return len(taken)
+    return [(*present[find], verdict) for find, verdict in named]
+
+
+def _check_box(store: Path, images: Collection[str], image: str, box: Sequence[int]) -> None:
+    """Raises `DataError` for a picture that the store does not have, `ConfigError` for a box outside of it."""
+    if image not in images:
+        raise DataError(NO_PICTURE)
+    height, width = stored_picture(store, image).shape
+    if len(box) != 4 or not (0 <= box[0] < box[2] <= width and 0 <= box[1] < box[3] <= height):
+        raise ConfigError("a box is left, top, right, bottom in pixels of the stored picture, and lies within it")
+
+
+def stored_picture(store: Path, image: str) -> np.ndarray:
+    """The stored picture of this id, uint8 [height, width]. Raises `DataError`."""
+    try:
+        picture: np.ndarray = dcmread(store / PICTURES / f"{image}.dcm").pixel_array
+    except (OSError, InvalidDicomError):
+        raise DataError("a picture of the store is missing or damaged: run medfedvqa ingest again") from None
+    return picture
+
+
+def _of_store(decisions: list[PersonDecision], key: str) -> list[PersonDecision]:
+    """The decisions. Raises `DataError` if one was taken about another store."""
+    if any(decision.store != key for decision in decisions):
+        raise DataError("the decisions beside the store are of another store: put this store's own back")
+    return decisions
 
 
 def read_decisions(folder: Path) -> list[PersonDecision]:
@@ -101,15 +161,17 @@ def keep_decisions(folder: Path, images: Collection[str]) -> None:
         write_whole(folder / DECISIONS, content.encode(), PRIVATE)
 
 
-def decisions_by_image(folder: Path, side: int) -> dict[str, list[dict[str, Any]]]:
-    """The newest decision about each find, as a worker applies it: box and verdict.
+def decisions_by_image(folder: Path, side: int, key: str) -> dict[str, list[dict[str, Any]]]:
+    """The newest decision about each find and each picture, as a worker applies it: box, verdict, accepted finds.
 
-    Decisions about pictures of another `side` do not count, since their boxes mean other pixels.
+    Decisions about pictures of another `side` do not count, since their boxes mean other pixels. Raises `DataError` for
+    decisions about a store with another key than that of this fingerprint.
     """
     newest: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for decision in read_decisions(folder):
+    for decision in _of_store(read_decisions(folder), key):
         if decision.side == side:
-            newest[decision.image][decision.find] = {"box": decision.box, "verdict": decision.verdict.value}
+            facts = {"box": decision.box, "verdict": decision.verdict.value, "finds": decision.finds}
+            newest[decision.image][decision.find] = facts
     return {image: [finds[find] for find in sorted(finds)] for image, finds in newest.items()}
 
 
@@ -122,55 +184,3 @@ def reviewed_finds(store: Path) -> list[RecordedFinds]:
     """The finds in the pictures of a store. Raises `DataError` if there is no store."""
     _, images, _ = read_store(store)
     return [finds for finds in read_finds(folder_of_finds(store)) if finds.image in images]
-
-
-def write_sheet(store: Path) -> tuple[Path, int, int]:
-    """Writes the sheet of all finds, open flags first. Returns its path, and the number of finds and of open flags."""
-    finds, folder = reviewed_finds(store), folder_of_finds(store)
-    decided = {decision.find: decision for decision in read_decisions(folder)}
-    entries = [(picture.image, find) for picture in finds for find in picture.finds]
-    entries.sort(key=lambda entry: (entry[1].decision != Decision.FLAGGED, entry[0], entry[1].id))
-    flags = sum(find.decision == Decision.FLAGGED for _, find in entries)
-    rows = [_row(image, find, decided.get(find.id)) for image, find in entries]
-    if rows:
-        write_whole(folder / SHEET, ("<!doctype html>\n" + _page(rows, flags)).encode(), PRIVATE)
-    return folder / SHEET, len(entries), flags
-
-
-def _page(rows: list[Html], flags: int) -> str:
-    headings = tag("tr", *(tag("th", text) for text in ("find", "as it was", "read", "kind", "now", "decided by")))
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("title", "Review of finds"),
-        tag("style", Html(_STYLE)),
-    )
-    body = tag(
-        "body",
-        tag("h1", "Review of finds in pictures"),
-        tag(
-            "p", "This sheet shows identifiers of patients. It stays on this site. ", tag("b", f"Open flags: {flags}.")
-        ),
-        tag(
-            "p",
-            "Decide: medfedvqa ingest review STORE --by NAME --keep ID --blank ID --quarantine ID, then ingest again.",
-        ),
-        tag("table", tag("thead", headings), tag("tbody", *rows)),
-    )
-    return tag("html", head, body, lang="en")
-
-
-_STYLE = (
-    "body{font:15px sans-serif;margin:2rem}table{border-collapse:collapse}th,td{border:1px solid #999;padding:.4rem;"
-    "text-align:left}img{max-width:24rem;max-height:8rem}.flagged{background:#fff3c4}"
-)
-
-
-def _row(image: str, find: RecordedFind, decision: PersonDecision | None) -> Html:
-    shown = tag("img", src=f"data:image/png;base64,{find.crop}", alt="the find and its surroundings")
-    decided = f"{decision.verdict.value}, {decision.by}, {decision.time}" if decision else ""
-    name = join([tag("code", find.id), tag("br"), tag("small", f"picture {image[:8]}")])
-    cells = (name, shown, f"{find.reading} ({find.confidence:.2f})", find.kind.value, find.decision.value, decided)
-    return tag("tr", *(tag("td", cell) for cell in cells), class_=find.decision.value)

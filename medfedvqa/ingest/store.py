@@ -45,6 +45,8 @@ class Image(StrictModel):
     blanked: Annotated[float, Field(ge=0, le=1)]
     flags: Count = 0
     """How many marks are kept that wait for a person's decision."""
+    reviewed: bool = False
+    """Whether a person looked at the picture and accepted it with all that was found in it."""
 
 
 class StoredRow(StrictModel):
@@ -76,6 +78,7 @@ class StoreOptions(StrictModel):
     seconds: int
     identifiers: str = "leave-out"
     unread: str = "blank"
+    masks: str = ""
 
 
 class Counts(StrictModel):
@@ -87,6 +90,7 @@ class Counts(StrictModel):
     quarantined: dict[Reason, Count]
     redacted: Count
     flagged: Count = 0
+    reviewed: Count = 0
     nameless: Count = 0
     """Pictures for which neither header nor table holds a name of the patient."""
     rows: Count

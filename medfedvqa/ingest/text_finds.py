@@ -17,11 +17,16 @@ Box = tuple[int, int, int, int]
 LEGIBLE, SINGLE, DOUBTFUL, NOTHING = 0.70, 0.85, 0.30, 0.20
 """Confidences from which a line counts as read, a line of two letters does, and a reading may name the patient; and the
 one below which a find in anatomy is no text at all: there the reader names a letter for any edge of an organ."""
+FAINT, CERTAIN = 0.50, 0.90
+"""The confidences from which an unread find among thin structures may be text, and from which three or four letters are
+text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
 """The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
 BLACK = 24
 """The grey up to which ground is black."""
 _SETTING = re.compile(r"(?:[a-z]{0,3}[:=]?)?[+-]?\d{1,3}(?:[.,]\d{1,3})?(?:cm|mm|%|kv|kvp|ma|mas|x|hu)?", re.IGNORECASE)
+_PART_OF_DATE = re.compile(r"0\d|\d\d\.\d\d")
+"""Numbers that settings of a device are seldom and parts of dates often: the reader may read a date in two parts."""
 
 
 class Kind(StrEnum):
@@ -32,6 +37,8 @@ class Kind(StrEnum):
     CODE = "code"
     MARKER = "marker"
     UNREAD = "unread"
+    REGION = "region"
+    """Not found: a person or the mask of a device blanks it."""
 
 
 class Decision(StrEnum):
@@ -60,6 +67,11 @@ class Reading:
         """Whether these are certainly letters. A bone may look like one letter, but seldom like three."""
         return self.letters >= 3 and self.confidence >= LEGIBLE or self.letters == 2 and self.confidence >= SINGLE
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether these are letters also where ribs, vessels and grain may look like three of them."""
+        return self.is_legible and (self.letters >= 5 or self.letters >= 3 and self.confidence >= CERTAIN)
+
 
 @dataclass(frozen=True)
 class Find:
@@ -72,30 +84,43 @@ class Find:
     crop: Array = field(repr=False, compare=False)
     """The find and its surroundings as they were, uint8 [height, width]."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is legible text, or a code, that is blanked."""
+        return self.decision == Decision.BLANKED and self.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.CODE)
+
 
 def decide(
-    reading: Reading, is_known: Callable[[str], bool], off_anatomy: bool, blank_unread: bool, square: bool = False
+    reading: Reading,
+    is_known: Callable[[str], bool],
+    off_anatomy: bool,
+    blank_unread: bool,
+    square: bool = False,
+    faint: bool = False,
 ) -> tuple[Kind, Decision]:
     """What a find is and what becomes of it.
 
     `is_known`: whether the patient's header has a form of an identifier. `off_anatomy`: the find is near the border.
     `blank_unread`: what is not legible there is blanked; else it is flagged. In anatomy nothing is blanked unread.
     `square`: the find has room for one letter only. A single letter identifies nobody and is kept: most are electrodes,
-    vessels and bones.
+    vessels and bones. `faint`: it was found among thin structures.
     """
     if reading.confidence >= DOUBTFUL and identifiers_in(reading.text, is_known, doubtful=True):
         return Kind.IDENTIFIER, Decision.BLANKED
     if is_marker(reading):
         return Kind.MARKER, Decision.KEPT
-    if reading.is_legible:
+    if reading.is_legible and (off_anatomy and not faint or reading.is_certain):
         return Kind.TEXT, Decision.BLANKED
-    if off_anatomy and blank_unread:
-        return Kind.UNREAD, Decision.BLANKED
-    return Kind.UNREAD, Decision.KEPT if square and reading.letters == 1 else Decision.FLAGGED
+    if square and reading.letters == 1:
+        return Kind.UNREAD, Decision.KEPT
+    return Kind.UNREAD, Decision.BLANKED if off_anatomy and blank_unread else Decision.FLAGGED
 
 
-def is_nothing(decision: Decision, reading: Reading) -> bool:
-    """Whether a find that would be flagged is no text."""
+def is_nothing(kind: Kind, decision: Decision, reading: Reading, faint: bool) -> bool:
+    """Whether an unread find is no text. `faint`: it is a thin structure alone, of which anatomy is full: there single
+    letters and doubtful readings are vessels, ribs and grain."""
+    if faint:
+        return kind == Kind.UNREAD and (reading.letters < 2 or reading.confidence < FAINT)
     return decision == Decision.FLAGGED and reading.confidence < NOTHING
 
 
@@ -103,6 +128,8 @@ def is_marker(reading: Reading) -> bool:
     """Whether a line consists of markers of side, view or scale, and of settings of the device, alone."""
     words = re.findall(r"[^\s/|,;()\[\]-]+", reading.text)
     if not words or reading.confidence < LEGIBLE:
+        return False
+    if any(_PART_OF_DATE.fullmatch(word) for word in words):
         return False
     return all(folded(word) in MARKERS or _SETTING.fullmatch(word) for word in words)
 

@@ -18,12 +18,13 @@ from typing import Any, TextIO
 from pydicom.dataset import Dataset
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
-from medfedvqa.ingest.burned_in_text import TextFinder
+from medfedvqa.ingest.burned_in_text import TextFinder, fitted
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
+from medfedvqa.ingest.device_masks import parsed, regions_of
 from medfedvqa.ingest.dicom_reading import check_picture, is_dicom, read_bytes, read_dicom
-from medfedvqa.ingest.find_list import write_finds
+from medfedvqa.ingest.find_list import Origin, find_id, write_finds
 from medfedvqa.ingest.identifier_forms import fact_forms, header_forms
-from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_options import Cleaning, Options
 from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.patient_sources import NOTHING_SAID, Facts, PatientSources
 from medfedvqa.ingest.picture_reading import is_picture, read_picture
@@ -53,14 +54,14 @@ class Worker:
         `sources`: what is said of patients outside of the files."""
         self._registers, self._finds, self._sources = registers, finds, sources
         self._options, self._keys, self._images, self._names = options, keys, images, names
-        self._finder = TextFinder()
+        self._finder, self._masks = TextFinder(), parsed(options.masks)
 
     def handle(
         self, path: Path, source: str, named: bool, names: Sequence[str] = (), decisions: Sequence[Answer] = ()
     ) -> Answer:
         """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
-        `names`: the keyed digests of its file names. `decisions`: what persons decided about finds in its picture,
-        each a box and a verdict."""
+        `names`: the keyed digests of its file names. `decisions`: what persons decided about its picture; see
+        `medfedvqa.ingest.review`."""
         answer: Answer = {"found": []}
         try:
             content = read_bytes(path, self._options)
@@ -109,27 +110,37 @@ class Worker:
         return person
 
     def _store(self, dataset: Dataset, source: str, forms: frozenset[str], decisions: Sequence[Answer]) -> Answer:
-        boxes: dict[str, list[Box]] = {"keep": [], "blank": [], "quarantine": []}
+        boxes: dict[str, list[Box]] = {verdict: [] for verdict in ("keep", "blank", "quarantine")}
+        accepted = [find for decision in decisions for find in decision.get("finds", ())]
+        is_accepted = any(decision["verdict"] == "accept" for decision in decisions)
         for decision in decisions:
-            left, top, right, bottom = decision["box"]
-            boxes[decision["verdict"]].append((left, top, right, bottom))
+            if decision["verdict"] in boxes:
+                left, top, right, bottom = decision["box"]
+                boxes[decision["verdict"]].append((left, top, right, bottom))
         if boxes["quarantine"]:
             raise Quarantined(Reason.SET_ASIDE)
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
+        before, regions = fitted(rendered.grey, self._options.side), regions_of(dataset, self._masks)
+        masked = [_scaled(region, rendered.grey.shape, before.shape) for region in regions]
         cleaned = self._finder.clean(
-            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"]
+            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"] + masked
         )
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
-        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, is_clean=not cleaned.flags)
+        name = self._keys.digest("image", source)
+        known = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
+        is_reviewed = is_accepted and not cleaned.flags and {find_id(name, find.box) for find in cleaned.finds} <= known
+        status = Cleaning.REVIEWED if is_reviewed else Cleaning.OPEN if cleaned.flags else Cleaning.MACHINE
+        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status)
         buffer = BytesIO()
         stored.save_as(buffer, enforce_file_format=True)
-        content, name = buffer.getvalue(), self._keys.digest("image", source)
+        content = buffer.getvalue()
         if self._finds:
-            write_finds(self._finds, name, cleaned.finds)
+            device = str(dataset.get("Manufacturer") or ""), str(dataset.get("ManufacturerModelName") or "")
+            write_finds(self._finds, name, cleaned.finds, Origin(before, device, rendered.grey.shape))
         write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
@@ -141,7 +152,15 @@ class Worker:
             "boxes": list(cleaned.boxes),
             "blanked": round(cleaned.share, 6),
             "flags": cleaned.flags,
+            "reviewed": is_reviewed,
         }
+
+
+def _scaled(region: Box, original: tuple[int, ...], stored: tuple[int, ...]) -> Box:
+    """A region of the original in pixels of the stored picture, which it covers wholly."""
+    x, y = stored[1] / original[1], stored[0] / original[0]
+    left, top, right, bottom = region
+    return int(left * x), int(top * y), min(stored[1], -int(-right * x // 1)), min(stored[0], -int(-bottom * y // 1))
 
 
 def names_of(dataset: Dataset, keys: Pseudonyms) -> list[str]:

@@ -2,9 +2,10 @@
 
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.registry import register
+from medfedvqa.core.trunk_options import TrunkOptions
 
 
-class FedAvgConfig(AveragingConfig, frozen=True):
+class FedAvgConfig(TrunkOptions, AveragingConfig, frozen=True):
     """Options; `tuning` chooses the member of the family: classifier, lora, prompt, bias, adapter, blocks or full."""
 
 

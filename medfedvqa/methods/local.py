@@ -2,10 +2,11 @@
 
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.registry import register
+from medfedvqa.core.trunk_options import TrunkOptions
 from medfedvqa.models import BackboneShape, Shapes
 
 
-class LocalConfig(AveragingConfig, frozen=True):
+class LocalConfig(TrunkOptions, AveragingConfig, frozen=True):
     """Options; `head` says whose answers the model knows: those of a shared head, or the site's own."""
 
 

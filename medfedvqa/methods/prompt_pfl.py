@@ -41,7 +41,7 @@ from medfedvqa.models import (
 from medfedvqa.models.backbone import Features
 from medfedvqa.models.prompts import Joining, Placing
 from medfedvqa.training import Optimizer, Penalty, Site, Trainer, answer_losses
-from privacy import Cost, Reliability, noisy_share
+from privacy import Cost, Reliability, Unit, noisy_share
 
 ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 
@@ -70,7 +70,9 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
     dropout: Share = Field(0.2, description="dropout in the answer head (paper: 0.2)")
     prompt_std: Rate = Field(0.02, description="deviation of new prompts (paper: unsaid)")
     mode: Literal["clamped", "paper"] = Field("clamped", description="reliability with cosines clamped at 0, or Eq. 11")
-    similarity: Literal["prompt", "block"] = Field("prompt", description="cosine of whole prompts, or per block")
+    similarity: Literal["prompt", "block", "paper"] = Field(
+        "prompt", description="one cosine per prompt, per block, or, as in the paper, over both prompts together"
+    )
     order: Literal["synchronous", "sequential"] = Field(
         "synchronous", description="all sites from one snapshot, or one after the other (Algorithm 1)"
     )
@@ -78,6 +80,11 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
         "none", description="AS1 no prompts, no sharing; AS2 no sharing; AS3 no image prompt; AS4 no text prompt"
     )
     local_baseline: bool = Field(True, description="also train the same model alone, for the table's row 'alone'")
+
+    @property
+    def unit(self) -> Unit:
+        """What L_d and the weights compare as one vector."""
+        return "upload" if self.similarity == "paper" else self.similarity
 
     @property
     def sharing(self) -> bool:
@@ -125,7 +132,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
             raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")
         if self.config.order == "sequential":
             raise ConfigError("order 'sequential' shows what one site changed: secure aggregation needs 'synchronous'")
-        mix = MixOnShares(by_block=self.config.similarity == "block")
+        mix = MixOnShares(self.config.unit)
         return {"start": mix, "train": mix} if self.config.sharing else {}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
@@ -249,7 +256,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def _reliability(self) -> Reliability:
-        return Reliability(self.config.mode, by_block=self.config.similarity == "block")
+        return Reliability(self.config.mode, self.config.unit)
 
     def _trainer(self, site: Site, shared: Values) -> Trainer:
         """The trainer of a model with these shared prompts."""
@@ -277,7 +284,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
             total = config.beta * weight_penalty(head)
             if shared:
                 prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
-                total = total + config.alpha * prompt_distance(prompts, shared, config.similarity == "block")
+                total = total + config.alpha * prompt_distance(prompts, shared, config.unit)
             return total
 
         return penalty

@@ -24,12 +24,12 @@ from medfedvqa.bounds import (
     Space,
     Temperature,
 )
-from medfedvqa.core.averaging import TunedConfig
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import Method, State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import SCORED, counts, scored
+from medfedvqa.core.trunk_options import TrunkOptions
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.models import (
@@ -53,7 +53,7 @@ _CUT = {ROWS: "what the trunk makes of pictures and questions", ANSWERS: "what t
 _OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 
 
-class UniConConfig(TunedConfig, frozen=True):
+class UniConConfig(TrunkOptions, frozen=True):
     """Options; `variant` and `averaged` say `paper` or `reference` where the paper and its released code differ."""
 
     rounds: Rounds = Field(10, description="rounds, each ended by averaging (paper: 20, one epoch each)")
@@ -145,11 +145,13 @@ class UniCon(Method[UniConConfig]):
         )
 
     def shared(self, shape: BackboneShape) -> Shapes:
-        """The shapes of the averaged tensors of the sites' parts, by name."""
-        if self.config.aggregate == "none":
-            return {}
-        shapes = site_shapes(shape, self.config.tuned, self.config.width)
-        return {name: size for name, size in shapes.items() if self._is_averaged(name)}
+        """The shapes of the averaged tensors of the sites' parts, by name.
+
+        Raises `ConfigError` for a backbone without token embeddings, or without the grid that a trunk reads.
+        """
+        shapes = site_shapes(self.config.trained_shape(shape), self.config.tuned, self.config.width)
+        averages = self.config.aggregate == "sites"
+        return {name: size for name, size in shapes.items() if averages and self._is_averaged(name)}
 
     def tasks(self) -> Iterator[tuple[str, int]]:
         """Each round's steps and its mean, and the evaluation."""
@@ -234,7 +236,7 @@ class UniCon(Method[UniConConfig]):
         return ServerNetworks(self.config.width, self.config.space, self.config.norm)
 
     def _networks(self, site: Site) -> SiteNetworks:
-        return SiteNetworks(site.backbone, self.config.tuned, self.config.width)
+        return SiteNetworks(self.config.trained_backbone(site), self.config.tuned, self.config.width)
 
     def _is_averaged(self, name: str) -> bool:
         return self.config.averaged == "paper" or not name.startswith((APN, LTA))
@@ -248,7 +250,8 @@ class UniCon(Method[UniConConfig]):
         )
 
     def _batch(self, site: Site, examples: Examples, chosen: torch.Tensor) -> Any:
-        cache = cached(site, self._networks(site).depth, site.backbone.cache_of)
+        networks = self._networks(site)
+        cache = cached(site, networks.depth, networks.backbone.cache_of)
         questions = cache.question_ids([examples.questions[row] for row in chosen.tolist()])
         return cache.batch(examples.pictures[chosen], questions, examples.answers[chosen])
 

@@ -25,6 +25,7 @@ from medfedvqa.models.picture_space import PictureSpace
 from medfedvqa.models.picture_stream import PictureStream, Stacked
 from medfedvqa.models.prompts import PromptShape
 from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
+from medfedvqa.models.trunks import TrunkBackbone, TrunkConfig, TrunkName
 from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
@@ -62,6 +63,9 @@ __all__ = [
     "Stacked",
     "StackedAttention",
     "TowerShape",
+    "TrunkBackbone",
+    "TrunkConfig",
+    "TrunkName",
     "TunedModel",
     "Tuning",
     "TuningConfig",

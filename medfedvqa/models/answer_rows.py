@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Cache
+from medfedvqa.models.distinct import NumberedQuestions
 from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams
 from medfedvqa.models.picture_space import Rows
 
@@ -34,7 +34,7 @@ class AnswerBatch:
         return owners
 
 
-class AskedQuestions:
+class AskedQuestions(NumberedQuestions):
     """A site's questions, numbered by their own text, as n-grams.
 
     A backbone may take two questions for one that differ beyond the words that it reads; the n-grams of one patient's
@@ -42,16 +42,8 @@ class AskedQuestions:
     """
 
     def __init__(self, questions: Sequence[str], device: torch.device, places: int = NGRAMS) -> None:
-        self.texts = list(dict.fromkeys(questions))
-        self._numbers = {text: number for number, text in enumerate(self.texts)}
+        super().__init__(questions)
         self._grams = hashed_ngrams(self.texts, places).to(device)
-
-    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """See `Cache`."""
-        try:
-            return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
-        except KeyError:
-            raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
 
     def grams(self, questions: torch.Tensor) -> torch.Tensor:
         """The n-grams of questions by number, float32 [rows, places]."""

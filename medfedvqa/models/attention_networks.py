@@ -19,6 +19,7 @@ from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
 from medfedvqa.models.distinct import DistinctQuestions, distinct
 from medfedvqa.models.families import IMAGE
 from medfedvqa.models.picture_stream import PictureStream, streamed
+from medfedvqa.models.recurrent import lstm
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 from privacy import Chance, owned
@@ -90,7 +91,7 @@ class NetworkCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._distinct.ids(questions)
+        return self._distinct.question_ids(questions)
 
     def batch(
         self,
@@ -162,16 +163,7 @@ class Network(AnswerModel):
         there = words[:, : int((words > 0).sum(dim=1).max())] > 0
         inputs = F.embedding(words[:, : there.shape[1]], values["words.weight"])
         inputs = F.linear(inputs, values["reader.input.weight"], values["reader.input.bias"])
-        state = memory = inputs.new_zeros(len(words), self.config.width)
-        states = []
-        for number, present in enumerate(there.unbind(dim=1)):
-            gates = inputs[:, number] + F.linear(state, values["reader.state.weight"])
-            input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
-            updated = forget_gate.sigmoid() * memory + input_gate.sigmoid() * candidate.tanh()
-            memory = torch.where(present[:, None], updated, memory)
-            state = torch.where(present[:, None], output_gate.sigmoid() * updated.tanh(), state)
-            states.append(state)
-        return torch.stack(states, dim=1), there
+        return lstm(inputs, values["reader.state.weight"], there), there
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """The interface of a backbone: pictures and questions in, features out, and the places where it can be tuned.
 
 Each backbone is one module that implements `Backbone` and gives its shape. CLIP has two towers that meet in the head;
-ViLT has one for both. A backbone with co-attention (MCAN, BAN, BUTD) has two towers whose blocks attend to each other.
-Its cache takes the depth of both and ends in each tower below the first input of a tuned block of the other, so that
-each row is an item of its own, as in ViLT. Regions or grids of a picture and a recurrent reader lie below the blocks.
+ViLT has one for both. A trunk of the literature (`trunks`) is one tower on what another backbone gives it, frozen: the
+grid of a picture and the embeddings of a question's words; it is tuned as a whole, so that its cache ends below it.
 """
 
 from abc import ABC, abstractmethod

@@ -223,7 +223,7 @@ class ClipCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._distinct.ids(questions)
+        return self._distinct.question_ids(questions)
 
     def batch(
         self,

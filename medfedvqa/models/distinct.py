@@ -8,22 +8,30 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.picture_stream import PictureStream
 
 
-class DistinctQuestions:
-    """A site's questions as token ids. Questions that differ only in case or spaces have the same ids and are one."""
+class NumberedQuestions:
+    """A site's questions, each text once, and their numbers."""
 
-    def __init__(self, questions: Sequence[str], tokenize: Callable[[list[str]], torch.Tensor]) -> None:
-        """`tokenize`: questions to ids, int64 [questions, context]."""
-        texts = list(dict.fromkeys(questions))
-        self.tokens, numbers = torch.unique(tokenize(texts), dim=0, return_inverse=True)
-        """int64 [distinct, context]."""
-        self._numbers = dict(zip(texts, numbers.tolist(), strict=True))
+    def __init__(self, questions: Sequence[str]) -> None:
+        self.texts = list(dict.fromkeys(questions))
+        self._numbers = {text: number for number, text in enumerate(self.texts)}
 
-    def ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """The number of each question, int64 [questions]. Raises `ConfigError` for a question that was not there."""
+    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
+        """See `Cache`: the number of each question, int64 [questions]. Raises `ConfigError` for an unknown one."""
         try:
             return torch.tensor([self._numbers[question] for question in questions], dtype=torch.int64)
         except KeyError:
             raise ConfigError("the cache was built without some of these questions; build it from all rows") from None
+
+
+class DistinctQuestions(NumberedQuestions):
+    """A site's questions as token ids. Questions that differ only in case or spaces have the same ids and are one."""
+
+    def __init__(self, questions: Sequence[str], tokenize: Callable[[list[str]], torch.Tensor]) -> None:
+        """`tokenize`: questions to ids, int64 [questions, context]."""
+        super().__init__(questions)
+        self.tokens, numbers = torch.unique(tokenize(self.texts), dim=0, return_inverse=True)
+        """int64 [distinct, context]."""
+        self._numbers = dict(zip(self.texts, numbers.tolist(), strict=True))
 
 
 def distinct(

@@ -36,6 +36,15 @@ def text_tower(model: Any, tuned: int) -> Texts:
     return LibraryTextTower(text_encoder(model), tuned)
 
 
+def has_places(shape: BackboneShape) -> bool:
+    """Whether a backbone of this shape gives a grid of a picture's places (`Backbone.places`).
+
+    The places are a picture tower's own states, which open_clip's attentional pooling brings to another width.
+    """
+    image = shape.towers.get(IMAGE)
+    return image is not None and image.blocks == "visual.transformer.resblocks" and not image.features
+
+
 def _is_open_clip_vit(model: Any) -> bool:
     return hasattr(model, "visual") and hasattr(getattr(model.visual, "transformer", None), "resblocks")
 

@@ -9,20 +9,27 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.nn.functional as F
 
+from privacy import Unit
+
 
 def prompt_distance(
-    local: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], per_block: bool = False
+    local: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor], unit: Unit = "prompt"
 ) -> torch.Tensor:
-    """L_d = 1 - cos(local, shared), the mean over the prompts in `local` (Eq. 7); 0 without prompts.
+    """L_d = 1 - cos(local, shared), the mean over the units of the prompts in `local` (Eq. 7); 0 without prompts.
 
-    Each prompt is one vector, or with `per_block` one for each block. `shared` is a constant.
+    `shared` is a constant.
     """
-    start = 1 if per_block else 0
-    distances = [
-        1 - F.cosine_similarity(prompt.flatten(start), shared[name].detach().flatten(start), dim=-1).mean()
-        for name, prompt in local.items()
-    ]
+    pairs = [(prompt, shared[name].detach()) for name, prompt in local.items()]
+    if unit == "upload" and pairs:
+        ours, theirs = zip(*pairs, strict=True)
+        pairs = [(_joined(ours), _joined(theirs))]
+    start = 1 if unit == "block" else 0
+    distances = [1 - F.cosine_similarity(a.flatten(start), b.flatten(start), dim=-1).mean() for a, b in pairs]
     return torch.stack(distances).mean() if distances else torch.zeros(())
+
+
+def _joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def weight_penalty(values: Iterable[torch.Tensor]) -> torch.Tensor:

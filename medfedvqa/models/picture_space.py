@@ -2,7 +2,8 @@
 
 Both hold float32 as computed: a resized picture has more levels than 8 or 16 bits tell apart, so that smaller numbers
 would change what is trained. The file has no name: it goes with the process, however that ends, and no other process
-can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process.
+can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process; those of the next
+batch are read while the present one is trained on.
 """
 
 import errno
@@ -11,13 +12,14 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from medfedvqa.devices import DeviceMemoryError
+from medfedvqa.devices import CUDA, DeviceMemoryError
 
 
 class FileRows:
@@ -27,15 +29,32 @@ class FileRows:
         """`like`: one row, whose shape, type and device all have."""
         self._file, self._like = file, like
         self.device = like.device
+        self._reader = ThreadPoolExecutor(1, "rows ahead")
+        self._ahead: tuple[list[int], Future[torch.Tensor]] | None = None
 
     def __getitem__(self, numbers: torch.Tensor) -> torch.Tensor:
         """The selected rows, [rows, ...]; `numbers` is int64 [rows]."""
+        wanted = numbers.tolist()
+        if self._ahead is None or self._ahead[0] != wanted:
+            rows = self._read(wanted)
+        else:
+            rows, self._ahead = self._ahead[1].result(), None
+        return rows.to(self.device, non_blocking=True)
+
+    def ahead(self, numbers: torch.Tensor) -> None:
+        """Begins to read the rows that will be selected soon. They replace those that were to be read before."""
+        wanted = numbers.tolist()
+        if self._ahead is None or self._ahead[0] != wanted:
+            self._ahead = wanted, self._reader.submit(self._read, wanted)
+
+    def _read(self, numbers: list[int]) -> torch.Tensor:
         like = self._like
-        rows = torch.empty(len(numbers), *like.shape, dtype=like.dtype)
-        for row, number in zip(rows.flatten(1).view(torch.uint8), numbers.tolist(), strict=True):
+        # A card copies from pinned memory while it computes.
+        rows = torch.empty(len(numbers), *like.shape, dtype=like.dtype, pin_memory=self.device.type == CUDA)
+        for row, number in zip(rows.flatten(1).view(torch.uint8), numbers, strict=True):
             if os.preadv(self._file.fileno(), [row.numpy().data], number * like.nbytes) < like.nbytes:
                 raise IndexError("the file has fewer rows")
-        return rows.to(self.device)
+        return rows
 
 
 Rows = torch.Tensor | FileRows
@@ -50,6 +69,12 @@ class PictureSpace:
         self._memory, self._disk, self._folder = memory, disk, folder
         self.memory_used = self.disk_used = 0
         """Bytes in use."""
+        self._files: weakref.WeakSet[FileRows] = weakref.WeakSet()
+
+    def ahead(self, numbers: torch.Tensor) -> None:
+        """Begins to read these rows, int64 [rows], wherever rows are in a file: they will be selected soon."""
+        for rows in self._files:
+            rows.ahead(numbers)
 
     def keep(self, count: int, parts: Iterable[torch.Tensor], device: torch.device | None = None) -> Rows:
         """`count` rows that come in parts, [rows, ...] each, one after the other.
@@ -85,6 +110,7 @@ class PictureSpace:
         self.disk_used += nbytes
         weakref.finalize(rows, self._give_back, 0, nbytes)
         weakref.finalize(rows, file.close)
+        self._files.add(rows)
         if not _written(file, parts):
             # Not as the error of a full disk, whose code a server gets: how much is written depends on the patients.
             raise DeviceMemoryError(

@@ -247,7 +247,7 @@ class ViltCache:
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
         """See `Cache`."""
-        return self._distinct.ids(questions)
+        return self._distinct.question_ids(questions)
 
     def batch(
         self,

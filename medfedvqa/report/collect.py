@@ -22,7 +22,7 @@ from medfedvqa.federation.job_budget import look_into, store_of
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.cohort_register import read_register
 from medfedvqa.ingest.ledger_binding import check_binding
-from medfedvqa.ingest.store import MANIFEST, read_manifest
+from medfedvqa.ingest.store import MANIFEST, read_manifest, read_store
 from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest, code_version
 from privacy.ledger_folder import read_folder
@@ -233,7 +233,7 @@ def _binding(config: SiteConfig) -> StoreBinding:
 
 
 def _ingested(store: Path) -> IngestionManifest:
-    manifest, content = read_manifest(store), (store / MANIFEST).read_bytes()
+    (manifest, images, _), content = read_store(store), (store / MANIFEST).read_bytes()
     return IngestionManifest(
         sha256=hashlib.sha256(content).hexdigest(),
         made=manifest.made,
@@ -241,4 +241,5 @@ def _ingested(store: Path) -> IngestionManifest:
         retained=tuple(manifest.options.retain),
         versions=manifest.versions,
         code=manifest.code,
+        reviewed=all(image.reviewed for image in images.values()),
     )

@@ -53,8 +53,8 @@ def lead(report: Report) -> Badge:
         return Badge(f"No. {quantity(len(broken), 'rule is', 'rules are')} broken: {', '.join(broken)}.", "bad")
     if still_open:
         open_rules = quantity(len(still_open), "rule is", "rules are")
-        text = f"Not yet shown. No rule is broken, but {open_rules} open: {names}. Whoever signs decides about these."
-        return Badge(text, "open")
+        text = f"Not yet shown. No rule is broken, but {open_rules} open: {names}."
+        return Badge(f"{text} The head of the site accepts this by signing, or does not.", "open")
     return Badge("Yes, as far as this report can show: every rule that it checks was kept.", "good")
 
 
@@ -78,7 +78,7 @@ def cards(report: Report) -> tuple[Card, ...]:
             (unknown if found is None else "patients; guessing finds 5", " · ", Link("B", "B")),
         ),
         Card("Left the site", (count(egress.nbytes),), (f"bytes, {egress.messages} messages", " · ", Link("H", "H"))),
-        Card("Budget spent, epsilon", (at_most(spent), *of), (*rest, " · ", Link("E", "E")), share),
+        Card("Epsilon spent", (at_most(spent), *of), (*rest, " · ", Link("E", "E")), share),
         Card("Rules kept", (count(kept), " of ", count(len(rules))), (_attack(report), " · ", Link("L", "L"))),
     )
 
@@ -86,8 +86,12 @@ def cards(report: Report) -> tuple[Card, ...]:
 def _attack(report: Report) -> str:
     section = report.sections.empirical
     if not section.attacked:
-        return "attack test: not made"
-    effects = {True: "an attack refutes the claim", False: "attack test: passed", None: "attack test: beside no claim"}
+        return "no test attack was made"
+    effects = {
+        True: "a test attack refutes the claim",
+        False: "test attacks do not refute the claim",
+        None: "test attacks, but no claim",
+    }
     return effects[section.refuted]
 
 
@@ -103,8 +107,12 @@ def _open(report: Report) -> Section:
     rows = tuple(row(_named(rule), f"{rule.said}. {rule.closing or ''}".strip()) for rule in rules[:MOST_OPEN])
     table = Table("", ("Rule", "What was found, and what closes it"), rows, "No rule is open.")
     rest = len(rules) - MOST_OPEN
-    more = (Text((f"{rest} more are in section ", Link("L", "L"), ".")),) if rest > 0 else ()
-    return Section("open", "What is open, and what closes it", (table, *more))
+    more: Cell = (f"{rest} more are in section ", Link("L", "L"), ". ") if rest > 0 else ()
+    notes = (Text((*more, _LATER)),) if rows else ()
+    return Section("open", "What is open, and what closes it", (table, *notes))
+
+
+_LATER = "What closes a rule counts for later jobs; about this one the head of the site decides."
 
 
 def _named(rule: Rule) -> Cell:
@@ -128,9 +136,14 @@ def _left(report: Report) -> Section:
 
 
 _STAYED = (
-    "Pictures, questions, answers and patients' names stay at the site: nothing that is declared to leave has them."
+    "Pictures, questions, answers and patients' names stay at the site: only what a job declares can leave, and no job "
+    "can declare these."
 )
-_KINDS = {"parameters": "trained values", "statistic": "statistics", "public": "public values"}
+_KINDS = {
+    "parameters": "trained values",
+    "statistic": "statistics",
+    "public": "public values, which no patient's data enter",
+}
 _PEERS = {"server": "the server", "sites": "the other sites"}
 _PROTECTIONS = {
     "none": "as they are",
@@ -153,7 +166,7 @@ def _patient(report: Report) -> Section:
     blocks: list[Block] = [Text(accusation(summary.wrongly, summary.found))]
     if summary.found_in_all is not None:
         every = people(summary.found_in_all)
-        blocks.append(Text(("By all that this site's jobs ever released with noise: at most ", every, " of 100.")))
+        blocks.append(Text(("By all that this site's jobs ever released with noise it is at most ", every, " of 100.")))
     blocks.append(DrawingGroup((charts.people(in_hundred(summary.found), in_hundred(summary.wrongly)),)))
     return Section("patient", title, tuple(blocks))
 
@@ -167,8 +180,8 @@ def accusation(wrongly: float, found: float) -> Cell:
     """The bound as sentences."""
     guess = people(wrongly)
     return (
-        *("Somebody who sees all that left, and who accuses ", guess, " of 100 people wrongly of having taken part, "),
-        *("finds at most ", people(found), " of 100 who did take part. Guessing finds ", guess, "."),
+        *("Somebody who sees all that left says of people whether they took part. If he is wrong about ", guess),
+        *(" of 100 who did not, he finds at most ", people(found), " of 100 who did; by guessing, ", guess, "."),
     )
 
 
@@ -176,13 +189,20 @@ def _budget(report: Report) -> Section:
     section, summary = report.sections.accounting, report.sections.summary
     spent = at_most(section.spent.epsilon if section.spent else None)
     if section.limit is None:
-        said: Cell = ("The site sets no limit, so that nothing is left of one. Spent by all jobs: epsilon ", spent, ".")
+        said: Cell = (
+            "The site has set no limit, so that nothing can be said to remain. All jobs together spent epsilon ",
+            spent,
+            ".",
+        )
     else:
         said = ("Of epsilon ", figure(section.limit), " that the site allows in all, ", spent, " is spent and ")
         said += (at_least(section.remaining), " is left. ", *_fits(summary))
     refused = len(section.refusals)
-    more = f"The site refused {quantity(refused, 'job or message', 'jobs or messages')}." if refused else ""
-    return Section("budget", "What is left of the budget", (Text((*said, " ", more)),))
+    more = f"The site refused {quantity(refused, 'job or message', 'jobs or messages')}. " if refused else ""
+    return Section("budget", "What is left of the budget", (Text((*said, " ", more, _EPSILON)),))
+
+
+_EPSILON = "Epsilon bounds what they tell about one patient: the smaller, the less."
 
 
 def _fits(summary: Summary | None) -> Cell:
@@ -204,7 +224,10 @@ def _limits(report: Report) -> Section:
 def _signatures(report: Report) -> Section:
     section = report.sections
     command = "`medfedvqa privacy verify-report FOLDER --key KEY`"
-    check = f"To check it: {command}, with the folder of this file and the key that the site gave you."
+    check = (
+        f"To check it: {command}, with this file's folder and the key that the site gave you. It checks the signature "
+        "and computes the figures anew from the evidence. Capital letters name the sections that follow."
+    )
     made: Cell = ("Made ", moment(section.identity.created), " UTC. ", check)
     rows = tuple(row(stack(sign.role, sign.confirms), "", "") for sign in section.verdicts.sign_off)
     titles = ("Who confirms what", "Name", "Date and signature")

@@ -17,7 +17,7 @@ LABELS = {
     "review_date": "Next review",
 }
 MISSING = "not given by the site"
-FIRST = ("purpose", "permitted_use", "epsilon_decided_by", "contact", "review_date")
+FIRST = ("controller", "contact", "purpose", "permitted_use", "epsilon_decided_by", "review_date")
 """What the first page has of them."""
 SHORT = 110
 """Characters of each on the first page."""

@@ -13,6 +13,9 @@ from medfedvqa.training.config import TrainingConfig
 from medfedvqa.training.rows import RowLoss, SiteRows
 from privacy import SeededChance
 
+Step = tuple[torch.Tensor, torch.Tensor | None]
+"""The rows of a step and of the next one of its epoch, int64 [rows] each."""
+
 
 @dataclass(frozen=True)
 class StepRows:
@@ -20,6 +23,8 @@ class StepRows:
 
     chosen: torch.Tensor
     chance: SeededChance
+    following: torch.Tensor | None
+    """The rows of the epoch's next step; None after its last."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,25 @@ class PlainGradients:
         if not len(self.train):
             return iter(())
         chance = seed if isinstance(seed, SeededChance) else SeededChance(seed)
-        epochs = (batches(self.train, self.config.batch_rows, chance.generator) for _ in count())
+        # The next batch is taken within an epoch alone: the order of another epoch's is drawn only when it begins.
+        epochs = (self._epoch(chance) for _ in count())
         if self.config.local_unit == "batches":
-            chosen: Iterator[torch.Tensor] = islice(chain.from_iterable(epochs), self.config.local_epochs)
+            steps: Iterator[Step] = islice(chain.from_iterable(epochs), self.config.local_epochs)
         else:
-            chosen = chain.from_iterable(islice(epochs, self.config.local_epochs))
-        return ((StepRows(rows, chance),) * passes for rows in chosen)
+            steps = chain.from_iterable(islice(epochs, self.config.local_epochs))
+        return ((StepRows(rows, chance, following),) * passes for rows, following in steps)
+
+    def _epoch(self, chance: SeededChance) -> Iterator[Step]:
+        """The batches of an epoch. None follows the last: the order of another epoch is not drawn yet."""
+        order = list(batches(self.train, self.config.batch_rows, chance.generator))
+        return zip(order, [*order[1:], None], strict=True)
 
     def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> None:
         """Sets each value's gradient. Raises `ConfigError` for a value that takes no part in the loss."""
-        losses = loss(values, self.rows.rows(self.train, batch.chosen, batch.chance))
+        rows = self.rows.rows(self.train, batch.chosen, batch.chance)
+        if batch.following is not None:
+            self.rows.ahead(self.train, batch.following)
+        losses = loss(values, rows)
         gradients = torch.autograd.grad(losses.mean(), list(values.values()), allow_unused=True)
         for value, gradient in zip(values.values(), gradients, strict=True):
             if gradient is None:

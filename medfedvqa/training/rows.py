@@ -76,6 +76,11 @@ class SiteRows:
         batch = self._cache.batch(pictures, questions, examples.answers[chosen], owners)
         return Rows(batch, batch.answers, chance)
 
+    def ahead(self, examples: Examples, chosen: torch.Tensor) -> None:
+        """Begins to read what a file holds of rows that are selected soon. Which of several views is not drawn yet."""
+        if self._views == 1:
+            self._site.space.ahead(distinct(examples.pictures[chosen], None)[0])
+
     def _views_of(self, pictures: torch.Tensor, chance: Chance | None, owners: torch.Tensor | None) -> torch.Tensor:
         """The view of each row's picture, one for each picture of a patient. View 0 is the picture itself."""
         if self._views == 1 or chance is None:

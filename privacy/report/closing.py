@@ -9,7 +9,7 @@ CLOSING: Mapping[str, str] = {
     "whole log": "Run `medfedvqa audit verify`, follow what it says, and make the report again.",
     "agreement": "Give the server's or another site's copies with `--against` when the report is made.",
     "ledger": "Give the site a budget ledger, and train under differential privacy.",
-    "one budget": "Ingest the data with `medfedvqa ingest` beside this ledger: store and ledger then name each other.",
+    "one budget": "Ingest the data with `medfedvqa ingest` beside this ledger, which ties the two together.",
     "replay": "Train under differential privacy; if figures differ, ask the project before anything else is released.",
     "charged first": "Train under differential privacy, with the ledger of this site.",
     "nothing unprotected": "Train under differential privacy (`--epsilon`); demand it in the policy (`require_dp`).",

@@ -15,6 +15,12 @@ OPEN_FLAGS = (
     "Clean pixels (113101) are not claimed: some pictures hold marks that the text finder could not read, and that no "
     "person has decided on. What it read was blanked."
 )
+_REVIEW = {
+    True: " After that a person looked at every picture and accepted it.",
+    False: " No person has accepted every picture after that.",
+    None: "",
+}
+"""By whether the pictures are reviewed; None in evidence of earlier versions."""
 NO_ATTACK = "No attack on this job was given: nothing is proved from below."
 NOT_COVERED = (
     "Epsilon covers what was released: the model that the site keeps, and answers of it that are shown outside the "
@@ -47,7 +53,7 @@ def data_handling(facts: ReportFacts) -> DataHandling:
         said="Read from DICOM, de-identified and stored by `medfedvqa ingest`; patients are keyed pseudonyms.",
         profile=tuple(f"{code.value} {code.meaning}" for code in store.codes),
         retained=store.retained,
-        burned_in=sentence if is_cleaned else OPEN_FLAGS,
+        burned_in=f"{sentence}{_REVIEW[store.reviewed]}" if is_cleaned else OPEN_FLAGS,
         tools=tuple(f"{name} {version}" for name, version in sorted(store.versions.items())),
         manifest=store.sha256,
         made=store.made,

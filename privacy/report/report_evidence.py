@@ -179,6 +179,8 @@ class IngestionManifest(Frozen):
     retained: tuple[str, ...]
     versions: dict[str, str]
     code: str
+    reviewed: bool | None = None
+    """Whether a person accepted every picture; None in evidence of an earlier version."""
 
 
 class StoreBinding(Frozen):

@@ -24,7 +24,7 @@ _ORDER: tuple[State, ...] = (SHOWN, NOT_SHOWN, BROKEN)
 
 SIGN_OFF = (
     SignOff(role="Data protection officer", confirms="has read what is claimed (B), what is not (F), and K"),
-    SignOff(role="Head of the site", confirms="agrees to what left (H) and to what remains of the budget (E)"),
+    SignOff(role="Head of the site", confirms="accepts what is open (L), what left (H) and the epsilon spent (E)"),
     SignOff(role="Auditor", confirms="has run `medfedvqa privacy verify-report` with a key from the site itself"),
 )
 
@@ -116,12 +116,15 @@ def _anchored(facts: ReportFacts) -> RuleVerdict:
     return SHOWN, f"the chain of {quantity(len(records), 'record')} holds; log entries that name one: {len(named)}"
 
 
+_SECOND = "a second ledger would grant the same patients a second budget"
+
+
 def _bound(facts: ReportFacts) -> RuleVerdict:
     binding = facts.evidence.binding
     if binding is None or not binding.from_store:
-        return NOT_SHOWN, "the data are no store of `medfedvqa ingest`: another ledger would grant another budget"
+        return NOT_SHOWN, f"nothing ties the data to this site's ledger: {_SECOND}"
     if not binding.bound:
-        return NOT_SHOWN, "the ledger is not bound to the store: another ledger would grant another budget"
+        return NOT_SHOWN, f"nothing ties the store to this site's ledger: {_SECOND}"
     if not binding.compared:
         sentence = "whether the same patients were ingested before, under another key, was not looked at"
         return NOT_SHOWN, f"ledger and store name each other; {sentence}"

@@ -19,6 +19,7 @@ from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.entry import parse_any
 from audits.envelope import open_envelope, subjects
 from audits.judgement import BROKEN, NOT_COMPARED, NOT_SHOWN, SHOWN
+from audits.key_succession import SUCCESSIONS, read_successions, succeeded
 from audits.log_files import lines_from
 from audits.plurals import quantity
 from audits.witness import KEYS, read_keys
@@ -89,7 +90,8 @@ def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPa
     site_key = key or (read_keys(log / KEYS).get(origin_of(report.evidence.site)) if log else None)
     if site_key is None:
         return VerdictPart("key", NOT_SHOWN, "pass --key with the key that the site gave you; this key is the report's")
-    if str(site_key) != report.evidence.log.key:
+    successions = read_successions(log / SUCCESSIONS) if log else []
+    if not succeeded(site_key, successions).knows(VerifierKey.parse(report.evidence.log.key)):
         return VerdictPart("key", BROKEN, "the report is signed with another key than the site's")
     return VerdictPart("key", SHOWN, "the report is about the log of the key that was given")
 

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from audits import Tensors
+from privacy.aggregation import Unit
 from privacy.secagg.errors import SecureAggregationError
 from privacy.secagg.ring import Floats
 
@@ -21,15 +22,15 @@ def with_error(most_norm: float) -> float:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The shapes of float32 tensors, in an order that all sites share; `by_block` splits each along its first axis."""
+    """The shapes of float32 tensors, in an order that all sites share; blocks lie along the first axis."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    by_block: bool = False
+    unit: Unit = "prompt"
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], by_block: bool = False) -> "TensorLayout":
+    def of(cls, shapes: Mapping[str, tuple[int, ...]], unit: Unit = "prompt") -> "TensorLayout":
         """The layout of tensors with these shapes, in order of their names."""
-        return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), by_block)
+        return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), unit)
 
     @property
     def size(self) -> int:
@@ -38,10 +39,12 @@ class TensorLayout:
 
     @property
     def segments(self) -> list[slice]:
-        """Where each tensor, or each block, lies."""
+        """Where each unit lies."""
+        if self.unit == "upload":
+            return [slice(0, self.size)]
         lengths: list[int] = []
         for _, shape in self.shapes:
-            blocks = shape[0] if self.by_block else 1
+            blocks = shape[0] if self.unit == "block" else 1
             lengths += [prod(shape) // blocks] * blocks
         ends = np.cumsum(lengths, dtype=int).tolist()
         return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]

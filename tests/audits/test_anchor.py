@@ -298,6 +298,15 @@ def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> 
     assert watched.restarted().cosign(note) and len(watched.evidence()) == 1
 
 
+def test_a_checkpoint_that_is_told_again_is_no_fork(watched: Watched) -> None:
+    """A site that was killed before it answered is sent the same task again, with the proof from an earlier size."""
+    filled(watched.log, 3)
+    note = watched.log.checkpoint()
+    proof = watched.log.proof(5, note)
+    watched.restarted().cosign(note, proof)
+    assert watched.restarted().cosign(note, proof) and not watched.evidence()
+
+
 def test_the_own_key_lies_with_the_log_from_the_beginning(tmp_path: Path) -> None:
     """So that a copy of the folder can be verified; the pinned ones beside it."""
     other = key_of(tmp_path, "head").public

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,16 @@ def test_a_time_that_is_none_is_no_part_of_a_syslog_header(text: str) -> None:
     (line,) = syslog_lines(entry)
     assert line.startswith("<110>1 - chest medfedvqa - open [entry@32473 ") and len(line.splitlines()) == 1
     assert params(line.replace("1 - chest", "1 2026-03-01T08:00:00.000250Z chest", 1))["time"] == visible(text)
+
+
+def test_an_export_since_a_time_leaves_out_what_is_older(tmp_path: Path) -> None:
+    """An export each day from the last one's time on has every entry, at the border in both."""
+    log = AuditLog(tmp_path / "audit", "chest")
+    times = [log.append(Event.OPEN, job=str(number)).time for number in range(3)]
+    log.close()
+    for number, time in enumerate(times):
+        out = tmp_path / f"{number}.jsonl"
+        count = export_logs({"chest": tmp_path / "audit"}, ExportFormat.JSONL, out, datetime.fromisoformat(time))
+        assert count == len(out.read_text().splitlines()) == 3 - number
+    late = datetime.fromisoformat(times[2]) + timedelta(seconds=1)
+    assert export_logs({"chest": tmp_path / "audit"}, ExportFormat.JSONL, tmp_path / "late", late) == 0

@@ -16,7 +16,8 @@ DEADLINE = 840
 SMALLEST = {
     "audit": "--entries 50 --appends 5 --rounds 0",
     "backbone_steps": "--architecture ViT-S-32-alt --rows 2 --repeats 1",
-    "burned_in_text": "{data}/slake --images 1 --texts 2",
+    "burned_in_text": "{data} --images 1 --texts 4",
+    "devices": "--architecture ViT-S-32-alt --blocks 1 --rows 2 --steps 1",
     "dp_accuracy": "{out}/runs --seeds 0",
     "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
     "federation": "--rounds 2",

@@ -19,8 +19,11 @@ ROWS = 4
 """Questions on each picture."""
 
 
-def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY) -> Path:
-    """A store of these patients, by organ, each with a picture and questions on it; no ledger is noted in it."""
+def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY, **cleaning: object) -> Path:
+    """A store of these patients, by organ, each with a picture and questions on it; no ledger is noted in it.
+
+    `cleaning`: flags and review of every picture.
+    """
     keys, images, rows = Pseudonyms(key), [], []
     (folder / PICTURES).mkdir(parents=True)
     for organ, numbers in patients.items():
@@ -28,7 +31,7 @@ def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY) ->
             name, content = keys.digest("image", f"{organ} {number}"), _picture(number)
             (folder / PICTURES / f"{name}.dcm").write_bytes(content)
             facts = {"patient": keys.patient(f"P{number}"), "organ": organ, "frame": 0, "frames": 1, "boxes": []}
-            images.append(Image(id=name, sha256=hashlib.sha256(content).hexdigest(), blanked=0.0, **facts))
+            images.append(Image(id=name, sha256=hashlib.sha256(content).hexdigest(), blanked=0.0, **facts, **cleaning))
             for question in range(ROWS):
                 answer = "yes" if (number + question) % 2 else "no"
                 text = {"question": f"Is it bright, {question}?", "answer": answer, "split": "train"}

@@ -21,14 +21,8 @@ from medfedvqa.errors import ConfigError
 Change = Callable[[Path], object]
 
 
-@pytest.mark.parametrize(
-    ("begins", "days", "problem"),
-    [(-9, 20, "it ends on"), (-9, -1, "it ends on"), (-9, 50, "it ends on"), (1, 90, "not valid yet")],
-)
-def test_a_certificate_that_ends_or_has_not_begun_is_found(
-    site_kits: Path, site_kit: Path, begins: int, days: int, problem: str
-) -> None:
-    """Signed by the federation's own root; days from now. Within 60 days it is a warning, within 30 a failure."""
+def certify(site_kits: Path, site_kit: Path, begins: int, days: int) -> None:
+    """Gives the kit another certificate of the federation's root, by when it begins and ends in days from now."""
     (state,) = site_kits.parents[1].glob("**/state/cert.json")
     root = json.loads(state.read_text())
     old = x509.load_pem_x509_certificate((site_kit / "startup" / "client.crt").read_bytes())
@@ -37,6 +31,17 @@ def test_a_certificate_that_ends_or_has_not_begun_is_found(
     builder = builder.not_valid_before(now + timedelta(days=begins)).not_valid_after(now + timedelta(days=days))
     new = builder.sign(load_pem_private_key(root["root_pri_key"].encode(), None), SHA256())
     (site_kit / "startup" / "client.crt").write_bytes(new.public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(
+    ("begins", "days", "problem"),
+    [(-9, 20, "it ends on"), (-9, -1, "it ends on"), (-9, 50, "it ends on"), (1, 90, "not valid yet")],
+)
+def test_a_certificate_that_ends_or_has_not_begun_is_found(
+    site_kits: Path, site_kit: Path, begins: int, days: int, problem: str
+) -> None:
+    """Signed by the federation's own root; days from now. Within 60 days it is a warning, within 30 a failure."""
+    certify(site_kits, site_kit, begins, days)
     found = problems(site_kit, state="warning" if days == 50 else "failed")
     assert list(found) == ["certificate for FLARE"] and problem in found["certificate for FLARE"]
 

@@ -22,6 +22,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import site_yaml
 from medfedvqa.models import shape_of
+from medfedvqa.models.trunks.grid import TRUNKS
 from privacy import DPSettings
 from privacy.secagg import Identity
 
@@ -35,8 +36,10 @@ SITES = ("site-001", "site-002", "site-003")
 BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "public_pairs": 8, "trunk": "medclip2-slake",
+    "steps": 2, "public_pairs": 8,
 }  # fmt: skip
+MORE = {"creamfl": {"trunk": "medclip2-slake"}}
+"""Options that one method has, or has in a sense of its own."""
 PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)
 IN_CLEAR, WITH_PRIVACY, ON_SHARES = "in clear", "differential privacy", "secure aggregation"
@@ -44,11 +47,13 @@ IN_CLEAR, WITH_PRIVACY, ON_SHARES = "in clear", "differential privacy", "secure 
 PATIENCE = 300.0  # seconds
 
 Case = tuple[str, str]
-"""A method and its protection."""
+"""A method, with a trunk behind a slash if it trains one, and its protection."""
+TRUNKED: list[Case] = [(f"unicon/{name}", ON_SHARES) for name in TRUNKS]
 CASES: list[Case] = [
     *((name, IN_CLEAR if refusal(name, IN_CLEAR) is None else ON_SHARES) for name in method_names()),
     ("prompt_pfl", WITH_PRIVACY),
     ("fedavg", ON_SHARES),
+    *TRUNKED,
 ]
 IN_EVERY_TIER: set[Case] = {
     ("fedavg", IN_CLEAR),  # a mean
@@ -76,11 +81,22 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         yield federation
 
 
+def tier(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    """The mark of a case: one trunk stands for all of them, except in a release's tests."""
+    if case in TRUNKED[:3] + TRUNKED[4:]:
+        return (pytest.mark.release,)
+    return () if case in IN_EVERY_TIER else (pytest.mark.slow,)
+
+
 def job_of(method: str, protection: str) -> JobSpec:
     """A short job."""
+    method, _, trunk = method.partition("/")
     known = method_type(method).config_type.model_fields
     private = protection == WITH_PRIVACY
     options = {name: value for name, value in (QUICK | (PRIVATE if private else {})).items() if name in known}
+    options |= MORE.get(method, {})
+    if trunk:
+        options = {**options, "trunk": trunk, "trunk_width": 16, "tuning": "full"}
     job = {"method": method, "options": options, "data": "phantom", "backbone": BACKBONE}
     return JobSpec(**job, dp=PRIVACY if private else None, secagg=protection == ON_SHARES)
 
@@ -110,7 +126,7 @@ def submitted(
 
     @cache
     def submit(method: str, protection: str) -> str:
-        job = folder / f"{method} {protection}".replace(" ", "-")
+        job = folder / f"{method} {protection}".replace(" ", "-").replace("/", "-")
         # A site takes a private job once only, by its terms.
         terms = Terms.fresh(federation_of(federation.admin_kit / "startup" / "rootCA.pem"), sites_of(protection))
         export_job(job_of(method, protection).model_copy(update={"terms": terms}), job)
@@ -132,7 +148,7 @@ def submitted(
 
 @pytest.mark.parametrize(
     ("method", "protection"),
-    [pytest.param(*case, marks=() if case in IN_EVERY_TIER else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=tier(case)) for case in CASES],
 )
 def test_a_submitted_job_runs_and_logs_the_declared_bytes(
     method: str, protection: str, federation: LoopbackFederation, submitted: Callable[[str, str], str]
@@ -142,7 +158,7 @@ def test_a_submitted_job_runs_and_logs_the_declared_bytes(
     job, job_id = job_of(method, protection), submitted(method, protection)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = json.loads((federation.results(job_id) / "results.json").read_text())
-    assert (results["status"], results["method"]) == ("finished", method)
+    assert (results["status"], results["method"]) == ("finished", job.method)
     exchange = job.build().final_exchange(shape_of(BACKBONE))
     for site in sites_of(protection):
         folder = federation.kits / site / "audit"

@@ -41,7 +41,7 @@ def secure_job(quick_job: Job) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("similarity", ["prompt", "block"])
+@pytest.mark.parametrize("similarity", ["prompt", "block", "paper"])
 def test_sites_that_train_get_the_plain_mixture(
     introduced: Sites, secure_job: Job, tmp_path: Path, similarity: str
 ) -> None:

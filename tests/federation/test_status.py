@@ -9,6 +9,7 @@ from typing import Any
 
 from doctored import DP, SITE, charge, edit_site, log_of
 from test_doctor import end, hold, job_left_open, log_damaged
+from test_doctor_files import certify
 from typer.testing import CliRunner
 
 from audits import Event, Outcome, Refusal
@@ -60,6 +61,15 @@ def test_refusals_budget_disk_and_certificate_are_shown(site_kit: Path) -> None:
     assert datetime.fromisoformat(record["certificate_ends"]) > datetime.now(UTC) + timedelta(days=300)
     plain = CliRunner().invoke(app, ["status", "--site", str(site_kit / "local" / "site.yml")]).output
     assert "not running" in plain and "disk 1, method 2" in plain and "limit 9" in plain
+
+
+def test_a_certificate_that_ends_soon_is_named(site_kits: Path, site_kit: Path) -> None:
+    """Within the 60 days in which doctor warns of it, and not before."""
+    assert status(site_kit)[1]["certificate_ends_soon"] is False
+    certify(site_kits, site_kit, -300, 59)
+    assert status(site_kit)[1]["certificate_ends_soon"] is True
+    plain = CliRunner().invoke(app, ["status", "--site", str(site_kit / "local" / "site.yml")]).output
+    assert re.search(r"certificate: +ends on [0-9-]{10}, in 58 days: renew it", plain)
 
 
 def test_a_damaged_log_is_not_well(site_kit: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_was_done_is_written_as_codes(
     assert result[0x0012, 0x0062].value == "YES" and result[0x0028, 0x0303].value == dates
     assert [item.CodeValue for item in result[0x0012, 0x0064].value] == codes
     assert {item.CodingSchemeDesignator for item in result[0x0012, 0x0064].value} == {"DCM"}
-    assert len(result[0x0012, 0x0063].value) == len(codes) and result[0x0028, 0x0301].value == "NO"
+    assert len(result[0x0012, 0x0063].value) == len(codes) + 1 and result[0x0028, 0x0301].value == "NO"
 
 
 def test_the_result_is_a_sound_dicom_image(make_dicom: Make, keys: Pseudonyms, options: Options) -> None:

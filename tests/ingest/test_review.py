@@ -1,6 +1,7 @@
 """The review: a sheet of finds, decisions of persons, and what the next ingestion makes of them."""
 
 import html
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
-from medfedvqa.ingest.review import Verdict, decide, reviewed_finds, write_sheet
+from medfedvqa.ingest.review import Verdict, decide, reviewed_finds
+from medfedvqa.ingest.review_sheet import write_sheet
 from medfedvqa.ingest.store import read_store
 
 
@@ -52,10 +54,99 @@ def test_the_sheet_shows_every_find_and_loads_nothing(ingested) -> None:
     sheet, finds, flags = write_sheet(ingested.out)
     page = sheet.read_text()
     assert sheet.stat().st_mode & 0o777 == 0o600 and finds >= 2 and flags >= 1
-    assert page.count("data:image/png;base64,") == finds and "http" not in page.replace("http-equiv", "")
+    assert page.count("data:image/png;base64,") == finds and page.count("data:image/jpeg;base64,") == 2
+    assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'" in html.unescape(page)
     assert "<script" not in page and "<B>" not in page and "ANNA" in page
     assert page.index('class="flagged"') < page.index('class="blanked"')
+
+
+def image_of(store: Path) -> str:
+    """The id of the store's only picture."""
+    (image,) = read_store(store)[1]
+    return image
+
+
+def method(store: Path) -> list[str]:
+    """What the picture's header says was done to it."""
+    (path,) = (store / "images").iterdir()
+    return list(pydicom.dcmread(path)[0x0012, 0x0063].value)
+
+
+def test_a_person_blanks_more_and_accepts_the_picture(place, make_dicom: Callable[..., Dataset]) -> None:
+    """An added box is black after the next ingestion, and comes back once a person keeps it.
+
+    A picture is reviewed when somebody accepted it with all that is found in it; header, store and sheet say so.
+    """
+    place.add("1.dcm", make_dicom(film(), PatientName="SECRET^Anna"))
+    place.ask("1.dcm")
+    place.ingest(side=256)
+    image, flagged = image_of(place.out), find_of(place.out, "flagged")
+    assert method(place.out)[-1] == "Pixels cleaned by machine, marks wait for review"
+    with pytest.raises(DataError, match="open flag cannot be accepted"):
+        decide(place.out, "Dr. Who", {}, accepted=["all"])
+    box = (10, 20, 60, 40)
+    assert decide(place.out, "Dr. Who", {Verdict.KEEP: [flagged.id]}, [(image, box)], ["all"]) == 3
+    counts = place.ingest(side=256).counts
+    assert (grey(place.out)[20:40, 10:60] == 0).all() and counts.reviewed == 1
+    assert read_store(place.out)[1][image].reviewed
+    assert method(place.out)[-1] == "Pixels cleaned by machine, reviewed by a person"
+    page = write_sheet(place.out)[0].read_text()
+    assert "256 x 256 pixels, reviewed" in page and "before" in page and "as it is stored" in page
+    added = next(find for finds in reviewed_finds(place.out) for find in finds.finds if find.box == list(box))
+    decide(place.out, "Dr. Who", {Verdict.KEEP: [added.id]})
+    place.ingest(side=256)
+    assert (grey(place.out)[20:40, 10:60] > 0).any()
+
+
+def test_what_is_found_after_the_review_takes_the_review_back(place, make_dicom: Callable[..., Dataset]) -> None:
+    """The person saw the picture without a find that a later ingestion reports."""
+    place.add("1.dcm", make_dicom(film(), PatientName="SECRET^Anna"))
+    place.ask("1.dcm")
+    place.ingest(side=256)
+    decide(place.out, "Dr. Who", {Verdict.KEEP: [find_of(place.out, "flagged").id]}, accepted=["all"])
+    path = folder_of_finds(place.out) / "decisions.jsonl"
+    path.write_text(re.sub(r'"finds":\["[0-9a-f]{16}"', '"finds":["0000000000000000"', path.read_text()))
+    assert place.ingest(side=256).counts.reviewed == 0
+
+
+def test_decisions_about_another_store_are_refused(ingested, place, make_dicom: Callable[..., Dataset]) -> None:
+    """Neither the next ingestion nor a further decision takes them."""
+    place.add("1.dcm", make_dicom(film()))
+    place.ask("1.dcm")
+    place.ingest(side=256)
+    decide(place.out, "Dr. Who", {}, [(image_of(place.out), (0, 0, 9, 9))])
+    path = folder_of_finds(place.out) / "decisions.jsonl"
+    content = path.read_text()
+    path.write_text(re.sub(r'"store":"[0-9a-f]{32}"', f'"store":"{32 * "0"}"', content))
+    with pytest.raises(DataError, match="of another store"):
+        place.ingest(side=256)
+    with pytest.raises(DataError, match="of another store"):
+        decide(place.out, "Dr. Who", {}, [(image_of(place.out), (0, 0, 9, 9))])
+
+
+@pytest.mark.parametrize("box", [(0, 0, 257, 9), (9, 9, 9, 20), (30, 9, 20, 20)], ids=["outside", "empty", "reversed"])
+def test_a_box_outside_of_its_picture_is_refused(ingested, box: tuple[int, int, int, int]) -> None:
+    """Whoever gives it has mistaken the picture or its size."""
+    with pytest.raises(ConfigError, match="lies within it"):
+        decide(ingested.out, "Dr. Who", {}, [(image_of(ingested.out), box)])
+    with pytest.raises(DataError, match="no picture of that id"):
+        decide(ingested.out, "Dr. Who", {}, [("0" * 32, (0, 0, 9, 9))])
+
+
+def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: Path) -> None:
+    """Without a name, for a find of another store, twice for one find, without a store."""
+    store, decisions = ingested.out, folder_of_finds(ingested.out) / "decisions.jsonl"
+    before = decisions.read_bytes() if decisions.exists() else None
+    with pytest.raises(ConfigError, match="needs the name"):
+        decide(store, " ", {Verdict.KEEP: ["0" * 16]})
+    with pytest.raises(DataError, match="no find of that id"):
+        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16]})
+    with pytest.raises(ConfigError, match="named twice"):
+        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16], Verdict.BLANK: ["0" * 16]})
+    with pytest.raises(DataError, match="no manifest"):
+        decide(tmp_path / "SECRET", "Dr. Who", {Verdict.KEEP: ["0" * 16]})
+    assert (decisions.read_bytes() if decisions.exists() else None) == before
 
 
 def test_decisions_are_applied_by_the_next_ingestion(ingested, make_place, tmp_path: Path) -> None:
@@ -79,18 +170,3 @@ def test_decisions_are_applied_by_the_next_ingestion(ingested, make_place, tmp_p
     assert image.flags == 0 and dataset.BurnedInAnnotation == "NO"
     decide(place.out, "Dr. Who", {Verdict.QUARANTINE: [find_of(place.out, "blanked").id]})
     assert place.ingest(side=256).counts.quarantined == {"set_aside": 1}
-
-
-def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: Path) -> None:
-    """Without a name, for a find of another store, twice for one find, without a store."""
-    store, decisions = ingested.out, folder_of_finds(ingested.out) / "decisions.jsonl"
-    before = decisions.read_bytes() if decisions.exists() else None
-    with pytest.raises(ConfigError, match="needs the name"):
-        decide(store, " ", {Verdict.KEEP: ["0" * 16]})
-    with pytest.raises(DataError, match="no find of that id"):
-        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16]})
-    with pytest.raises(ConfigError, match="named twice"):
-        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16], Verdict.BLANK: ["0" * 16]})
-    with pytest.raises(DataError, match="no manifest"):
-        decide(tmp_path / "SECRET", "Dr. Who", {Verdict.KEEP: ["0" * 16]})
-    assert (decisions.read_bytes() if decisions.exists() else None) == before

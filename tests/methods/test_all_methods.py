@@ -26,8 +26,10 @@ from privacy import DPSettings
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {
     "rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "aggregate": "none", "public_pairs": 8, "trunk": "medclip2-slake",
+    "steps": 2, "aggregate": "none", "public_pairs": 8,
 }  # fmt: skip
+MORE = {"creamfl": {"trunk": "medclip2-slake"}}
+"""Options that one method has, or has in a sense of its own."""
 KINDS = [kind.value for kind in Kind]
 PRIVATE = {"weighting": "uniform", "answers": "closed", "local_epochs": 1}
 ROOT = Path(__file__).parents[2]
@@ -36,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 def quick(name: str, **options: object) -> dict[str, object]:
     """Those of the options that the method has."""
     known = method_type(name).config_type.model_fields
-    return {key: value for key, value in {**QUICK, **options}.items() if key in known}
+    return {key: value for key, value in {**QUICK, **MORE.get(name, {}), **options}.items() if key in known}
 
 
 def job_of(name: str, dp: DPSettings | None = None, **options: object) -> JobSpec:

@@ -5,6 +5,8 @@ import torch
 
 from medfedvqa.models import divergence, prompt_distance, weight_penalty
 
+UNITS = ["prompt", "block", "upload"]
+
 
 def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
     return {
@@ -13,19 +15,19 @@ def prompts(generator: torch.Generator) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("per_block", [False, True])
-def test_the_distance_does_not_depend_on_the_scale_of_the_local_prompt(generator, per_block):
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_distance_does_not_depend_on_the_scale_of_the_local_prompt(generator, unit):
     local, shared = prompts(generator), prompts(generator)
     scaled = {name: 17.3 * prompt for name, prompt in local.items()}
-    assert torch.allclose(prompt_distance(scaled, shared, per_block), prompt_distance(local, shared, per_block))
+    assert torch.allclose(prompt_distance(scaled, shared, unit), prompt_distance(local, shared, unit))
 
 
-@pytest.mark.parametrize("per_block", [False, True])
-def test_the_gradient_of_the_distance_is_orthogonal_to_the_prompt(generator, per_block):
+@pytest.mark.parametrize("unit", ["prompt", "block"])
+def test_the_gradient_of_the_distance_is_orthogonal_to_the_prompt(generator, unit):
     local, shared = prompts(generator), prompts(generator)
     for prompt in local.values():
         prompt.requires_grad_()
-    prompt_distance(local, shared, per_block).backward()
+    prompt_distance(local, shared, unit).backward()
     for prompt in local.values():
         assert prompt.grad.norm() > 1e-3
         assert abs((prompt.grad * prompt).sum().item()) < 1e-15
@@ -39,12 +41,12 @@ def test_the_distance_gives_the_shared_prompt_no_gradient(generator):
     assert all(prompt.grad is None for prompt in shared.values())
 
 
-@pytest.mark.parametrize("per_block", [False, True])
-def test_the_distance_is_0_for_equal_prompts_and_2_for_opposite_ones(generator, per_block):
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_distance_is_0_for_equal_prompts_and_2_for_opposite_ones(generator, unit):
     local = prompts(generator)
     opposite = {name: -prompt for name, prompt in local.items()}
-    assert prompt_distance(local, local, per_block).item() == pytest.approx(0, abs=1e-12)
-    assert prompt_distance(local, opposite, per_block).item() == pytest.approx(2)
+    assert prompt_distance(local, local, unit).item() == pytest.approx(0, abs=1e-12)
+    assert prompt_distance(local, opposite, unit).item() == pytest.approx(2)
 
 
 def test_the_distance_is_the_mean_over_encoders_of_one_minus_the_flattened_cosine(generator):
@@ -53,10 +55,18 @@ def test_the_distance_is_the_mean_over_encoders_of_one_minus_the_flattened_cosin
     assert torch.allclose(prompt_distance(local, shared), sum(expected) / 2)
 
 
+def test_the_distance_of_whole_uploads_is_one_cosine_over_both_prompts(generator):
+    """The paper's reading of P: one vector."""
+    local, shared = prompts(generator), prompts(generator)
+    p, s = (torch.cat([each[name].flatten() for name in local]) for each in (local, shared))
+    assert torch.allclose(prompt_distance(local, shared, "upload"), 1 - p @ s / (p.norm() * s.norm()))
+    assert not torch.allclose(prompt_distance(local, shared, "upload"), prompt_distance(local, shared))
+
+
 def test_the_distance_per_block_is_the_mean_over_blocks(generator):
     local, shared = (prompts(generator)["prompt.image"] for _ in range(2))
     expected = [1 - (p * s).sum() / (p.norm() * s.norm()) for p, s in zip(local, shared, strict=True)]
-    distance = prompt_distance({"prompt.image": local}, {"prompt.image": shared}, per_block=True)
+    distance = prompt_distance({"prompt.image": local}, {"prompt.image": shared}, "block")
     assert torch.allclose(distance, sum(expected) / 3)
 
 

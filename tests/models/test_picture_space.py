@@ -35,6 +35,26 @@ def test_a_file_gives_the_bits_that_memory_gives(tmp_path: Path, rows: torch.Ten
     assert filed[NUMBERS].dtype == dtype and filed[NUMBERS[:0]].shape == (0, *rows.shape[1:])
 
 
+def test_rows_read_ahead_are_read_once_and_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other rows are selected in between, as by a second model that takes the same step."""
+    space = PictureSpace(0, 2**20, tmp_path)
+    rows, reads, read = space.keep(10, parts()), list[int](), os.preadv
+
+    def counted(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        reads.append(offset // ROWS[0].nbytes)
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    space.ahead(NUMBERS)
+    space.ahead(NUMBERS)
+    assert torch.equal(rows[torch.tensor([1])], ROWS[[1]])
+    assert torch.equal(rows[NUMBERS], ROWS[NUMBERS])
+    assert sorted(reads) == sorted([1, *NUMBERS.tolist()])
+    space.ahead(torch.tensor([10]))
+    with pytest.raises(IndexError, match="fewer rows"):
+        rows[torch.tensor([10])]
+
+
 def test_the_file_has_no_name_and_is_for_this_account_only(tmp_path: Path) -> None:
     """So nothing has to be removed, whenever the process dies. The folder is made, for this account only as well."""
     folder = tmp_path / "state"

@@ -8,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import ClipBackbone, Contrast, ServerNetworks, ServerPart, SiteNetworks, TuningConfig, site_shapes
+from medfedvqa.models import (
+    ClipBackbone,
+    Contrast,
+    ServerNetworks,
+    ServerPart,
+    SiteNetworks,
+    TrunkBackbone,
+    TrunkConfig,
+    TuningConfig,
+    site_shapes,
+)
 from medfedvqa.models.backbone import BackboneShape, TokenEmbeddings, TowerShape
 from medfedvqa.models.split import BUFFERS, average, info_nce, same_rows
+from medfedvqa.models.trunks.grid import TRUNKS
 
 ANSWERS = ("yes", "no", "left lung")
 OWN = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -25,12 +36,12 @@ def doubled(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.detach().double().requires_grad_() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-@pytest.mark.parametrize("contrast", VARIANTS)
-def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contrast: Contrast, norm: str) -> None:
-    """All gradients of trunk, projection and both adapters, and the buffers of batches, to 1e-10 in float64."""
-    site = SiteNetworks(backbone, TuningConfig("adapter"), width=16)
-    server = ServerNetworks(16, 8, norm)
+def check_split(site: SiteNetworks, contrast: Contrast, norm: str) -> dict[str, torch.Tensor]:
+    """All gradients of trunk, projection and both adapters, and the buffers of batches, to 1e-10 in float64.
+
+    Returns the gradients of the site's values.
+    """
+    server, backbone = ServerNetworks(16, 8, norm), site.backbone
     cache = backbone.cache(site.depth, drawn(4, 1, 32, 32).abs(), ["a mass?", "left?"])
     batch = cache.batch(torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([0, 1, 0, 1, 1, 0]), OWN)
     words = backbone.words(ANSWERS, 4)
@@ -51,11 +62,29 @@ def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contr
     torch.autograd.backward([rows, answers], list(part.learn(rows, answers, 0.0)))
     for name, value in values.items():
         assert torch.allclose(value.grad, expected[name], rtol=0, atol=1e-10)
-    for group in ("adapter.image", "adapter.text", "mha.", "apn."):
-        assert any(gradient.any() for name, gradient in expected.items() if name.startswith(group))
     for name, value in part.values.items():
         found, wanted = (value, whole[name]) if name in BUFFERS else (value.grad, whole[name].grad)
         assert torch.allclose(found, wanted, rtol=0, atol=1e-10)
+    return expected
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("contrast", VARIANTS)
+def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contrast: Contrast, norm: str) -> None:
+    """With adapters in a CLIP as the trunk, for both losses and both normalisations."""
+    gradients = check_split(SiteNetworks(backbone, TuningConfig("adapter"), width=16), contrast, norm)
+    for group in ("adapter.image", "adapter.text", "mha.", "apn."):
+        assert any(gradient.any() for name, gradient in gradients.items() if name.startswith(group))
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_split_execution_equals_one_autograd_graph_with_each_trunk(backbone: ClipBackbone, name: str) -> None:
+    """Every trunk of the paper, trained as a whole on the frozen grid."""
+    trunk = TrunkBackbone(backbone, TrunkConfig(name, 8), 0)
+    gradients = check_split(SiteNetworks(trunk, TuningConfig("full"), width=16), Contrast(), "layer")
+    assert gradients.keys() >= {f"weight.{name}" for name in trunk.shape.parameters}
+    reached = [name for name, gradient in gradients.items() if gradient.any()]
+    assert len(reached) > 0.8 * len(gradients) and "weight.reader.input.weight" in reached
 
 
 def test_payloads_of_the_paper() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from privacy import AggregationError, Reliability, mean, mix, reliability_weights
+from privacy import AggregationError, Reliability, Unit, mean, mix, reliability_weights
 
 CLAMPED, PAPER = Reliability("clamped"), Reliability("paper")
 SITES = ("a", "b", "c", "d")
@@ -55,11 +55,11 @@ def test_equal_prompts_and_accuracies_give_equal_weights_and_the_prompt_itself()
     assert np.allclose(mixture.shared["a"]["prompt"], item, atol=1e-6)
 
 
-@given(st.integers(0, 10_000), st.booleans())
-def test_clamped_weights_are_a_convex_combination(seed: int, by_block: bool) -> None:
+@given(st.integers(0, 10_000), st.sampled_from(["prompt", "block", "upload"]))
+def test_clamped_weights_are_a_convex_combination(seed: int, unit: Unit) -> None:
     """Weights lie in 0..1 and sum to 1, so each mixed entry lies between the others' extremes."""
     uploads, accuracy = random_uploads(seed)
-    mixture = mix(uploads, accuracy, Reliability("clamped", by_block))
+    mixture = mix(uploads, accuracy, Reliability("clamped", unit))
     weights = mixture.weights["prompt"]
     assert weights.min() >= 0 and np.allclose(weights.sum(axis=1), 1) and np.all(np.diag(weights) == 0)
     others = np.stack([uploads[site]["prompt"] for site in SITES[1:]])
@@ -100,8 +100,21 @@ def test_by_block_weighs_each_block_by_itself() -> None:
     """A source that is similar in one block and opposed in the other gives the first and not the second."""
     own = np.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     mixed_source, steady = np.array([[[1.0, 0.0]], [[-1.0, 0.0]]]), np.array([[[0.0, 1.0]], [[1.0, 0.0]]])
-    weights = reliability_weights(own, np.stack([mixed_source, steady]), np.ones(2), Reliability(by_block=True))
+    weights = reliability_weights(own, np.stack([mixed_source, steady]), np.ones(2), Reliability(unit="block"))
     assert weights.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_the_whole_upload_has_one_weight_that_follows_from_all_its_prompts() -> None:
+    """A source that is similar in one prompt and opposed in the other, as much, weighs nothing in either."""
+    uploads = {
+        "a": {"image": plane(1.0), "text": plane(1.0)},
+        "b": {"image": plane(1.0), "text": plane(-1.0)},
+        "c": {"image": plane(0.5), "text": plane(0.5)},
+    }
+    accuracy = dict.fromkeys(uploads, 0.5)
+    together = mix(uploads, accuracy, Reliability(unit="upload")).weights
+    assert together["image"][0].tolist() == together["text"][0].tolist() == pytest.approx([0, 0, 1])
+    assert mix(uploads, accuracy, Reliability()).weights["image"][0, 1] > 0.5
 
 
 def test_sharing_needs_two_sites() -> None:

@@ -1,6 +1,7 @@
 """What is trained does not depend on where pictures lie; colour reaches backbones that were trained on it."""
 
 import copy
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from medfedvqa.core import Site, create
 from medfedvqa.data import Pictures, Source
 from medfedvqa.data.schema import load_coloured_file, load_file
 from medfedvqa.models import ClipBackbone, PictureSpace
+from medfedvqa.models.picture_space import FileRows
 from medfedvqa.training.rows import cached
 
 SMALL = {"rounds": 2, "local_epochs": 1, "batch_rows": 6}
@@ -41,6 +43,26 @@ def test_a_site_trains_the_same_bits_from_memory_and_from_a_file(
     for name, value in trained(bounded, kind).items():
         assert torch.equal(value, before[name])
     assert space.memory_used == 0
+
+
+def test_a_batch_is_read_while_the_one_before_it_is_trained_on(
+    site: Callable[..., Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an epoch, the training thread reads the first batch alone."""
+    space = PictureSpace(0, 2**30, tmp_path)
+    method = create("local", {**SMALL, "hidden": 8, "tuning": "prompt", "blocks": 1, "batch_rows": 2})
+    here = replace(site(), space=space)
+    trainer, threads, read = method.trainer(here), list[str](), FileRows._read
+
+    def noted(rows: FileRows, numbers: list[int]) -> torch.Tensor:
+        threads.append(threading.current_thread().name)
+        return read(rows, numbers)
+
+    monkeypatch.setattr(FileRows, "_read", noted)
+    method.trained_alone(here, 1)
+    steps = sum(1 for _ in trainer.draws(0))
+    ahead = [name for name in threads if name.startswith("rows ahead")]
+    assert steps > 2 and len(ahead) == steps - 1
 
 
 def test_a_grid_of_places_from_a_file_gives_the_same_bits(

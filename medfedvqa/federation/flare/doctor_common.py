@@ -28,7 +28,7 @@ NEW_KIT = "ask the coordinator for a new startup kit"
 SET_CLOCK = "set the clock, best by NTP"
 
 _SPACE = 1 << 30  # bytes
-_LEFT, _WARNED = timedelta(days=30), timedelta(days=60)
+_LEFT, WARNED = timedelta(days=30), timedelta(days=60)
 """A certificate that ends sooner fails the kit, or is a caution."""
 _NEW_CERTIFICATE = "ask the coordinator for a new certificate"
 _LARGEST = 1 << 20
@@ -231,7 +231,7 @@ def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
         yield Check(name, "it is not valid yet", SET_CLOCK)
     elif now + _LEFT > ends:
         yield Check(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
-    elif now + _WARNED > ends:
+    elif now + WARNED > ends:
         yield Caution(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
     else:
         yield Check(name)

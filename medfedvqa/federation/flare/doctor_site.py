@@ -9,7 +9,7 @@ from typing import Any
 from audits import AuditError
 from audits.policy import MOST_EPSILON
 from audits.secrets import SECRET_BYTES
-from medfedvqa.data import READERS, read, reader_function
+from medfedvqa.data import READERS, check_reviewed, read, reader_function
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
 from medfedvqa.federation.flare.doctor_common import (
@@ -128,6 +128,8 @@ def _data(config: SiteConfig) -> Iterator[Check]:
             return
     try:
         data = read(reader, root, organ)
+        if config.data.require_review and root is not None:
+            check_reviewed(root)
     except (DataError, OSError, ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, DataError) else "it cannot be read"
         yield Check("data", problem, "put right `data` in local/site.yml, or the data set in its folder")

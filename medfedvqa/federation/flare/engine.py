@@ -17,7 +17,8 @@ from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.server_side import RESULTS, STOP_FILE
+from medfedvqa.federation.flare.run_folder import RESULTS
+from medfedvqa.federation.flare.server_side import STOP_FILE
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.job import JobSpec
 

@@ -26,6 +26,7 @@ from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
 from audits import AuditKey, AuditLog, LogError, NoteError, origin_of
+from audits.announcements import announce_to
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_messages import (
@@ -79,8 +80,10 @@ class SiteGuard(FLComponent):
             if reason := kit_contents.kit_problem(self.kit, "site"):
                 _refuse(reason)
             os.umask(0o077)
-            folder, file = kit_contents.audit_places(self.kit)
-            key = AuditKey.at(file, origin_of(site))
+            places = kit_contents.audit_places(self.kit)
+            if places.system_log is not None:
+                _announce_to(places.system_log, site)
+            folder, key = places.folder, AuditKey.at(places.key, origin_of(site))
             ledger = WireLedger(folder, site, self.job, key)
             url = kit_contents.server_url(self.kit) if self.job is None else str(arguments.parent_url)
             refused = RefusedConnections(AuditLog(folder, site, key), self.job)
@@ -114,6 +117,16 @@ def require_guard() -> None:
     """End this process unless it is guarded: a site whose kit lacks the guard does not run."""
     if installed() is None:
         _refuse(f"guard: it is not installed; put back local/{kit_contents.GUARDED}, which provisioning wrote")
+
+
+def _announce_to(socket: Path, site: str) -> None:
+    try:
+        announce_to(socket, site)
+    except OSError as error:
+        raise ConfigError(
+            f"the machine's log that `system_log` of site.yml names cannot be reached ({error.strerror}): write the "
+            "right socket, or null"
+        ) from None
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -15,6 +15,7 @@ import yaml
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
+from medfedvqa.pending_files import require_none_pending
 
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
@@ -285,16 +286,31 @@ _PROBES: Mapping[Party, tuple[_Row, ...]] = {
 }
 
 
-def audit_places(kit: Path) -> tuple[Path, Path]:
-    """The paths of the audit log and of its signing key in a site's `site.yml`. Raises `ConfigError`.
+@dataclass(frozen=True)
+class AuditPlaces:
+    """The paths that the guard of a site's processes needs."""
+
+    folder: Path
+    """The audit log."""
+    key: Path
+    """The key that signs it."""
+    system_log: Path | None
+    """The socket of the machine's own log, if it is told of refusals."""
+
+
+def audit_places(kit: Path) -> AuditPlaces:
+    """What a site's `site.yml` says of its audit log. Raises `ConfigError`.
 
     This does without `site_config`, whose imports take seconds.
     """
     path = kit / "local" / "site.yml"
+    require_none_pending(path.parent)
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         folder = path.parent.resolve()
-        return folder / settings["audit"], folder / settings.get("audit_key", "audit.key")
+        socket = settings.get("system_log")
+        key = folder / settings.get("audit_key", "audit.key")
+        return AuditPlaces(folder / settings["audit"], key, None if socket is None else folder / socket)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError):
         raise ConfigError("local/site.yml is missing or does not say where the audit log is: fill it in") from None
 

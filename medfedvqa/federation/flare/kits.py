@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
@@ -34,9 +34,7 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
     A site gets the form of `site.yml`, unless it has one. What is prepared already stays as it is. Raises `ConfigError`
     if this is no such kit, or one whose files are not as FLARE of this version makes them.
     """
-    kind = next((kind for kind, path in _CERTIFICATES.items() if (kit / path).is_file()), None)
-    if kind is None or (kit / "startup" / "fed_admin.json").exists():
-        raise ConfigError("this folder is not the startup kit of a site or a server")
+    kind = _kind_of(kit)
     if (kit / _OWN_RESOURCES).exists():
         raise ConfigError(f"the kit has a file '{_OWN_RESOURCES}', which outdoes what is prepared: remove it first")
     name, org = _owner(kit / _CERTIFICATES[kind])
@@ -47,6 +45,19 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
         for path in changed:
             shutil.copy(prepared / path, kit / path)
     return changed
+
+
+def party_of(kit: Path) -> Literal["site", "server"]:
+    """Whose startup kit this is. Raises `ConfigError` if it is no kit of a site or a server."""
+    return "server" if _kind_of(kit) == "server" else "site"
+
+
+def _kind_of(kit: Path) -> str:
+    """FLARE's word for the party."""
+    kind = next((kind for kind, path in _CERTIFICATES.items() if (kit / path).is_file()), None)
+    if kind is None or (kit / "startup" / "fed_admin.json").exists():
+        raise ConfigError("this folder is not the startup kit of a site or a server")
+    return kind
 
 
 def _owner(path: Path) -> tuple[str, str]:

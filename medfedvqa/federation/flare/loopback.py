@@ -18,7 +18,7 @@ from medfedvqa.federation.flare.admin_client import AdminClient
 from medfedvqa.federation.flare.certificates import federation_of
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
-from medfedvqa.federation.flare.server_side import RESULTS
+from medfedvqa.federation.flare.run_folder import RESULTS
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.plugins import write_list
 

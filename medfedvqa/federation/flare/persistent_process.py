@@ -11,6 +11,9 @@ from nvflare.utils.process_utils import ProcessAdapter
 RELAUNCHES = 10
 """The number of times that a job process is started again before its death counts as the job's failure."""
 
+RETURN_PATIENCE = 3600.0
+"""Seconds after a start in which a job of before may come back: then the server gives it up, and a site closes it."""
+
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 
 _logger = logging.getLogger(__name__)

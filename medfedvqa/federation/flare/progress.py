@@ -5,20 +5,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from medfedvqa.federation.flare.run_folder import PROGRESS
 from medfedvqa.federation.hub import TaskAnswer
-
-_NAME = "progress.jsonl"
 
 
 def write_event(out: Path, event: TaskAnswer) -> None:
     """Append one event to the progress file in `out`."""
-    with (out / _NAME).open("a", encoding="utf-8") as file:
+    with (out / PROGRESS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(event)) + "\n")
-
-
-def has_events(out: Path) -> bool:
-    """Whether a process of the job wrote any event before."""
-    return (out / _NAME).exists()
 
 
 class ProgressReader:
@@ -29,7 +23,7 @@ class ProgressReader:
 
     def events(self, out: Path) -> Iterator[TaskAnswer]:
         """New events of the run in `out`, which may move between calls; none while there is no file."""
-        path = out / _NAME
+        path = out / PROGRESS
         if not path.exists():
             return
         with path.open("rb") as file:

@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nvflare.apis.client import ClientDictKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, JobConstants, SiteType
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import Job
+from nvflare.apis.job_def import Job, JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
@@ -21,6 +22,7 @@ from nvflare.utils.process_utils import ProcessAdapter
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
+from medfedvqa.federation.flare.lost_jobs import RunningJob, take_up
 from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.persistent_process import PersistentHandle
 from medfedvqa.federation.flare.validator import ask_own_validator_first
@@ -75,18 +77,27 @@ class ServerJobLauncher(ServerProcessJobLauncher):
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the process of a job. Once it is over, however it ended, nothing is left of its journal."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        journal = Path(workspace.get_root_dir()) / JOURNAL / str(job_meta[JobConstants.JOB_ID])
+        root, job_id = Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID])
+        running = RunningJob(root, job_id)
+        running.note([client[ClientDictKey.NAME] for client in job_meta[JobMetaKey.JOB_CLIENTS]])
 
         def start() -> ProcessAdapter:
             return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
 
-        return PersistentHandle(start, lambda: shutil.rmtree(journal, ignore_errors=True))
+        def ended() -> None:
+            running.forget()
+            shutil.rmtree(root / JOURNAL / job_id, ignore_errors=True)
+
+        return PersistentHandle(start, ended)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Also require the guard when the server starts."""
+        """Also require the guard when the server starts, and take up the jobs that were running when it died."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             require_server_guard()
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.SYSTEM_START:
+            workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            take_up(Path(workspace.get_root_dir()), fl_ctx)
 
 
 def require_server_guard() -> None:

@@ -22,7 +22,8 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
-from medfedvqa.federation.flare.progress import has_events, write_event
+from medfedvqa.federation.flare.progress import write_event
+from medfedvqa.federation.flare.run_folder import RESULTS, has_events
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
@@ -31,9 +32,6 @@ from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.site_status import STATUS_JOB, serve_status
 from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
-
-RESULTS = "medfedvqa"
-"""The folder of a run's results, inside FLARE's folder for the job."""
 
 STOP_FILE = "MEDFEDVQA_STOP"
 """Environment variable: a path. Once a file is there, the server ends after the current round and evaluates."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from audits import LogError, read
 from audits.refusals import known_code, refuses_job
-from medfedvqa.federation.flare.doctor_common import certificate_of, nearest
+from medfedvqa.federation.flare.doctor_common import WARNED, certificate_of, nearest
 from medfedvqa.federation.flare.doctor_jobs import read_log
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.live_processes import FOLDER, live_processes
@@ -71,6 +71,11 @@ class SiteHealth:
         """Whether the site can take part: it is up, its log is readable and no job is left unclosed."""
         return self.up and self.log_problem is None and not self.unclosed
 
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the certificate ends within the time in which `medfedvqa doctor` warns of it."""
+        return self.certificate is not None and self.certificate - self.time <= WARNED
+
     def record(self) -> dict[str, Any]:
         """Plain JSON; times in ISO 8601, ages in seconds."""
         return {
@@ -87,6 +92,7 @@ class SiteHealth:
             "refusals": self.refusals,
             "budget": None if self.budget is None else vars(self.budget),
             "free_bytes": self.free,
+            "certificate_ends_soon": self.ends_soon,
             "certificate_ends": None if self.certificate is None else self.certificate.isoformat(timespec="seconds"),
         }
 

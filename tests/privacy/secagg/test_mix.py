@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from privacy.aggregation import Reliability, mix
+from privacy.aggregation import Reliability, Unit, mix
 from privacy.secagg import Group, RangeError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
@@ -31,11 +31,11 @@ def uploads(seed: int, size: int, shapes: dict[str, tuple[int, ...]], log_norm: 
 
 
 def assert_as_in_clear(
-    found: dict[str, Any], tensors: list[dict[str, Any]], accuracy: list[float], by_block: bool = False
+    found: dict[str, Any], tensors: list[dict[str, Any]], accuracy: list[float], unit: Unit = "prompt"
 ) -> None:
     """Every site's within 1e-3 of the plain mixture, relative to its norm."""
     prompts = dict(zip(found, tensors, strict=True))
-    expected = mix(prompts, dict(zip(found, accuracy, strict=True)), Reliability(by_block=by_block))
+    expected = mix(prompts, dict(zip(found, accuracy, strict=True)), Reliability(unit=unit))
     for name, site in found.items():
         for tensor, plain in expected.shared[name].items():
             assert np.linalg.norm(site.mixture[tensor] - plain) <= 1e-3 * np.linalg.norm(plain)
@@ -43,28 +43,29 @@ def assert_as_in_clear(
 
 accuracies = st.lists(st.floats(0.01, 1), min_size=12, max_size=12)
 log_norms = st.floats(-4, 8)
+units = st.sampled_from(["prompt", "block", "upload"])
 
 
 @FEW
-@given(st.integers(3, 8), shapes, st.integers(0, 999), st.booleans(), accuracies, log_norms)
+@given(st.integers(3, 8), shapes, st.integers(0, 999), units, accuracies, log_norms)
 def test_the_mixture_is_that_of_the_plain_computation(
-    together: Any, size: int, shapes: Any, seed: int, by_block: bool, accuracy: list[float], log_norm: float
+    together: Any, size: int, shapes: Any, seed: int, unit: Unit, accuracy: list[float], log_norm: float
 ) -> None:
     """3 to 8 sites that all compute, random shapes, whole prompts and blocks, norms over the range."""
-    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
+    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, unit)
     result = together(tensors, accuracy[:size], layout)
-    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
+    assert_as_in_clear(result, tensors, accuracy[:size], unit)
 
 
 @FEW
-@given(st.integers(4, 12), shapes, st.integers(0, 999), st.booleans(), accuracies, log_norms)
+@given(st.integers(4, 12), shapes, st.integers(0, 999), units, accuracies, log_norms)
 def test_a_committee_of_three_gives_every_site_the_same_mixture(
-    together: Any, size: int, shapes: Any, seed: int, by_block: bool, accuracy: list[float], log_norm: float
+    together: Any, size: int, shapes: Any, seed: int, unit: Unit, accuracy: list[float], log_norm: float
 ) -> None:
     """4 to 12 sites of which 3 compute; the others send one message to each of these and receive one."""
-    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, by_block)
+    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, unit)
     result = together(tensors, accuracy[:size], layout, members=3)
-    assert_as_in_clear(result, tensors, accuracy[:size], by_block)
+    assert_as_in_clear(result, tensors, accuracy[:size], unit)
     for site in list(result.values())[3:]:
         assert [len(tap.received) for tap in site.taps.values()] == [1, 1, 1]
 

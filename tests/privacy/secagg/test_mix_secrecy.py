@@ -14,7 +14,7 @@ from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import FixedPoint
 from privacy.secagg.tuples import mask_key
 
-LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, "block")
 """By block, so that there are comparisons enough for statistics."""
 KINDS = {
     "zeros": np.zeros((8, 4, 125)),

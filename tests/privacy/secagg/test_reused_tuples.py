@@ -13,7 +13,7 @@ from privacy.secagg.ring import Ring
 
 SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
-LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, by_block=True)
+LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, "block")
 """By block, so that there are comparisons enough for statistics."""
 PROMPT = {"p": np.float32(np.linspace(-1, 1, 4000).reshape(8, 4, 125))}
 

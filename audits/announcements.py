@@ -1,0 +1,50 @@
+"""What a site's people read without opening the audit log: that a job was refused, or that the log has a finding.
+
+An announcement has the code of a refusal and its fixed sentence, and nothing of a job, an answer or a message.
+"""
+
+import logging
+import socket
+from logging.handlers import SysLogHandler
+from pathlib import Path
+
+from audits.entry import Entry, Event
+from audits.refusals import known_code
+
+_logger = logging.getLogger(__name__)
+_system_logs: list[logging.Logger] = []
+
+
+def announce(entry: Entry) -> None:
+    """Tell the process's own log, and the machine's if there is one, of an entry that people should read."""
+    if (text := announcement(entry)) is not None:
+        _logger.warning(text)
+        for system_log in _system_logs:
+            system_log.warning(text)
+
+
+def announcement(entry: Entry) -> str | None:
+    """The sentence about a refusal or a finding; None for any other entry."""
+    if entry.event is Event.REFUSAL:
+        code = known_code(entry.admission)
+        return f"a job was refused ({code or 'no code'}): {code.sentence if code else 'see the audit log'}"
+    if entry.event is Event.FINDING:
+        return "the audit log has a new finding: 'audit show' lists it"
+    return None
+
+
+def announce_to(place: Path, site: str) -> logging.Logger:
+    """From now on this process also tells the machine's own log, whose socket is at `place`: syslog's, or journald's.
+
+    No bytes leave the machine by it, unless the machine's own log forwards them. Raises `OSError` if nobody listens.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
+        trial.connect(str(place))  # the handler itself connects when it has something to say
+    handler = SysLogHandler(address=str(place), facility=SysLogHandler.LOG_DAEMON)
+    handler.ident = "medfedvqa: "
+    handler.setFormatter(logging.Formatter(f"site {site.replace('%', '%%')}: %(message)s"))
+    # Not one of the registered loggers, which FLARE configures.
+    system_log = logging.Logger("system log", logging.WARNING)
+    system_log.addHandler(handler)
+    _system_logs.append(system_log)
+    return system_log

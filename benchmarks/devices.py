@@ -1,0 +1,77 @@
+"""Measures training on the devices of this machine: rows per second of a site's own trainer, in both precisions.
+
+A large CLIP of random weights, one site of the phantom set, prompts in the last blocks. Steps go the way that a job
+goes: batches from the site's cache, the loss, the optimiser. Seconds are the clock's, since a card works beside the
+processor; the first step warms up and is not counted. A device that is not there is named and left out.
+
+    python benchmarks/devices.py --devices cpu,cuda --blocks 2
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Any, get_args
+
+import torch
+from backbone_steps import random_backbone
+
+from medfedvqa.core import Site, create
+from medfedvqa.data import SiteData, Split, load_site, organs
+from medfedvqa.devices import CUDA, Precision, problem_of
+from medfedvqa.models import Backbone
+
+
+def finish(device: str) -> None:
+    """Wait until a card has done what it was given."""
+    if device.startswith(CUDA):
+        torch.cuda.synchronize(device)
+
+
+def measure(backbone: Backbone, data: SiteData, options: Mapping[str, Any], steps: int) -> tuple[float, float]:
+    """Seconds of the frozen part, and the median of rows per second over the steps after the first."""
+    device = str(backbone.device)
+    site, method = Site("site", data, backbone, device, 0), create("local", options)
+    began = time.perf_counter()
+    state, trainer = method.setup(site), method.trainer(site)
+    finish(device)
+    frozen, speeds = time.perf_counter() - began, []
+    part, loss = trainer.part(state["values"], 1), method.row_loss(trainer, state, state["values"])
+    for (draw,) in islice(chain.from_iterable(map(trainer.draws, range(steps))), steps + 1):
+        began = time.perf_counter()
+        trainer.step([part], loss, draw)
+        finish(device)
+        speeds.append(len(draw.chosen) / (time.perf_counter() - began))
+    return frozen, statistics.median(speeds[1:])
+
+
+def main() -> int:
+    """Measure and print; 1 if no device is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="cpu,cuda", help="with commas between; others are compared with the first")
+    parser.add_argument("--architecture", default="ViT-B-32", help="a name of open_clip")
+    parser.add_argument("--blocks", type=int, default=12, help="blocks with prompts, the last ones of each tower")
+    parser.add_argument("--rows", type=int, default=32, help="rows of a batch")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    arguments = parser.parse_args()
+    options = {"tuning": "prompt", "blocks": arguments.blocks, "batch_rows": arguments.rows}
+    data, reference = load_site("phantom", None, organs("phantom", None)[0], Split()), None
+    print(f"{arguments.architecture}, prompts in {arguments.blocks} blocks, batches of at most {arguments.rows} rows")
+    for device in arguments.devices.split(","):
+        if problem := problem_of(device):
+            print(f"{device}: not measured, {problem.problem}")
+            continue
+        backbone = random_backbone(arguments.architecture, device)
+        for precision in get_args(Precision):
+            frozen, speed = measure(backbone.computing(precision), data, options, arguments.steps)
+            reference = reference or speed
+            print(
+                f"{device}, {precision}: frozen part {frozen:.1f} s, {speed:.1f} rows/s, ratio {speed / reference:.2f}"
+            )
+    return 0 if reference else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Encrypted backups of a site, and what takes them back."""

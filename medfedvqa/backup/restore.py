@@ -1,0 +1,244 @@
+"""Takes a backup of a site back, without taking back what the site's patients have spent since.
+
+What is at the site stays, where it is newer or different; what is missing, or older than in the backup, is replaced.
+Everything is prepared first, and then counts at once: see `medfedvqa.pending_files`. The ledger is joined and never
+replaced, so that no charge of either is lost.
+"""
+
+import shutil
+from collections.abc import Collection
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from filecmp import cmp
+from pathlib import Path
+
+from audits import AuditKey, AuditLog, Event, LogError, VerdictState, examine, origin_of, verify
+from audits.entry import parse_line
+from audits.log import GENESIS
+from audits.log_files import LOG_NAME, lines_from
+from audits.verifier import Verdict
+from medfedvqa.backup.contents import AUDIT_KEY, EXPORT, IDENTITY, KIT, LEDGER, SITE_FILE, STATE, open_jobs
+from medfedvqa.backup.sealed_stream import BackupSecret
+from medfedvqa.backup.unpacking import Unpacked, unpack
+from medfedvqa.errors import BackupError
+from medfedvqa.federation.job_budget import check_ledger
+from medfedvqa.federation.live_processes import live_processes
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.ingest.cohort_register import REGISTER, join_register
+from medfedvqa.ingest.file_lock import locked
+from medfedvqa.pending_files import decide, finish, prepare
+from privacy import Ledger
+from privacy.ledger_folder import LEDGER_NAME, read_folder
+from privacy.patient_keys import KEY_NAME
+
+UNPACKED, _LOCK = ".restore", ".restore.lock"
+CLOSED = "a backup was restored: what the job released after it is not known here, and its charges stay"
+"""The reason in a restored log for closing the jobs that were open when the backup was made."""
+
+
+@dataclass
+class Restored:
+    """What a restore did, by names of a backup's parts."""
+
+    time: str
+    """When the backup was made, UTC."""
+    entries: int
+    """Entries of the backup's log."""
+    placed: list[str] = field(default_factory=list)
+    """Parts that were missing, or older than in the backup."""
+    kept: list[str] = field(default_factory=list)
+    """Parts that stay as they are at the site, though they differ from the backup."""
+    closed: list[str] = field(default_factory=list)
+    """Jobs that the restored log closes."""
+    joined: int = 0
+    """Records that the site's ledger took from the backup's."""
+
+
+def restore(backup: Path, kit: Path, secret: BackupSecret, against: Collection[Path] = ()) -> Restored:
+    """Restores a backup into a startup kit, or the folder of a `site.yml`, which is made if it is missing.
+
+    `against`: what others hold of the log, as for `audits.examine`; a backup of which they hold a later state is
+    refused. First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`,
+    `LedgerError`; nothing at the site has changed then, except that its ledger may have more charges.
+    """
+    kit = kit.resolve()
+    unwritable = BackupError("the kit's folder cannot be written: restore as the site's own account")
+    try:
+        kit.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        raise unwritable from None
+    with locked(kit / _LOCK, unwritable, BackupError("another restore into this folder runs: wait for it")):
+        for folder in (kit, kit / "local"):
+            finish(folder)
+        shutil.rmtree(kit / UNPACKED, ignore_errors=True)
+        try:
+            return _Restore(kit, unpack(backup, secret, kit / UNPACKED), against).run()
+        finally:
+            shutil.rmtree(kit / UNPACKED, ignore_errors=True)
+
+
+class _Restore:
+    """One restore: every check comes before the first change."""
+
+    def __init__(self, kit: Path, backup: Unpacked, against: Collection[Path]) -> None:
+        self._kit, self._backup, self._against = kit, backup, against
+        manifest = backup.manifest
+        if kit.name != manifest.site:
+            raise BackupError(
+                f"the backup is of the site '{manifest.site}': restore it into a folder of that name, and no other"
+            )
+        self._settings = kit / "local" if manifest.in_kit else kit
+        self._config = self._site_config()
+        self._done = Restored(manifest.time, manifest.entries)
+        self._places: dict[Path, Path] = {}
+        """The files and folders to be placed, by their places."""
+
+    def run(self) -> Restored:
+        """Checks, prepares and places."""
+        processes = live_processes(self._config.audit)
+        if processes.site or processes.jobs:
+            raise BackupError("the site runs: stop it, and restore then")
+        log_is_new = self._take_log()
+        self._take_keys(log_is_new)
+        self._take_ledger(log_is_new)
+        for name, path in self._backup.files(STATE).items():
+            self._take(f"{STATE}{name}", path, self._config.state / name)
+        for name, path in self._backup.files(KIT).items():
+            self._take(f"{KIT}{name}", path, self._kit / name)
+        for place, source in self._places.items():
+            prepare(place, source)
+        if self._places:
+            self._settings.mkdir(mode=0o700, parents=True, exist_ok=True)
+            decide(self._settings, list(self._places), "before-restore")
+            finish(self._settings)
+        return self._done
+
+    def _site_config(self) -> SiteConfig:
+        """The settings at the site, or else those of the backup with the paths that they have at the site."""
+        present = self._settings / SITE_FILE
+        if present.exists():
+            return load_site_config(present, self._backup.manifest.site)
+        saved = self._backup.folder / KIT / self._settings.relative_to(self._kit) / SITE_FILE
+        if not saved.is_file():
+            raise BackupError(f"the backup has no '{SITE_FILE}': restore it into a folder that has one")
+        # Paths in it are relative to its folder, so it is read where it will be.
+        self._settings.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trial = self._settings / f".{SITE_FILE}.trial"
+        try:
+            shutil.copyfile(saved, trial)
+            return load_site_config(trial, self._backup.manifest.site)
+        finally:
+            trial.unlink(missing_ok=True)
+
+    def _take_log(self) -> bool:
+        """Whether the backup's log takes the place of the site's."""
+        ours, theirs, backup = self._config.audit, self._backup.audit, self._backup.manifest
+        present = verify(ours) if (ours / LOG_NAME).is_file() else Verdict(0, GENESIS)
+        if not present.ok:
+            raise BackupError("the site's own log is damaged: move its folder aside, keep it, and restore then")
+        if present.entries >= backup.entries and _head_at(ours, present, backup.entries) == backup.head:
+            return False
+        own = Verdict(backup.entries, backup.head)
+        if not (present.entries < backup.entries and _head_at(theirs, own, present.entries) == present.head):
+            raise BackupError(
+                "the site's log and the backup's continue each other in neither direction: one is of another site, or "
+                "went on after an older copy was restored; have both verified"
+            )
+        if self._against:
+            judged = examine(theirs, backup.site, self._against).consistency
+            if judged.state is VerdictState.BROKEN:
+                text = next(part.said for part in judged.parts if part.state is VerdictState.BROKEN)
+                raise BackupError(f"others hold more of this log than the backup: {text}")
+        self._places[ours] = theirs
+        self._done.placed.append("audit")
+        return True
+
+    def _take_keys(self, log_is_new: bool) -> None:
+        saved_key, saved_identity = self._backup.folder / AUDIT_KEY, self._backup.folder / IDENTITY
+        if log_is_new and _differ(self._config.audit_key, saved_key):
+            raise BackupError("the site signs with another audit key than the backup's log: it is another site's")
+        for name, path, place in (
+            (AUDIT_KEY, saved_key, self._config.audit_key),
+            (IDENTITY, saved_identity, self._config.identity),
+        ):
+            if path.is_file():
+                self._take(name, path, place)
+
+    def _take_ledger(self, log_is_new: bool) -> None:
+        """Prepares the ledger, or joins it with the site's own. The result has every charge that the log names."""
+        ours, saved = self._config.ledger, self._backup.folder / LEDGER
+        audit = self._backup.audit if log_is_new else self._config.audit
+        if log_is_new:
+            self._close_jobs()
+        if _differ(ours / KEY_NAME, saved / KEY_NAME):
+            raise BackupError("the ledger at the site has another key than the backup's: it is of other patients")
+        if (ours / LEDGER_NAME).exists():
+            self._join_ledger(audit)
+        elif self._backup.rows:
+            self._place_ledger(audit)
+        else:
+            check_ledger(None, audit)
+        for name, path in self._backup.files(LEDGER).items():
+            if name == REGISTER and (ours / REGISTER).exists():
+                join_register(ours, path)
+            elif f"{LEDGER}{name}" != EXPORT and name != LEDGER_NAME:
+                self._take(f"{LEDGER}{name}", path, ours / name)
+
+    def _join_ledger(self, audit: Path) -> None:
+        present = read_folder(self._config.ledger)
+        assert present is not None
+        with closing(Ledger(self._config.ledger, self._config.name, present.store)) as ledger:
+            if self._backup.rows:
+                self._done.joined = ledger.import_(self._backup.folder / EXPORT)
+            self._check_and_free(ledger, audit)
+
+    def _place_ledger(self, audit: Path) -> None:
+        ours, saved = self._config.ledger, self._backup.folder / LEDGER
+        if list(ours.glob(f"{LEDGER_NAME}-*")):
+            raise BackupError(
+                "the site's ledger is gone, but parts of it are there: move its folder aside, and keep it"
+            )
+        self._backup.make_ledger()
+        with closing(Ledger(saved, self._config.name, self._backup.book.store)) as ledger:
+            self._check_and_free(ledger, audit)
+        self._places[ours / LEDGER_NAME] = saved / LEDGER_NAME
+        self._done.placed.append("ledger")
+
+    def _check_and_free(self, ledger: Ledger, audit: Path) -> None:
+        check_ledger(ledger, audit)
+        for job in self._done.closed:
+            ledger.free(job)
+
+    def _close_jobs(self) -> None:
+        """Closes in the restored log the jobs that it leaves open. Else the site would close them when it starts, find
+        no release of theirs in this older log, and give their charges back."""
+        jobs = open_jobs(self._backup.audit)
+        if jobs:
+            key = AuditKey.at(self._backup.folder / AUDIT_KEY, origin_of(self._config.name))
+            with closing(AuditLog(self._backup.audit, self._config.name, key)) as log:
+                for job, entry in jobs.items():
+                    log.append(Event.CLOSE, job=job, method=entry.method, reason=CLOSED)
+        self._done.closed = list(jobs)
+
+    def _take(self, name: str, source: Path, place: Path) -> None:
+        """Places a file that is missing; one that is there stays."""
+        if not place.exists():
+            self._places[place] = source
+            self._done.placed.append(name)
+        elif _differ(place, source):
+            self._done.kept.append(name)
+
+
+def _differ(first: Path, second: Path) -> bool:
+    """Whether both files are there with different contents."""
+    return first.is_file() and second.is_file() and not cmp(first, second, shallow=False)
+
+
+def _head_at(folder: Path, verdict: Verdict, entries: int) -> str | None:
+    """The hash of the last of that many entries of a log; None if the log does not tell."""
+    if entries in (0, verdict.entries):
+        return verdict.head if entries else GENESIS
+    with suppress(LogError):
+        for line in lines_from(folder, entries - 1):
+            return str(parse_line(line)["leaf_hash"])
+    return None

@@ -1,0 +1,154 @@
+"""Detects lines of text in a picture, at full resolution and reduced, tile by tile."""
+
+from collections.abc import Callable, Iterator
+
+import cv2
+import numpy as np
+
+Array = np.ndarray
+Detector = Callable[[Array], list[Array]]
+"""Detects lines in a picture, uint8 [height, width]: the corners of each, float32 [4, 2]."""
+TILE, OVERLAP = 1024, 160
+"""Most pixels a side of what the detector sees at once, and of what two neighbours share. Tiles of this size take a
+third of the time per pixel of those of 1,536, and their memory does not grow with the picture."""
+ENLARGED, ENLARGED_SIDE = 2.0, 3072
+"""For thin structures a picture is enlarged up to this many times, up to this many pixels a side: letters of 8 pixels
+with 30 grey levels are detected there as a rule, and at their own size half of the time."""
+REACH = 21
+"""Pixels around each one, at the scale of the search, within which contrast is made equal; an odd number."""
+LEAST_DEVIATION = 3.0
+"""Grey levels below which a deviation is grain."""
+
+
+def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
+    """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
+
+    A picture of more than a tile is also searched reduced to it, where large letters have the height that detectors are
+    made for and long lines are whole. `faint`: among thin structures, with equal contrast, enlarged.
+    """
+    lines = list[Array]()
+    for scale in scales(picture.shape, faint):
+        view = scaled(picture, scale)
+        view = thin_structures(view) if faint else view
+        lines += [
+            (corners + np.asarray((left, top), np.float32)) / np.float32(scale)
+            for top, left, tile in tiles(view)
+            for corners in detect(tile)
+        ]
+    return merged(lines)
+
+
+def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:
+    """The scales at which a picture of this shape is searched: reduced to a tile, and the finest."""
+    longer = max(shape)
+    finest = max(1.0, min(ENLARGED, ENLARGED_SIDE / longer)) if faint or ENLARGED * longer <= TILE else 1.0
+    return (TILE / longer, finest) if TILE / longer < finest else (finest,)
+
+
+def scaled(picture: Array, scale: float) -> Array:
+    """The picture at a scale; unchanged at 1."""
+    if scale == 1:
+        return picture
+    return cv2.resize(picture, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+
+
+def tiles(view: Array) -> Iterator[tuple[int, int, Array]]:
+    """Tiles of at most `TILE` pixels a side that overlap: top, left, pixels."""
+    for top, bottom in _spans(view.shape[0]):
+        for left, right in _spans(view.shape[1]):
+            yield top, left, view[top:bottom, left:right]
+
+
+def _spans(length: int) -> Iterator[tuple[int, int]]:
+    """Spans of equal length that cover this many pixels and overlap their neighbours."""
+    count = max(1, -(-(length - OVERLAP) // (TILE - OVERLAP)))
+    size = -(-(length + (count - 1) * OVERLAP) // count)
+    for number in range(count):
+        start = min(number * (size - OVERLAP), length - size)
+        yield start, start + size
+
+
+def merged(lines: list[Array]) -> list[Array]:
+    """Lines of which none is a part of another: what two tiles or two scales have of the same line becomes one."""
+    whole = list[Array]()
+    for line in sorted(lines, key=_area, reverse=True):
+        parts, rest = list[Array](), list[Array]()
+        for other in whole:
+            (parts if _is_same_line(other, line) else rest).append(other)
+        whole = [*rest, _around(np.concatenate([line, *parts])) if parts else line]
+    return whole
+
+
+def _is_same_line(one: Array, other: Array) -> bool:
+    """Whether two quadrangles have the same direction and height and lie on top of each other by half of it."""
+    heights = sorted((short_side(one), short_side(other)))
+    if heights[1] > 1.6 * heights[0]:
+        return False
+    kind, common = cv2.rotatedRectangleIntersection(cv2.minAreaRect(one), cv2.minAreaRect(other))
+    if kind == cv2.INTERSECT_NONE or common is None:
+        return False
+    across = _across(one)
+    if abs(float(across @ _across(other))) < 0.97:
+        return False
+    offsets = common.reshape(-1, 2) @ across
+    return float(np.ptp(offsets)) >= 0.5 * heights[0]
+
+
+def line_gap(one: Array, other: Array) -> float:
+    """How far two parts of a line are apart, in heights of the line; infinite if they are not in one line."""
+    longer, shorter = sorted((one, other), key=_long_side, reverse=True)
+    height, across = short_side(longer), _across(longer)
+    if not 1 / 1.6 <= short_side(shorter) / max(height, 1e-6) <= 1.6:
+        return float("inf")
+    if _long_side(shorter) > 1.8 * short_side(shorter) and abs(float(across @ _across(shorter))) < 0.97:
+        return float("inf")
+    if abs(float((shorter.mean(axis=0) - longer.mean(axis=0)) @ across)) > 0.5 * height:
+        return float("inf")
+    along = np.asarray((across[1], -across[0]))
+    first, second = sorted((longer @ along, shorter @ along), key=lambda places: float(places.min()))
+    return max(0.0, float(second.min() - first.max())) / height
+
+
+def bridge(one: Array, other: Array) -> Array:
+    """The corners of the place between two parts of a line."""
+    along = (other.mean(axis=0) - one.mean(axis=0)).astype(np.float32)
+    nearest = [corners[np.argsort(corners @ direction)[2:]] for corners, direction in ((one, along), (other, -along))]
+    return _around(np.concatenate(nearest))
+
+
+def _across(corners: Array) -> Array:
+    """The unit vector across a line."""
+    sides = corners[1] - corners[0], corners[2] - corners[1]
+    shorter: Array = min(sides, key=lambda side: float(np.linalg.norm(side)))
+    return shorter / max(float(np.linalg.norm(shorter)), 1e-6)
+
+
+def _around(points: Array) -> Array:
+    """The corners of the smallest rectangle around points, clockwise from the one at its upper left."""
+    corners = cv2.boxPoints(cv2.minAreaRect(points.astype(np.float32)))
+    first = int(corners.sum(axis=1).argmin())
+    return np.roll(corners, -first, axis=0).astype(np.float32)
+
+
+def short_side(corners: Array) -> float:
+    """The height of a line, in pixels."""
+    return float(min(np.linalg.norm(corners[1] - corners[0]), np.linalg.norm(corners[2] - corners[1])))
+
+
+def _long_side(corners: Array) -> float:
+    return float(max(np.linalg.norm(corners[1] - corners[0]), np.linalg.norm(corners[2] - corners[1])))
+
+
+def _area(corners: Array) -> float:
+    return float(cv2.contourArea(corners.astype(np.float32)))
+
+
+def thin_structures(grey: Array, reach: int = REACH) -> Array:
+    """What is thinner than half of `reach` pixels, with equal contrast everywhere, on middle grey.
+
+    The local median leaves letters out and keeps the edges of plates and organs: so the difference from it shows faint
+    letters also on a bright plate on black ground.
+    """
+    difference = grey.astype(np.float32) - cv2.medianBlur(grey, reach)
+    deviation = np.sqrt(cv2.GaussianBlur(difference**2, (0, 0), reach))
+    return np.clip(128 + 50 * difference / np.maximum(deviation, LEAST_DEVIATION), 0, 255).astype(np.uint8)

@@ -1,0 +1,95 @@
+"""Lines of text: detected at full resolution and on plates, joined across tiles, and blanked as whole lines."""
+
+from itertools import pairwise
+
+import cv2
+import numpy as np
+import pytest
+
+from medfedvqa.ingest.burned_in_text import TextFinder
+from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide
+from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, line_gap, merged, tiles
+
+
+@pytest.fixture(scope="module")
+def finder() -> TextFinder:
+    return TextFinder()
+
+
+def line(left: float, right: float, top: float = 0, height: float = 20) -> np.ndarray:
+    """The corners of an upright line."""
+    return np.float32([(left, top), (right, top), (right, top + height), (left, top + height)])
+
+
+def left_of(finder: TextFinder, film: np.ndarray, plain: np.ndarray) -> float:
+    """The share of the pixels by which the film differs from `plain` that stay, in the film's own size."""
+    side = max(film.shape)
+    boxes = finder.clean(film, min(side, 1024)).boxes
+    scale = max(1.0, side / 1024)
+    kept = film != plain
+    total = kept.sum()
+    for box in boxes:
+        x0, y0, x1, y1 = (round(value * scale) for value in box)
+        kept[y0:y1, x0:x1] = False
+    return float(kept.sum() / total)
+
+
+@pytest.mark.parametrize("length", [16, 700, TILE, TILE + 1, 1536, 3072, 9000])
+def test_tiles_cover_a_picture_and_overlap(length: int) -> None:
+    """Every column is in a tile, no tile is larger than the detector takes, and neighbours share letters and words."""
+    spans = [(left, left + tile.shape[1]) for _, left, tile in tiles(np.zeros((8, length), np.uint8))]
+    assert spans[0][0] == 0 and spans[-1][1] == length and max(right - left for left, right in spans) <= TILE
+    assert all(before[1] - after[0] >= OVERLAP - 1 for before, after in pairwise(spans))
+
+
+def test_what_two_tiles_have_of_one_line_becomes_one_and_two_lines_stay_two() -> None:
+    """A line that is cut between tiles is whole afterwards; the line below it is another one."""
+    whole = merged([line(0, 500), line(380, 900), line(0, 500, top=24)])
+    assert sorted((round(corners[:, 0].min()), round(corners[:, 0].max())) for corners in whole) == [(0, 500), (0, 900)]
+
+
+def test_gaps_are_measured_along_a_line_and_between_lines_there_is_none() -> None:
+    """In heights of the line, also for vertical lines; the bridge lies between both parts."""
+    assert line_gap(line(0, 100), line(140, 240)) == pytest.approx(2)
+    assert line_gap(line(0, 100)[:, ::-1], line(140, 240)[:, ::-1]) == pytest.approx(2)
+    assert line_gap(line(0, 100), line(140, 240, top=24)) == line_gap(line(0, 100), line(140, 240, height=60)) == np.inf
+    corners = bridge(line(0, 100), line(140, 240))
+    assert corners[:, 0].min() == pytest.approx(100) and corners[:, 0].max() == pytest.approx(140)
+
+
+@pytest.mark.parametrize("text", ["04.05", "07", "31.12 19"])
+def test_parts_of_a_date_are_no_settings(text: str) -> None:
+    """The reader may read a date in two parts, and neither is kept as a number of the device."""
+    assert decide(Reading(text, 0.95), lambda form: False, True, True)[1] == Decision.BLANKED
+
+
+def test_three_letters_in_anatomy_are_text_only_if_they_are_certain() -> None:
+    """A rib may be read as three letters with some confidence: that is flagged there, and blanked near the border."""
+    reading = Reading("CUA", 0.75)
+    assert decide(reading, lambda form: False, False, True) == (Kind.UNREAD, Decision.FLAGGED)
+    assert decide(reading, lambda form: False, True, True) == (Kind.TEXT, Decision.BLANKED)
+    assert decide(Reading("EVA", 0.95), lambda form: False, False, True) == (Kind.TEXT, Decision.BLANKED)
+
+
+def test_small_letters_are_blanked_on_a_large_film(finder: TextFinder) -> None:
+    """Capitals of 8 pixels in the middle of a film of 2,600: reduced to 1,536 pixels nobody could detect them."""
+    noise = cv2.GaussianBlur(np.random.default_rng(3).normal(size=(320, 2600)).astype(np.float32), (0, 0), 25)
+    plain = np.clip(110 + 25 * noise / noise.std(), 0, 255).astype(np.uint8)
+    film = cv2.putText(plain.copy(), "JANE DAVIDSON", (1180, 160), cv2.FONT_HERSHEY_SIMPLEX, 8 / 21, 200, 1)
+    assert left_of(finder, film, plain) < 0.05
+
+
+def test_faint_letters_on_a_bright_plate_on_black_ground_are_blanked(finder: TextFinder) -> None:
+    """Grey 238 on a plate of 250: the plate's edge has twenty times the contrast of the letters."""
+    plain = np.zeros((400, 600), np.uint8)
+    plain[180:220, 180:420] = 250
+    film = cv2.putText(plain.copy(), "JANE DAVIDSON", (190, 208), cv2.FONT_HERSHEY_SIMPLEX, 0.5, 238, 1)
+    assert left_of(finder, film, plain) < 0.05
+
+
+def test_what_is_between_two_parts_of_a_line_is_blanked_with_them(finder: TextFinder) -> None:
+    """Between a name and a date stand letters of 4 grey levels, which the detector cannot see."""
+    film = np.full((300, 700), 60, np.uint8)
+    for text, left, shade in (("DAVIDSON", 40, 255), ("ANN", 180, 64), ("1931-05-07", 250, 255)):
+        cv2.putText(film, text, (left, 160), cv2.FONT_HERSHEY_SIMPLEX, 0.8, shade, 2)
+    assert (finder.clean(film, 700).grey[145:160, 180:245] == 0).all()
