@@ -107,7 +107,7 @@ def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> Outcome:
             return Outcome.PRESENT
         content = _instance(client, addresses[0])
     except requests.HTTPError as error:
-        status = error.response.status_code
+        status = error.response.status_code if error.response is not None else "unknown"
         raise DataError(f"the archive answers with status {status}: check URL, rights and ~/.netrc") from None
     except requests.JSONDecodeError:
         raise DataError(_NO_MATCHES) from None

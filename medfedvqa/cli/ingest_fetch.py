@@ -1,6 +1,7 @@
 """`medfedvqa ingest fetch`: fetches the images that questions name from an archive, for `medfedvqa ingest`."""
 
 import resource
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from medfedvqa.cli.options import QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.errors import ConfigError
 
 MEMORY = 3072
 """MiB of address space, so that an answer without end cannot fill the machine's memory."""
@@ -29,6 +31,8 @@ def fetch(
     """Fetch the images that questions name by SOP instance UID or accession number from an archive with DICOMweb."""
     from rich.progress import Progress
 
+    if find_spec("dicomweb_client") is None:
+        raise ConfigError("fetching needs more packages: pip install 'medfedvqa[ingest]'")
     from medfedvqa.dicomweb import Outcome
     from medfedvqa.dicomweb import fetch as fetch_images
 

@@ -163,8 +163,12 @@ def _separator(line: str, required: Collection[str]) -> str:
 
 def _sheet(file: BinaryIO, name: str) -> Iterator[Sequence[Cell]]:
     """The lines of a workbook's first sheet; a cell with a formula has the value that Excel kept of it."""
-    from openpyxl import load_workbook
-
+    try:
+        from openpyxl import load_workbook
+    except ModuleNotFoundError:
+        raise DataError(
+            f"the {name} is a workbook: pip install 'medfedvqa[ingest]' to read it, or save its sheet as CSV UTF-8"
+        ) from None
     damaged = DataError(f"the {name} is no workbook that can be read: save its sheet as CSV UTF-8")
     try:
         with zipfile.ZipFile(file) as parts:

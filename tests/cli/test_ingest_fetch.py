@@ -183,6 +183,21 @@ def test_an_archive_cannot_choose_where_a_file_is_written(tmp_path: Path, instan
     assert "SECRET" not in str(caught.value) and not list((tmp_path / "into").iterdir())
 
 
+@pytest.mark.parametrize("name", ["*", "A-?", "A-1,A-2"])
+def test_a_name_that_would_mean_more_than_one_value_is_not_asked_for(tmp_path: Path, name: str) -> None:
+    """A wildcard in a table must not list an archive."""
+    queries = list[str]()
+
+    def answer(path: str) -> tuple[int, str, bytes]:
+        queries.append(path)
+        return 200, "application/dicom+json", match("1.2.5")
+
+    with liar(answer) as url:
+        assert attempt(url, tmp_path, name) == {Outcome.NONE: 1} and not queries
+        attempt(url, tmp_path, "A-1")
+    assert queries
+
+
 def test_another_image_than_the_one_that_was_asked_for_is_not_kept(tmp_path: Path) -> None:
     """Nor one that is cut; the other images are still fetched."""
     buffer = BytesIO()
@@ -226,6 +241,12 @@ def test_a_page_in_place_of_an_answer_is_one_sentence(tmp_path: Path, kind: str,
 def test_an_archive_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not answer"):
         attempt(f"http://127.0.0.1:{free_port()}", tmp_path)
+
+
+def test_without_the_package_one_sentence_says_how_to_get_it(medfedvqa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("medfedvqa.cli.ingest_fetch.find_spec", lambda _: None)
+    done = medfedvqa("ingest", "fetch", "https://pacs.example", "--questions", "q.csv", "--into", "images")
+    assert done.returncode == 1 and "pip install 'medfedvqa[ingest]'" in done.stderr
 
 
 @pytest.mark.parametrize(
