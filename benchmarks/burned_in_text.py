@@ -282,10 +282,10 @@ Work = Callable[[int], list[dict[str, Any]]]
 
 def measured(work: Work, numbers: Iterable[int], workers: int, journal: Path | None, kind: str) -> Iterator[dict]:
     """The lines of all numbers: those of the journal first, then new ones, which are written to it at once."""
-    done = _journal(journal, kind)
-    for number in sorted(done):
-        yield from done[number]
-    missing = [number for number in numbers if number not in done]
+    done, chosen = _journal(journal, kind), list(numbers)
+    for number in chosen:
+        yield from done.get(number, [])
+    missing = [number for number in chosen if number not in done]
     # An executor ends with an error where its processes cannot start; `Pool` would start them again and again.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for future in as_completed([pool.submit(_numbered, work, number) for number in missing]):

@@ -26,6 +26,7 @@ SUFFIX = ".review"
 _FINDS = ".finds.json"
 MOST_WIDTH = 480
 """The most pixels along a side of a crop."""
+Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$", repr=False)]
 FindId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
@@ -38,7 +39,7 @@ class RecordedFind(StrictModel):
     decision: Decision = Field(strict=False)
     reading: str = Field(repr=False)
     confidence: float
-    crop: str = Field(repr=False)
+    crop: Base64
     """The find and its surroundings as they were: PNG in base64."""
 
 
@@ -47,7 +48,7 @@ class RecordedFinds(StrictModel):
 
     format: Literal["medfedvqa-finds/1"] = "medfedvqa-finds/1"
     image: Keyed
-    before: str = Field(repr=False)
+    before: Base64
     """The picture before anything was blanked, in the stored size: JPEG in base64."""
     device: Annotated[list[str], Field(min_length=2, max_length=2, repr=False)]
     """Manufacturer and model."""

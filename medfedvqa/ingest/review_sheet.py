@@ -49,7 +49,7 @@ def write_sheet(store: Path) -> tuple[Path, int, int]:
     for number, page in enumerate(pages, 1):
         sections = _proposals(store, recorded.values()) if number == 1 else []
         sections += [_section(store, image, recorded.get(image.id), decided) for image in page]
-        text = _page(sections, f"{finds} finds in {len(order)} pictures, page {number} of {len(pages)}.", flags)
+        text = _page(sections, f"Finds: {finds}. Pictures: {len(order)}. Page {number} of {len(pages)}.", flags)
         write_whole(folder / _page_name(number), f"<!doctype html>\n{text}".encode(), PRIVATE)
     return folder / SHEET, finds, flags
 
@@ -111,7 +111,7 @@ def _section(
 ) -> Html:
     after = stored_picture(store, image.id)
     height, width = after.shape
-    status = "reviewed" if image.reviewed else f"{image.flags} open flags" if image.flags else "not reviewed"
+    status = "reviewed" if image.reviewed else f"open flags: {image.flags}" if image.flags else "not reviewed"
     figures = [_figure("as it is stored", encoded(after, ".jpg"), "jpeg", width)]
     table = None
     if recorded is not None:
@@ -129,8 +129,12 @@ def _in_order(finds: Sequence[RecordedFind]) -> Iterator[RecordedFind]:
 
 
 def _figure(caption: str, content: str, kind: str, width: int) -> Html:
-    picture = tag("img", src=f"data:image/{kind};base64,{content}", alt=caption, width=width)
-    return tag("figure", picture, tag("figcaption", caption))
+    return tag("figure", tag("img", src=_inline(kind, content), alt=caption, width=width), tag("figcaption", caption))
+
+
+def _inline(kind: str, content: str) -> Html:
+    """The address of an inline picture. It is markup, because a page cuts long values of others short."""
+    return Html(f"data:image/{kind};base64,{content}")
 
 
 def _outlined(recorded: RecordedFinds) -> str:
@@ -145,7 +149,7 @@ def _outlined(recorded: RecordedFinds) -> str:
 
 
 def _row(find: RecordedFind, decision: PersonDecision | None) -> Html:
-    crop = tag("img", src=f"data:image/png;base64,{find.crop}", alt="the find and its surroundings")
+    crop = tag("img", src=_inline("png", find.crop), alt="the find and its surroundings")
     decided = f"{decision.verdict.value}, {decision.by}, {decision.time}" if decision else ""
     box = ", ".join(map(str, find.box))
     name = join([tag("code", find.id), tag("br"), tag("small", f"box {box}")])

@@ -30,7 +30,7 @@ from medfedvqa.ingest.patient_sources import NOTHING_SAID, Facts, PatientSources
 from medfedvqa.ingest.picture_reading import is_picture, read_picture
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
-from medfedvqa.ingest.text_finds import Box
+from medfedvqa.ingest.text_finds import Box, Decision
 
 Answer = dict[str, Any]
 READY = '"ready"\n'
@@ -132,7 +132,9 @@ class Worker:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
         name = self._keys.digest("image", source)
         known = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
-        is_reviewed = is_accepted and not cleaned.flags and {find_id(name, find.box) for find in cleaned.finds} <= known
+        # What stays was in the picture that the person saw; what is newly blanked or flagged was not decided then.
+        changed = {find_id(name, find.box) for find in cleaned.finds if find.decision != Decision.KEPT}
+        is_reviewed = is_accepted and not cleaned.flags and changed <= known
         status = Cleaning.REVIEWED if is_reviewed else Cleaning.OPEN if cleaned.flags else Cleaning.MACHINE
         stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status)
         buffer = BytesIO()

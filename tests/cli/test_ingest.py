@@ -92,3 +92,24 @@ def test_questions_that_cannot_be_used_end_with_one_sentence(medfedvqa, hospital
 def test_a_folder_that_is_no_store_is_not_taken_for_one(medfedvqa, hospital: Path) -> None:
     done = medfedvqa("run", "fedavg", "--data", str(hospital / "in"))
     assert done.returncode == 1 and "unknown data" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_person_blanks_more_by_command_and_accepts_all(medfedvqa, hospital: Path, monkeypatch) -> None:
+    """From the sheet's ids to a store whose pictures are all reviewed; what is mistyped ends with one sentence."""
+    pytest.importorskip("rapidocr_onnxruntime")
+    monkeypatch.chdir(hospital)
+    command = ("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
+    Path("masks.script").write_text("{ Rows.equals(SECRET) } (0, 0, 9, 9)")
+    done = medfedvqa(*command, "--masks", "masks.script")
+    assert done.returncode == 1 and "masks, section 1" in done.stderr and "SECRET" not in done.stderr
+    assert medfedvqa(*command).returncode == 0
+    picture = next(Path("mine/images").iterdir()).stem
+    review = ("ingest", "review", "mine", "--by", "Dr. Who")
+    done = medfedvqa(*review, "--add", f"{picture}:1,2,3")
+    assert done.returncode == 1 and "PICTURE:LEFT,TOP,RIGHT,BOTTOM" in done.stderr
+    done = medfedvqa(*review, "--add", f"{picture}:8,8,20,20", "--accept", "all")
+    assert done.returncode == 0 and "Recorded 9." in done.stdout, done.stderr
+    done = medfedvqa(*command, "--json")
+    counts = json.loads(done.stdout[: done.stdout.index("\n}") + 2])
+    assert counts["reviewed"] == counts["stored"] == 8 and counts["redacted"] == 1

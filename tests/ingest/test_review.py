@@ -1,5 +1,6 @@
 """The review: a sheet of finds, decisions of persons, and what the next ingestion makes of them."""
 
+import base64
 import html
 import re
 from collections.abc import Callable
@@ -132,6 +133,15 @@ def test_a_box_outside_of_its_picture_is_refused(ingested, box: tuple[int, int, 
         decide(ingested.out, "Dr. Who", {}, [(image_of(ingested.out), box)])
     with pytest.raises(DataError, match="no picture of that id"):
         decide(ingested.out, "Dr. Who", {}, [("0" * 32, (0, 0, 9, 9))])
+
+
+def test_every_picture_of_the_sheet_is_whole(ingested) -> None:
+    """The page escapes and shortens the words of others; pictures are longer than any, and come out as they are."""
+    page = write_sheet(ingested.out)[0].read_text()
+    pictures = re.findall(r'src="data:image/(?:png|jpeg);base64,([A-Za-z0-9+/=]+)"', page)
+    assert len(pictures) == page.count("<img") >= 4 and max(map(len, pictures)) > 4000
+    shapes = [cv2.imdecode(np.frombuffer(base64.b64decode(each), np.uint8), 0).shape for each in pictures]
+    assert shapes[:2] == [(256, 256), (256, 256)]
 
 
 def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: Path) -> None:
