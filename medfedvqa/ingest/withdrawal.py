@@ -15,7 +15,8 @@ from medfedvqa.ingest.ingestion_journal import IngestionJournal
 from medfedvqa.ingest.patient_sources import PatientSources, read_persons
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.refusal_reasons import Reason
-from medfedvqa.ingest.review import SHEET, keep_decisions, write_sheet
+from medfedvqa.ingest.review import keep_decisions
+from medfedvqa.ingest.review_sheet import SHEET, write_sheet
 from medfedvqa.ingest.store import (
     JOURNAL,
     LOCK,
@@ -99,7 +100,6 @@ def _rewrite(
     keep_finds(finds, kept)
     keep_decisions(finds, kept)
     if (finds / SHEET).exists():
-        (finds / SHEET).unlink()
         write_sheet(store)
 
 
@@ -112,6 +112,7 @@ def _counts(manifest: Manifest, removed: int, images: Collection[Image], rows: i
         "quarantined": dict(quarantined),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
+        "reviewed": sum(image.reviewed for image in images),
         "rows": rows,
         "patients": len({image.patient for image in images}),
     }
