@@ -22,6 +22,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -285,8 +286,10 @@ def measured(work: Work, numbers: Iterable[int], workers: int, journal: Path | N
     for number in sorted(done):
         yield from done[number]
     missing = [number for number in numbers if number not in done]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for number, lines in pool.imap_unordered(functools.partial(_numbered, work), missing):
+    # An executor ends with an error where its processes cannot start; `Pool` would start them again and again.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_numbered, work, number) for number in missing]):
+            number, lines = future.result()
             if journal:
                 with journal.open("a") as file:
                     file.write(json.dumps([kind, number, lines]) + "\n")

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,15 @@ from audits.entry import FORMAT, Entry
 from audits.entry_proof import check
 from audits.exchange import canonical
 from audits.fast_lines import read_line
+from audits.key_succession import SUCCESSIONS, read_successions
 from audits.sharing import sharing_of
 from audits.witness import KEYS, read_keys
+from medfedvqa.backup.restore import restore
+from medfedvqa.backup.sealed_stream import BackupSecret
+from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.report.collect import _read, _run
+from privacy import Ledger
 from privacy.ledger_journal import LedgerError, read_export
 from privacy.ledger_replay import Book
 from privacy.report import JoinedReport, read_report, sections_of, verify_joined, verify_report
@@ -243,3 +249,19 @@ def test_every_field_of_an_entry_is_in_the_grammar_once() -> None:
 
     assert set(GRAMMARS[FORMAT].forms) == {one.name for one in fields(Entry)}
     assert set(GRAMMARS[FORMAT].forms) - set(GRAMMARS[0].forms) == {"code", "format"}
+
+
+def test_a_golden_backup_restores_a_site(tmp_path: Path) -> None:
+    """Into a folder of the site's name: its log, its ledger with the charge, its settings."""
+    done = restore(GOLDEN / "formats-1" / "backup", tmp_path / "chest", BackupSecret("key", bytes(range(32))))
+    assert "audit" in done.placed and "ledger" in done.placed and not done.kept
+    assert verify(tmp_path / "chest" / "audit").ok
+    with closing(Ledger(tmp_path / "chest" / "ledger", "chest")) as ledger:
+        assert ledger.charge_of("job-1", "train", 1) is not None
+    assert load_site_config(tmp_path / "chest" / "site.yml", "chest").data.organ == "chest"
+
+
+def test_a_golden_succession_of_keys_holds() -> None:
+    """Both keys have signed it."""
+    (succession,) = read_successions(GOLDEN / "formats-1" / SUCCESSIONS)
+    assert succession.size == 7 and succession.old.name == succession.new.name == "medfedvqa/audit/chest"

@@ -20,7 +20,7 @@ from medfedvqa.ingest.text_finds import (
     is_off_anatomy,
     surroundings,
 )
-from medfedvqa.ingest.text_lines import bridge, detected_lines, line_gap, short_side
+from medfedvqa.ingest.text_lines import bridge, detected_lines, grown, line_gap, short_side
 
 Array = np.ndarray
 SEARCHED_SIDE, FINEST = 3072, 4
@@ -34,8 +34,8 @@ MARGIN = 3
 PASSES = 6
 """How often a picture is searched at most. The second pass looks for faint text, and is always made."""
 TOUCHING, WORDS_APART = 0.5, 3.0
-"""Gaps in a line, in heights of its letters: up to the first, a mark belongs to the text beside it; up to the second,
-what is between two texts belongs to them."""
+"""Gaps in a line, in heights of its letters: up to the first, a mark belongs to the text beside it; up to the second, a
+number does, and what is between two texts."""
 MAX_BLANKED = 0.25
 """The largest share of the picture that may be blanked."""
 
@@ -112,9 +112,11 @@ class TextFinder:
         finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
         searched = blanked(searched, [_enlarged(box, factors) for box in removed])
         stored = blanked(stored, list(removed))
-        texts = list[Array]()
+        texts, stays = list[Array](), list[_Hit]()
         for number in range(PASSES):
-            hits = _with_rest_of_line(self._search(searched, number, is_known, blank_unread), texts)
+            hits = self._search(searched, number, is_known, blank_unread)
+            hits = _with_rest_of_line(searched, [*hits, *stays], texts)
+            stays = [hit for hit in hits if hit.decision != Decision.BLANKED]
             texts += [hit.corners for hit in hits if hit.is_text]
             new = [_find(hit, factors, searched, stored.shape) for hit in hits]
             new = list({find.box: find for find in (_kept_by_person(find, kept) for find in new)}.values())
@@ -148,21 +150,25 @@ class TextFinder:
         return hits
 
 
-def _with_rest_of_line(hits: list[_Hit], earlier: Sequence[Array]) -> list[_Hit]:
-    """The hits, where marks that touch blanked text go with it, and what is between two parts of a line, too.
+def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[Array]) -> list[_Hit]:
+    """The hits, where text has all of its line: marks that touch it, numbers near it, and what is between two parts.
 
     `earlier`: the corners of text that is blanked already.
     """
+    hits = [replace(hit, corners=grown(searched, hit.corners)) if hit.is_text else hit for hit in hits]
     texts = [*earlier, *(hit.corners for hit in hits if hit.is_text)]
+
+    def belongs(hit: _Hit) -> bool:
+        apart = WORDS_APART if hit.reading.text and not any(map(str.isalpha, hit.reading.text)) else TOUCHING
+        return hit.kind != Kind.CODE and any(line_gap(hit.corners, text) <= apart for text in texts)
+
     whole = [
-        replace(hit, kind=Kind.TEXT, decision=Decision.BLANKED)
-        if hit.kind != Kind.CODE and not hit.is_text and any(line_gap(hit.corners, text) <= TOUCHING for text in texts)
-        else hit
+        replace(hit, kind=Kind.TEXT, decision=Decision.BLANKED) if not hit.is_text and belongs(hit) else hit
         for hit in hits
     ]
     between = [
         _Hit(bridge(hit.corners, text), Kind.TEXT, Decision.BLANKED)
-        for hit in hits
+        for hit in whole
         for text in texts
         if hit.is_text and 0 < line_gap(hit.corners, text) <= WORDS_APART
     ]

@@ -18,6 +18,10 @@ REACH = 21
 """Pixels around each one, at the scale of the search, within which contrast is made equal; an odd number."""
 LEAST_DEVIATION = 3.0
 """Grey levels below which a deviation is grain."""
+GROWTH, SPACE = 3.0, 0.8
+"""Heights by which a line grows at each end at most, and of the widest gap within it."""
+STRIP = 24
+"""The height in pixels at which a line's structures are compared."""
 
 
 def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
@@ -114,6 +118,41 @@ def bridge(one: Array, other: Array) -> Array:
     along = (other.mean(axis=0) - one.mean(axis=0)).astype(np.float32)
     nearest = [corners[np.argsort(corners @ direction)[2:]] for corners, direction in ((one, along), (other, -along))]
     return _around(np.concatenate(nearest))
+
+
+def grown(picture: Array, corners: Array) -> Array:
+    """The corners of a line with what continues it: up to `GROWTH` heights at each end, as long as its structures last.
+
+    A detector often leaves out the letters at an end that stand on another ground than the rest.
+    """
+    across, height = _across(corners), short_side(corners)
+    along = np.asarray((across[1], -across[0]))
+    centre, half = corners.mean(axis=0), _long_side(corners) / 2
+    reach = half + GROWTH * height
+    columns, rows = max(1, round(STRIP * 2 * reach / max(height, 1e-6))), STRIP
+    source = np.asarray(
+        [centre - reach * along - height / 2 * across, centre + reach * along - height / 2 * across,
+         centre - reach * along + height / 2 * across], np.float32,
+    )  # fmt: skip
+    target = np.asarray([(0, 0), (columns, 0), (0, rows)], np.float32)
+    strip = cv2.warpAffine(picture, cv2.getAffineTransform(source, target), (columns, rows))
+    thin = cv2.absdiff(strip, cv2.medianBlur(strip, REACH)).mean(axis=0)
+    first = round(STRIP * GROWTH)
+    least = max(LEAST_DEVIATION, thin[first : columns - first].mean() / 3)
+    left, right = (_steps(side, least) / STRIP * height for side in (thin[:first][::-1], thin[columns - first :]))
+    start, end = centre - (half + left) * along, centre + (half + right) * along
+    offset = height / 2 * across
+    return _around(np.asarray([start - offset, end - offset, end + offset, start + offset]))
+
+
+def _steps(profile: Array, least: float) -> int:
+    """How many columns belong to the line: the last one of at least this strength before a gap as wide as a space."""
+    steps = 0
+    for column in np.flatnonzero(profile >= least):
+        if column - steps > SPACE * STRIP:
+            break
+        steps = int(column) + 1
+    return steps
 
 
 def _across(corners: Array) -> Array:

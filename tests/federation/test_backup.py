@@ -295,7 +295,8 @@ def test_a_stream_that_was_cut_changed_or_reordered_is_refused(tmp_path: Path, s
     forged = [whole[:end] for end in ends[:-1]] + [whole + whole[begin : begin + chunk]]
     forged += [whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:] for end in ends]
     if size >= 2 * CHUNK:
-        forged.append(whole[:begin] + whole[begin + chunk : begin + 2 * chunk] + whole[begin : begin + chunk])
+        first, second = begin + chunk, begin + 2 * chunk
+        forged.append(whole[:begin] + whole[first:second] + whole[begin:first] + whole[second:])
     for content in forged:
         with pytest.raises(BackupError):
             opened(path, content, secret)

@@ -85,8 +85,9 @@ def test_a_succession_needs_both_keys(tmp_path: Path) -> None:
     old, new, third = (key_at(tmp_path / name) for name in ("old", "new", "third"))
     note = signed_succession(old, new, 7)
     assert Succession.parse(note).size == 7
-    with pytest.raises(NoteError):
-        Succession.parse(old.sign(note.text))
+    for alone in (old, new):
+        with pytest.raises(NoteError):
+            Succession.parse(alone.sign(note.text))
     with pytest.raises(NoteError):
         Succession.parse(old.sign(note.text).joined(third.sign(note.text)))
     with pytest.raises(NoteError):

@@ -9,6 +9,7 @@ import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,8 +19,12 @@ from audits.byte_ledger import FrameCount, ResultCount, Traffic, WireWindow
 from audits.checkpoint import CHECKPOINTS, NoteFile
 from audits.entry_proof import prove
 from audits.expiry import Basis, Expiry
+from audits.key_succession import SUCCESSIONS, signed_succession
 from audits.witness import KEYS
+from medfedvqa.backup.back_up import back_up
+from medfedvqa.backup.sealed_stream import BackupSecret
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
+from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile
 from privacy.budget_limits import Limits
 from privacy.ledger import Ledger
@@ -121,11 +126,37 @@ def results(folder: Path) -> None:
     write_results(folder, facts, History(SITES, [record]), dict.fromkeys(SITES, Score(100, 70, 400, 58, 60)))
 
 
+def succession(folder: Path) -> None:
+    """Of the log's key, by the other key under its name."""
+    folder.joinpath(SUCCESSIONS).write_text(f"{signed_succession(KEY, OTHER.named(KEY.public.name), 7)}\n")
+
+
+def backup(folder: Path) -> None:
+    """Of a site with a closed job and a charge in its ledger, under a key of the bytes 0 to 31."""
+    with TemporaryDirectory() as scratch:
+        site = Path(scratch) / "chest" / "site.yml"
+        site.parent.mkdir()
+        site.write_text(site_yaml(reader="phantom", organ="chest", methods=["prompt_pfl"]))
+        with closing(AuditLog(site.parent / "audit", "chest", KEY)) as entries:
+            for event in (Event.OPEN, Event.CLOSE):
+                entries.append(event, **JOB)
+        (site.parent / "audit.key").write_bytes(b"chest, of golden files, 32 bytes")
+        (site.parent / "audit.key").chmod(0o600)
+        with closing(Ledger(site.parent / "ledger", "chest")) as written:
+            limits = Limits(None, 1e-5)
+            plan = [PlannedTask("train", 1, (SampledGaussian(0.5, 4.0, 10),))]
+            written.reserve("job-1", "prompt_pfl", ["a"], plan, limits)
+            written.begin("job-1", "train", 1, limits)
+        config = load_site_config(site, "chest")
+        path, _ = back_up(config, site, Path(scratch) / "out", BackupSecret("key", bytes(range(32))))
+        shutil.copy(path, folder / "backup")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     (folder / "log").mkdir(parents=True)
     log(folder / "log")
-    for make in (ledger, state, results):
+    for make in (ledger, state, results, succession, backup):
         make(folder)
 
 

@@ -106,7 +106,7 @@ def test_what_is_found_after_the_review_takes_the_review_back(place, make_dicom:
     place.ingest(side=256)
     decide(place.out, "Dr. Who", {Verdict.KEEP: [find_of(place.out, "flagged").id]}, accepted=["all"])
     path = folder_of_finds(place.out) / "decisions.jsonl"
-    path.write_text(re.sub(r'"finds":\["[0-9a-f]{16}"', '"finds":["0000000000000000"', path.read_text()))
+    path.write_text(re.sub(r'"finds":\[[^]]+\]', '"finds":[]', path.read_text()))
     assert place.ingest(side=256).counts.reviewed == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from medfedvqa.ingest.burned_in_text import TextFinder
 from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide
-from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, line_gap, merged, tiles
+from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, grown, line_gap, merged, tiles
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,16 @@ def test_gaps_are_measured_along_a_line_and_between_lines_there_is_none() -> Non
     assert line_gap(line(0, 100), line(140, 240, top=24)) == line_gap(line(0, 100), line(140, 240, height=60)) == np.inf
     corners = bridge(line(0, 100), line(140, 240))
     assert corners[:, 0].min() == pytest.approx(100) and corners[:, 0].max() == pytest.approx(140)
+
+
+def test_a_line_grows_over_the_letters_that_the_detector_left_out_and_no_further() -> None:
+    """The box covers `NE DAVID`; the line is as long as its letters afterwards, and a complete one stays as it is."""
+    picture = np.full((100, 500), 60, np.uint8)
+    cv2.putText(picture, "JANE DAVIDSON", (100, 60), cv2.FONT_HERSHEY_SIMPLEX, 0.8, 120, 2)
+    columns = np.flatnonzero((picture != 60).any(axis=0))
+    corners = grown(picture, line(140, 240, top=40, height=24))
+    assert abs(corners[:, 0].min() - columns[0]) < 4 and abs(corners[:, 0].max() - columns[-1]) < 4
+    assert np.allclose(grown(picture, corners), corners, atol=3)
 
 
 @pytest.mark.parametrize("text", ["04.05", "07", "31.12 19"])
