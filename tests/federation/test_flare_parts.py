@@ -26,12 +26,15 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher
 from medfedvqa.federation.flare.launcher import LaunchRecord
+from medfedvqa.federation.flare.lost_jobs import FOLDER, RunningJob
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
+from medfedvqa.federation.flare.run_folder import RESULTS
 from medfedvqa.federation.flare.server_side import _TaskAnswers
 from medfedvqa.federation.hub import TaskAnswer, TaskCall
+from medfedvqa.federation.journal import JOURNAL
 
 Start = Callable[[], ProcessAdapter]
 CREDENTIALS = {
@@ -239,3 +242,21 @@ def test_audit_bytes_are_bytes_and_few(said: object) -> None:
     """What else lies beside the arrays is taken for bytes that no reader accepts."""
     assert audit_bytes(Shareable(pack(1, {}, b"said") | {AUDIT_BYTES: said})) == b"?"
     assert audit_bytes(pack(1, {}, b"said")) == b"said"
+
+
+def test_a_running_job_is_noted_until_its_end(tmp_path: Path) -> None:
+    """After a server's death a job in clear continues from its journal, a job that never began from the beginning, and
+    a job on shares not at all. Once a job is over nothing is left of its journal, which holds single uploads."""
+    jobs = {name: RunningJob(tmp_path, name) for name in ("clear", "shares", "young")}
+    for job in jobs.values():
+        job.note(["head", "chest"])
+    for name in ("clear", "shares"):
+        (tmp_path / name / RESULTS).mkdir(parents=True)
+        write_event(tmp_path / name / RESULTS, TaskAnswer(1, 2, "train", "chest"))
+    (tmp_path / JOURNAL / "clear").mkdir(parents=True)
+    assert {name: job.continues for name, job in jobs.items()} == {"clear": True, "shares": False, "young": True}
+    assert RunningJob(tmp_path, "clear").sites() == {"chest", "head"}
+    for job in jobs.values():
+        job.forget()
+        job.forget()
+    assert not list((tmp_path / JOURNAL).iterdir()) and not list((tmp_path / FOLDER).iterdir())

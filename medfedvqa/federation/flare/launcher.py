@@ -115,6 +115,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
 
         def over() -> None:
             if self._handles.get(job_id) is handle:
+                del self._handles[job_id]
                 self._running.discard(job_id)
                 self._close_jobs(workspace)
 

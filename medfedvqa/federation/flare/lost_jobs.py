@@ -7,6 +7,7 @@ its journal, with sites that kept what they saved; a job on shares that had begu
 import contextlib
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -57,7 +58,8 @@ class RunningJob:
         return (self._root / JOURNAL / self.job_id).is_dir() or not has_events(self._root / self.job_id / RESULTS)
 
     def forget(self) -> None:
-        """The job is over."""
+        """The job is over: nothing is left of its journal, which holds single uploads."""
+        shutil.rmtree(self._root / JOURNAL / self.job_id, ignore_errors=True)
         self._path.unlink(missing_ok=True)
 
 

@@ -26,7 +26,6 @@ from medfedvqa.federation.flare.lost_jobs import RunningJob, take_up
 from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.persistent_process import PersistentHandle
 from medfedvqa.federation.flare.validator import ask_own_validator_first
-from medfedvqa.federation.journal import JOURNAL
 
 _STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
 """The types that FLARE decodes from the server's own files."""
@@ -77,18 +76,13 @@ class ServerJobLauncher(ServerProcessJobLauncher):
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the process of a job. Once it is over, however it ended, nothing is left of its journal."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        root, job_id = Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID])
-        running = RunningJob(root, job_id)
+        running = RunningJob(Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID]))
         running.note([client[ClientDictKey.NAME] for client in job_meta[JobMetaKey.JOB_CLIENTS]])
 
         def start() -> ProcessAdapter:
             return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
 
-        def ended() -> None:
-            running.forget()
-            shutil.rmtree(root / JOURNAL / job_id, ignore_errors=True)
-
-        return PersistentHandle(start, ended)
+        return PersistentHandle(start, running.forget)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Also require the guard when the server starts, and take up the jobs that were running when it died."""
