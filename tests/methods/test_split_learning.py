@@ -1,6 +1,7 @@
 """Conventional split learning against its algorithm: it is training in one piece, and no label leaves a site."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,18 @@ def test_sites_with_the_same_rows_average_to_one_of_them(site: Site) -> None:
     one, two = (hub.states["one"]["values"] for hub in (alone, both))
     assert all(torch.allclose(one[name], two[name], rtol=0, atol=1e-10) for name in one) and scores[0] == scores[1]
     assert {"tail.weight", "mha.weight"} < both._mean.keys()
+
+
+def test_the_middle_is_averaged_over_sites_with_different_rows(site: Site) -> None:
+    """Their gradients differ, and the evaluation brings both the same middle part."""
+    sites = {"one": site, "two": replace(site, name="two", _derived={})}
+    hub = Together(create("split_learning", {**SMALL, "answers": ANSWERS}, secagg=True), sites)
+    sent: list[dict] = []
+    hub.collect = lambda task, down=None: sent.append(down) or Together.collect(hub, task, down)
+    hub.method.serve(hub)
+    rows = [sent[2][name]["v_mha"] for name in sites]
+    assert not np.array_equal(*rows)  # the sites' batches differ, so their middles would without a mean
+    assert all(np.array_equal(sent[-1]["one"][name], sent[-1]["two"][name]) for name in hub.method.server_shapes)
 
 
 def test_what_leaves_has_no_labels_and_no_parameters_in_clear() -> None:
