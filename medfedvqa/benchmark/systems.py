@@ -73,7 +73,7 @@ WEIGHT = 0.03
 began (docs/methods/fedp3.md)."""
 
 UNICON: dict[str, Any] = {"decay_after": (4, 8)}
-"""The common budget's decay, which UniCon states in another form."""
+"""The common budget's decay, which split learning states in another form."""
 
 
 LOCAL_HEAD: dict[str, Any] = {"head": "local"}
@@ -203,6 +203,7 @@ _LISTED = (
     # Exchange of knowledge without weights, and split learning, which counts batches instead of passes.
     System("CreamFL", "creamfl", baseline=False),
     System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
+    System("split learning", "split_learning", UNICON, secagg=True),
 )
 
 

@@ -24,7 +24,15 @@ from medfedvqa.models.paired import PairedModel, check_apart
 from medfedvqa.models.picture_space import PictureSpace
 from medfedvqa.models.picture_stream import PictureStream, Stacked
 from medfedvqa.models.prompts import PromptShape
-from medfedvqa.models.split import Contrast, ServerNetworks, ServerPart, SiteNetworks, similarities, site_shapes
+from medfedvqa.models.split import (
+    Contrast,
+    MiddlePart,
+    ServerNetworks,
+    ServerPart,
+    SiteNetworks,
+    similarities,
+    site_shapes,
+)
 from medfedvqa.models.trunks import TrunkBackbone, TrunkConfig, TrunkName
 from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
 from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
@@ -50,6 +58,7 @@ __all__ = [
     "FeatureStore",
     "Fusion",
     "HeadConfig",
+    "MiddlePart",
     "NetworkConfig",
     "PairedModel",
     "PictureSpace",

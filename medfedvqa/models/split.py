@@ -1,7 +1,8 @@
-"""The networks of UniCon (Sun and Ochiai, 2023), as functions of named values, and its contrastive loss.
+"""The networks of split learning (Sun and Ochiai, 2023), as functions of named values, and UniCon's loss.
 
-A site holds the trunk ("MHA") and the answer projection (APN); the server holds the two adapters (NHA, LTA). Only
-activations and their gradients pass between them.
+In UniCon a site holds the trunk ("MHA") and the answer projection (APN); the server holds the two adapters (NHA, LTA).
+In conventional split learning a site holds the trunk and a last layer (tail), the server the one adapter between them.
+Only activations and their gradients pass between them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, TokenEmbeddings
 from medfedvqa.models.tuning import Shapes, TuningConfig, Values
 
-APN, MHA, NHA, LTA = "apn.", "mha.", "nha.", "lta."
+APN, MHA, NHA, LTA, TAIL = "apn.", "mha.", "nha.", "lta.", "tail."
 Norm = Literal["layer", "batch"]
 BUFFERS = (f"{NHA}norm.mean", f"{NHA}norm.variance")
 """The running statistics of batch normalisation, which are not trained."""
@@ -62,6 +63,24 @@ def site_shapes(shape: BackboneShape, tuning: TuningConfig, width: int) -> Shape
     return tuning.shapes(shape) | _cut(shape, width)
 
 
+def head_shapes(shape: BackboneShape, tuning: TuningConfig, width: int) -> Shapes:
+    """Like `site_shapes`, without the answer projection."""
+    return tuning.shapes(shape) | _projection(shape, width)
+
+
+def head_initial(networks: SiteNetworks, tail: Shapes, generator: torch.Generator) -> Values:
+    """Values before the first step of a trunk with its projection, and of a last layer of these shapes."""
+    backbone = networks.backbone
+    values = networks.tuning.initial(backbone.shape, backbone, generator)
+    values |= _linears(_projection(backbone.shape, networks.width) | tail, generator)
+    return {name: value.to(backbone.device) for name, value in values.items()}
+
+
+def tail_logits(values: Mapping[str, torch.Tensor], middle: torch.Tensor) -> torch.Tensor:
+    """The server's output [rows, space] to logits, [rows, answers]."""
+    return _linear(values, TAIL, middle)
+
+
 @dataclass(frozen=True)
 class ServerNetworks:
     """The server's part without its values: `nha.*` (two layers, normalised) and `lta.*` (one), into a common space."""
@@ -84,6 +103,11 @@ class ServerNetworks:
             f"{LTA}bias": (self.space,),
         }
         return shapes | dict.fromkeys(BUFFERS if self.norm == "batch" else (), (self.space,))
+
+    @property
+    def middle_shapes(self) -> Shapes:
+        """The shapes of `nha.*` alone."""
+        return {name: size for name, size in self.shapes.items() if name.startswith(NHA)}
 
     def initial(self, generator: torch.Generator) -> Values:
         """Values before the first step."""
@@ -159,12 +183,11 @@ def same_rows(activations: torch.Tensor) -> torch.Tensor:
 def _cut(shape: BackboneShape, width: int) -> Shapes:
     if not shape.words:
         raise ConfigError("this backbone gives no embeddings of single tokens: choose another")
-    return {
-        f"{MHA}weight": (width, shape.width),
-        f"{MHA}bias": (width,),
-        f"{APN}weight": (width, shape.words),
-        f"{APN}bias": (width,),
-    }
+    return _projection(shape, width) | {f"{APN}weight": (width, shape.words), f"{APN}bias": (width,)}
+
+
+def _projection(shape: BackboneShape, width: int) -> Shapes:
+    return {f"{MHA}weight": (width, shape.width), f"{MHA}bias": (width,)}
 
 
 def _linear(values: Mapping[str, torch.Tensor], name: str, inputs: torch.Tensor) -> torch.Tensor:
@@ -180,30 +203,74 @@ def _linears(shapes: Shapes, generator: torch.Generator) -> Values:
     return values
 
 
-class ServerPart:
+class _Trained:
+    """Values of the server for one site, with their optimiser."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        trained = {name: value.requires_grad_() for name, value in values.items() if name not in BUFFERS}
+        self._optimizer = adam(trained, 0.0)
+
+    def step(self, rate: float, loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
+        """One step of Adam; `gradient`: that by `loss`, if it is no number."""
+        self._optimizer.zero_grad()
+        torch.autograd.backward(loss, gradient)
+        self._optimizer.param_groups[0]["lr"] = rate
+        self._optimizer.step()
+
+
+class ServerPart(_Trained):
     """The server's adapters for one site, in training."""
 
     def __init__(self, networks: ServerNetworks, contrast: Contrast, seed: int) -> None:
         """Parts with the same seed start alike."""
         self._networks, self._contrast = networks, contrast
-        self.values = networks.initial(torch.Generator().manual_seed(seed))
-        trained = {name: value.requires_grad_() for name, value in self.values.items() if name not in BUFFERS}
-        self._optimizer = adam(trained, 0.0)
+        super().__init__(networks.initial(torch.Generator().manual_seed(seed)))
 
     def learn(self, rows: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
         """One step on a batch's v_MHA and v_APN, [rows, width] each. Returns the gradients of its loss by the two."""
-        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in (rows, answers))
+        leaves = tuple(_leaf(tensor) for tensor in (rows, answers))
         projected = self._networks.rows(self.values, leaves[0], training=True)
         keys = self._networks.answers(self.values, leaves[1])
-        self._optimizer.zero_grad()
-        torch.autograd.backward(self._contrast(projected, keys, same_rows(answers)))
-        self._optimizer.param_groups[0]["lr"] = rate
-        self._optimizer.step()
+        self.step(rate, self._contrast(projected, keys, same_rows(answers)))
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 
 
+class MiddlePart(_Trained):
+    """The part between a site's first and last one, in training: `forward`, then `backward`, for each batch."""
+
+    def __init__(self, networks: ServerNetworks, seed: int) -> None:
+        """Parts with the same seed start alike."""
+        self._networks = networks
+        values = networks.initial(torch.Generator().manual_seed(seed))
+        super().__init__({name: values[name] for name in networks.middle_shapes})
+        self._batch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """The output for a batch's activations [rows, width], [rows, space]."""
+        leaf = _leaf(rows)
+        output = self._networks.rows(self.values, leaf, training=True)
+        self._batch = leaf, output
+        return output.detach()
+
+    def backward(self, gradient: torch.Tensor, rate: float) -> torch.Tensor:
+        """One step by the loss's gradient by that output. Returns its gradient by the activations, [rows, width].
+
+        Raises `FederationError` without a batch that went forward.
+        """
+        if self._batch is None:
+            raise FederationError("a gradient came back for no batch: start the job again")
+        (leaf, output), self._batch = self._batch, None
+        self.step(rate, output, gradient)
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
 @torch.no_grad()
-def average(parts: Sequence[ServerPart], chosen: Callable[[str], bool]) -> None:
+def average(parts: Sequence[_Trained], chosen: Callable[[str], bool]) -> None:
     """Gives every part the mean of the chosen values, accumulated in float64. Buffers are values as well."""
     for name in filter(chosen, parts[0].values):
         mean = torch.stack([part.values[name].double() for part in parts]).mean(dim=0)

@@ -52,7 +52,7 @@ def test_the_same_request_again_is_told_from_a_new_one() -> None:
 def test_every_method_plans_all_of_its_tasks(name: str) -> None:
     """Otherwise a site would refuse an honest server."""
     rounds = {"rounds": 3} if "rounds" in method_type(name).config_type.model_fields else {}
-    method = create(name, rounds, secagg=name == "unicon")
+    method = create(name, rounds, secagg=name in ("unicon", "split_learning"))
     planned = [task for task, _ in method.tasks()]
     assert set(planned) == {task.name for task in method.exchange(shape_of("medclip2-slake")).tasks}
     assert len(set(method.tasks())) == len(planned) and planned[-1] == "evaluate"

@@ -1,6 +1,6 @@
 """UniCon against its card: who sends what to whom, what it reduces to, restarts, refusals."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from split_sites import Together, double_site
 from tiny_clip import TINY
 
 from audits import JobRefused, Kind, Protection, read, verify
-from medfedvqa.core import Method, Site, Tensors, create
-from medfedvqa.data import Examples, Pictures, Row, SiteData, Source
+from medfedvqa.core import Site, Tensors, create
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
@@ -21,9 +21,9 @@ from medfedvqa.federation.launch import Launch, plan, run, write_sites
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
-from medfedvqa.models import Contrast, ServerNetworks, SiteNetworks, TuningConfig, load_backbone, shape_of
+from medfedvqa.models import Contrast, ServerNetworks, SiteNetworks, TuningConfig, shape_of
 from medfedvqa.models.split import BUFFERS
-from privacy import DPSettings, mean
+from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]
 ALLOWED = {"methods": ["unicon"], "kinds": ["parameters", "statistic", "public", "activations"]}
@@ -51,55 +51,10 @@ class Recorder:
         return replies
 
 
-class Together:
-    """A hub over sites in this test, without gate or wire, that averages in clear and hands the mean out itself."""
-
-    seed = 0
-
-    def __init__(self, method: Method[Any], sites: Mapping[str, Site]) -> None:
-        self.method, self._sites, self.sites = method, sites, tuple(sites)
-        self.states = {name: method.setup(site) for name, site in sites.items()}
-        self._exchange = method.exchange(next(iter(sites.values())).backbone.shape)
-        self._round, self._mean = 0, {}
-
-    def rounds(self, count: int) -> Iterator[int]:
-        for self._round in range(1, count + 1):
-            yield self._round
-
-    def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        found, spec = {}, self._exchange.task(task)
-        for name, site in self._sites.items():
-            message = {**(down or {}).get(name, {}), **(self._mean if task in ("forward", "evaluate") else {})}
-            self.states[name], found[name] = self.method.handle(spec, site, self.states[name], message, self._round)
-        return found
-
-    def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
-        self._mean = mean(self.collect(task, down))
-        return {}
-
-
-def drawn(row: Row, size: int) -> torch.Tensor:
-    """A random picture in float64."""
-    return torch.rand(1, size, size, generator=torch.Generator().manual_seed(row.index), dtype=torch.float64)
-
-
-def pictures(count: int) -> Pictures:
-    named = (Row(n, "all", "train", True, "is it?", "no", f"p{n}", Path(str(n))) for n in range(count))
-    return Pictures(Source(row, drawn, drawn) for row in named)
-
-
 @pytest.fixture
 def site(tiny_backbone: Path) -> Iterator[Site]:
-    """A site with eight rows, all in float64."""
-    backbone = load_backbone(TINY, {TINY: tiny_backbone})
-    backbone.clip.double()
-    rows = torch.arange(8)
-    examples = Examples(("is it?", "where?") * 4, rows % 3, rows, rows)
-    answers, patients = ("left", "no", "yes"), tuple(f"p{row}" for row in range(8))
-    data = SiteData("drawn", "all", answers, examples, examples, examples, pictures(8), frozenset(), patients)
-    torch.set_default_dtype(torch.float64)
-    yield Site("one", data, backbone, "cpu", 0)
-    torch.set_default_dtype(torch.float32)
+    with double_site(tiny_backbone) as site:
+        yield site
 
 
 @pytest.mark.parametrize(("norm", "variant"), [("layer", "reference"), ("batch", "paper")])
@@ -119,7 +74,7 @@ def test_one_site_and_one_step_a_round_is_centralised_contrastive_training(site:
     for number in (1, 2, 3):
         generator = torch.Generator().manual_seed(site.task_seed("rows", number))
         chosen = torch.randperm(8, generator=generator)[:4]
-        batch, own = method._batch(site, site.data.train, chosen), site.data.train.answers[chosen]
+        batch, own = method.batch(site, site.data.train, chosen), site.data.train.answers[chosen]
         rows = server.rows(values, networks.rows(values, batch), training=True)
         answers = server.answers(values, networks.answers(values, words, True)[own])
         optimizer.zero_grad()
