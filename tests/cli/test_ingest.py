@@ -69,6 +69,7 @@ def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, mo
     assert done.returncode == 0, done.stderr
     said = Path("report/report.json").read_text()
     handling = json.loads(said)["sections"]["data_handling"]
+    assert handling["burned_in"].endswith("No person has accepted every picture after that.")
     assert handling["ingested"] and "113100" in " ".join(handling["profile"]) and "SECRET" not in said
 
 
