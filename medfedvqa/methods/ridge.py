@@ -20,17 +20,18 @@ from typing import Annotated
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import MOST_ANSWERS, MOST_SPACE, MOST_WEIGHT, Text
+from medfedvqa.bounds import MOST_SPACE, MOST_WEIGHT
 from medfedvqa.core.averaging import ROWS
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Method, MethodConfig, State, tensors_of
+from medfedvqa.core.listed_answers import ListedAnswers
+from medfedvqa.core.method import Method, State, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import SCORED, counts, scored, validated
-from medfedvqa.data import Examples, ListName, bundled_list, public_list
+from medfedvqa.data import Examples
 from medfedvqa.models import BackboneShape, HeadConfig, QuestionInput, TunedModel, TuningConfig
 from medfedvqa.training import Site, SiteRows
 
@@ -44,7 +45,7 @@ CHUNK = 256
 """Rows whose features are computed together."""
 
 
-class RidgeConfig(MethodConfig, frozen=True):
+class RidgeConfig(ListedAnswers, frozen=True):
     """Options."""
 
     units: int = Field(1024, ge=1, le=MOST_SPACE // 2, description="random units; there are twice as many features")
@@ -61,14 +62,6 @@ class RidgeConfig(MethodConfig, frozen=True):
         max_length=64,
         description="shares of all sites' mean in the sums that a site solves with; only 0: nothing is exchanged",
     )
-    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
-        "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"
-    )
-
-    @field_validator("answers")
-    @classmethod
-    def _are_distinct(cls, answers: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        return public_list(answers) if isinstance(answers, tuple) else answers
 
     @property
     def rounds(self) -> int:
@@ -86,8 +79,7 @@ class Ridge(Method[RidgeConfig]):
     @property
     def public_answers(self) -> tuple[str, ...]:
         """See `Method.public_answers`."""
-        answers = self.config.answers
-        return answers if isinstance(answers, tuple) else bundled_list(answers)
+        return self.config.listed
 
     @property
     def exchanges(self) -> bool:

@@ -6,19 +6,17 @@ activations go up and come down, then the gradients of the site's own loss go up
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
 
 from audits import TaskSpec, Tensors
-from medfedvqa.bounds import MOST_ANSWERS, Text
 from medfedvqa.core.hub import Hub
+from medfedvqa.core.listed_answers import ListedAnswers
 from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.split_training import OUT_OF_ORDER, ROWS, SplitConfig, SplitTraining, leaves_of
-from medfedvqa.data import Examples, ListName, bundled_list, numbered, public_list
+from medfedvqa.data import Examples, numbered
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.models import BackboneShape, MiddlePart, Shapes
 from medfedvqa.models.split import TAIL, head_initial, head_shapes, tail_logits
@@ -29,17 +27,8 @@ MIDDLE = "v_middle"
 """What the server makes of a batch's rows. The gradient of the site's loss goes up under the same name."""
 
 
-class SplitLearningConfig(SplitConfig, frozen=True):
+class SplitLearningConfig(SplitConfig, ListedAnswers, frozen=True):
     """Options."""
-
-    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
-        "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"
-    )
-
-    @field_validator("answers")
-    @classmethod
-    def _are_distinct(cls, answers: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        return public_list(answers) if isinstance(answers, tuple) else answers
 
 
 @register
@@ -61,8 +50,7 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
     @property
     def public_answers(self) -> tuple[str, ...]:
         """See `Method.public_answers`."""
-        answers = self.config.answers
-        return answers if isinstance(answers, tuple) else bundled_list(answers)
+        return self.config.listed
 
     @property
     def in_clear(self) -> Collection[str]:
