@@ -23,7 +23,7 @@ class StepRows:
 
     chosen: torch.Tensor
     chance: SeededChance
-    following: torch.Tensor | None
+    following: torch.Tensor | None = None
     """The rows of the epoch's next step; None after its last."""
 
 
