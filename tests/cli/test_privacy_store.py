@@ -117,6 +117,6 @@ def test_the_report_says_whether_the_patients_have_one_budget(
     work(configs["abdomen"], private_job(), "job")
     jobs = report("seen")["accounting"]["jobs"]
     assert [state for state, _ in found.values()] == ["not shown", "not shown", "shown"]
-    assert "is not bound to the store" in found["unbound"][1] and "was not looked at" in found["unseen"][1]
+    assert "nothing ties the store to" in found["unbound"][1] and "was not looked at" in found["unseen"][1]
     assert "would not be noticed" in found["seen"][1]
     assert {one["job"] for one in jobs} == {"job", "job at abdomen"}
