@@ -78,15 +78,15 @@ class Witness:
         if not statements:
             return
         with _log_errors(), self._locked() as keys:
-            known = read_successions(self._folder / SUCCESSIONS)
-            count = len(known)
+            stored = read_successions(self._folder / SUCCESSIONS)
+            count = len(stored)
             for each in statements:
                 is_other = each.old.name != self.key.public.name
-                if is_other and keys.get(each.old.name) == each.old and len(known) < _MOST_SUCCESSIONS:
-                    known.append(each)
+                if is_other and keys.get(each.old.name) == each.old and len(stored) < _MOST_SUCCESSIONS:
+                    stored.append(each)
                     keys[each.old.name] = each.new
-            if len(known) > count:
-                replace_durably(self._folder / SUCCESSIONS, text_of(known))
+            if len(stored) > count:
+                replace_durably(self._folder / SUCCESSIONS, text_of(stored))
 
     def cosign(self, note: Note, proof: Sequence[bytes] = ()) -> Note:
         """The note with its signature and this witness's, which is on disk before this returns.
@@ -176,13 +176,13 @@ class Witness:
         """Locks out other processes; yields the stored keys."""
         with open(self._folder / ".witness", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            known = read_successions(self._folder / SUCCESSIONS)
+            stored = read_successions(self._folder / SUCCESSIONS)
             keys = read_keys(self._folder / KEYS) | self._pinned
-            yield {name: _newest(key, known) for name, key in keys.items()}
+            yield {name: _newest(key, stored) for name, key in keys.items()}
 
 
-def _newest(key: VerifierKey, known: Sequence[Succession]) -> VerifierKey:
-    newest = succeeded(key, [each for each in known if each.old.name == key.name])
+def _newest(key: VerifierKey, stored: Sequence[Succession]) -> VerifierKey:
+    newest = succeeded(key, [each for each in stored if each.old.name == key.name])
     return VerifierKey(newest.name, newest.raw)
 
 

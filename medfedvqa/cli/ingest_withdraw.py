@@ -58,9 +58,9 @@ def withdraw(
     uses = {(job.job, job.site): Use(*job, "ledger", False) for job in charged}
     for path in site or ():
         for use, is_private in _logged(path, withdrawn.organs):
-            known = uses.get((use.job, use.site))
-            if known or not is_private:
-                uses[use.job, use.site] = (known or use)._replace(exported=use.exported)
+            charge = uses.get((use.job, use.site))
+            if charge or not is_private:
+                uses[use.job, use.site] = (charge or use)._replace(exported=use.exported)
     if as_json:
         counts = {"pictures": withdrawn.pictures, "questions": withdrawn.questions}
         typer.echo(json.dumps({**counts, "jobs": [use._asdict() for use in uses.values()]}, indent=2))
@@ -101,8 +101,8 @@ def _show(console: Terminal, pictures: int, questions: int, uses: list[Use], has
     if uses:
         table = Table("job", "site", "method", "how it is known", "a model was exported")
         for use in uses:
-            known = "it was charged for this patient" if use.known_from == "ledger" else "the site held the patient"
-            table.add_row(use.job, use.site, use.method, known, "yes" if use.exported else "no")
+            reason = "it was charged for this patient" if use.known_from == "ledger" else "the site held the patient"
+            table.add_row(use.job, use.site, use.method, reason, "yes" if use.exported else "no")
         console.print(table)
     else:
         console.print("No job is known to have used the patient.")

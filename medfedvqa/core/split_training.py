@@ -67,8 +67,14 @@ class SplitTraining(Method[Config]):
 
     at_cut: ClassVar[Mapping[str, str]]
     """What a step sends, each [batch_rows, width], and its meaning."""
+    why_not_private: ClassVar[str]
+    """Why the method does not train under differential privacy."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        if dp is not None:
+            raise ConfigError(
+                f"the method '{self.name}' does not train under differential privacy: {self.why_not_private}"
+            )
         if config.aggregate == "sites" and not secagg:
             raise ConfigError(
                 f"'{self.name}' averages the sites' parts among the sites, so that the server never has them: ask for "

@@ -38,6 +38,7 @@ from medfedvqa.ingest.store import (
     PICTURES,
     QUARANTINE,
     Manifest,
+    counts_of_pictures,
     read_manifest,
     write_lists,
     write_manifest,
@@ -112,9 +113,9 @@ def ingest(
             finds = make_folder_of_finds(out)
             decisions = decisions_by_image(finds, options.side, keys.fingerprint())
             reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
-            said = SourceDigests(sources, keys)
+            digests = SourceDigests(sources, keys)
             _drop_reviewed(journal, reviews)
-            _drop_renamed(journal, survey, said, keys)
+            _drop_renamed(journal, survey, digests, keys)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
             start = partial(
@@ -123,7 +124,7 @@ def ingest(
             tasks = _tasks(folder.resolve(), survey, journal, names, reviews, keys)
             for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
                 facts = {"source": task.source, "recipe": recipe, "review": digest_of(reviews[task.source])}
-                facts["sources"] = said.about([*task.names, *answer["found"]], answer.get("number", ""))
+                facts["sources"] = digests.about([*task.names, *answer["found"]], answer.get("number", ""))
                 journal.add(Record.model_validate_json(json.dumps(answer | facts)))
                 watch("reading images", done, len(tasks))
             journal.keep(survey.paths)
@@ -272,11 +273,11 @@ def _drop_reviewed(journal: IngestionJournal, reviews: Mapping[str, Decisions]) 
             del journal.records[source]
 
 
-def _drop_renamed(journal: IngestionJournal, survey: Survey, said: SourceDigests, keys: Pseudonyms) -> None:
+def _drop_renamed(journal: IngestionJournal, survey: Survey, digests: SourceDigests, keys: Pseudonyms) -> None:
     """Drop the records of files of whose patients the table or the file of patients says something else now."""
     for source, record in list(journal.records.items()):
         names = [*_keyed_names(survey.paths.get(source, ()), keys), *record.found]
-        if record.sources != said.about(names, record.number):
+        if record.sources != digests.about(names, record.number):
             del journal.records[source]
 
 
@@ -325,15 +326,11 @@ def _publish(
         "stored": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "stored"),
         "unasked": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "unasked"),
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
-        "redacted": sum(bool(image.boxes) for image in images),
-        "flagged": sum(bool(image.flags) for image in images),
-        "reviewed": sum(image.reviewed for image in images),
         "nameless": sum(record.nameless for record in records.values() if record.image is not None),
         "rows": len(questions.rows) - len(omitted),
         "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),
-        "patients": len({image.patient for image in images}),
-    }
+    } | counts_of_pictures(images)
     codes = options.codes(is_clean=not counts["flagged"])
     manifest = {
         "format": FORMAT,

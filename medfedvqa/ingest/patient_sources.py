@@ -73,8 +73,8 @@ class SourceDigests:
         (empty if there is none). It is empty if nothing is said."""
         facts, numbers = self._sources.about(names), self._persons.get(number, ())
         withdrawn = number in self._sources.withdrawn
-        said = json.dumps([facts, numbers, withdrawn])
-        return self._keys.digest("sources", said) if facts or numbers or withdrawn else ""
+        text = json.dumps([facts, numbers, withdrawn])
+        return self._keys.digest("sources", text) if facts or numbers or withdrawn else ""
 
 
 def table_facts(questions: Iterable[IngestedQuestion], keys: Pseudonyms) -> dict[str, dict[str, list[str]]]:

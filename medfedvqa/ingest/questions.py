@@ -148,8 +148,8 @@ def _question(
     named, split = texts["organ"].casefold(), texts["split"].lower()
     organ = named if named in own_organs else organ_of(named)
     if named and not organ:
-        known = ", ".join(in_order({*ORGANS, *own_organs}))
-        raise DataError(f"row {index}: unknown organ; there is {known}, or a body part of one; others by --organ")
+        names = ", ".join(in_order({*ORGANS, *own_organs}))
+        raise DataError(f"row {index}: unknown organ; there is {names}, or a body part of one; others by --organ")
     if split and not _is_split(split):
         raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
     facts = tuple((column, keep(texts[column])) for column in PATIENT_COLUMNS if texts[column])

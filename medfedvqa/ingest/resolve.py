@@ -84,11 +84,11 @@ class Resolver:
     def rows(self, questions: Sequence[IngestedQuestion]) -> Iterator[StoredRow]:
         """The rows in the order of the questions. What is left out or replaced is known once all are taken."""
         images = [self._image(question) for question in questions]
-        asked = [
+        with_image = [
             (image, question) for image, question in zip(images, questions, strict=True) if isinstance(image, Image)
         ]
-        contradictory = contradictions((image.id, question) for image, question in asked)
-        named_splits = {image.patient: question.split for image, question in reversed(asked) if question.split}
+        contradictory = contradictions((image.id, question) for image, question in with_image)
+        named_splits = {image.patient: question.split for image, question in reversed(with_image) if question.split}
         index = 0
         for question, image in zip(questions, images, strict=True):
             texts = self._kept(question, image, contradictory)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -119,6 +119,16 @@ class Manifest(StrictModel):
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""
     rows: Digest
+
+
+def counts_of_pictures(images: Collection[Image]) -> dict[str, int]:
+    """The counts of a manifest that follow from the stored pictures alone."""
+    return {
+        "redacted": sum(bool(image.boxes) for image in images),
+        "flagged": sum(bool(image.flags) for image in images),
+        "reviewed": sum(image.reviewed for image in images),
+        "patients": len({image.patient for image in images}),
+    }
 
 
 def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:

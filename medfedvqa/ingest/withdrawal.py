@@ -24,6 +24,7 @@ from medfedvqa.ingest.store import (
     Image,
     Manifest,
     StoredRow,
+    counts_of_pictures,
     read_store,
     write_lists,
     write_manifest,
@@ -107,12 +108,12 @@ def _counts(manifest: Manifest, removed: int, images: Collection[Image], rows: i
     counts = manifest.counts.model_dump(mode="json")
     quarantined = Counter(counts["quarantined"])
     quarantined[Reason.WITHDRAWN.value] += removed
-    return counts | {
-        "stored": counts["stored"] - removed,
-        "quarantined": dict(quarantined),
-        "redacted": sum(bool(image.boxes) for image in images),
-        "flagged": sum(bool(image.flags) for image in images),
-        "reviewed": sum(image.reviewed for image in images),
-        "rows": rows,
-        "patients": len({image.patient for image in images}),
-    }
+    return (
+        counts
+        | counts_of_pictures(images)
+        | {
+            "stored": counts["stored"] - removed,
+            "quarantined": dict(quarantined),
+            "rows": rows,
+        }
+    )

@@ -131,10 +131,10 @@ class Worker:
         if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
         name = self._keys.digest("image", source)
-        known = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
+        decided = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
         # What stays was in the picture that the person saw; what is newly blanked or flagged was not decided then.
         changed = {find_id(name, find.box) for find in cleaned.finds if find.decision != Decision.KEPT}
-        is_reviewed = is_accepted and not cleaned.flags and changed <= known
+        is_reviewed = is_accepted and not cleaned.flags and changed <= decided
         status = Cleaning.REVIEWED if is_reviewed else Cleaning.OPEN if cleaned.flags else Cleaning.MACHINE
         stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status)
         buffer = BytesIO()

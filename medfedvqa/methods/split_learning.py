@@ -17,11 +17,10 @@ from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.split_training import OUT_OF_ORDER, ROWS, SplitConfig, SplitTraining, leaves_of
 from medfedvqa.data import Examples, numbered
-from medfedvqa.errors import ConfigError, FederationError
+from medfedvqa.errors import FederationError
 from medfedvqa.models import BackboneShape, MiddlePart, Shapes
 from medfedvqa.models.split import TAIL, head_initial, head_shapes, tail_logits
 from medfedvqa.training import Site
-from privacy import DPSettings
 
 MIDDLE = "v_middle"
 """What the server makes of a batch's rows. The gradient of the site's loss goes up under the same name."""
@@ -38,14 +37,7 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
     name = "split_learning"
     config_type = SplitLearningConfig
     at_cut = {ROWS: "what the trunk makes of pictures and questions"}
-
-    def __init__(self, config: SplitLearningConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
-        if dp is not None:
-            raise ConfigError(
-                "the method 'split_learning' does not train under differential privacy: it sends the activations of "
-                "single rows"
-            )
-        super().__init__(config, dp, secagg)
+    why_not_private = "it sends the activations of single rows"
 
     @property
     def public_answers(self) -> tuple[str, ...]:

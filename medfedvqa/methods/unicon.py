@@ -17,7 +17,6 @@ from medfedvqa.core.method import State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.split_training import ROWS, SplitConfig, SplitTraining
 from medfedvqa.data import Examples
-from medfedvqa.errors import ConfigError
 from medfedvqa.models import (
     BackboneShape,
     Contrast,
@@ -29,7 +28,6 @@ from medfedvqa.models import (
 )
 from medfedvqa.models.split import APN, LTA
 from medfedvqa.training import Site
-from privacy import DPSettings
 
 ANSWERS = "v_apn"
 """The activations of a batch's answers. Their gradient comes back under the same name."""
@@ -63,14 +61,10 @@ class UniCon(SplitTraining[UniConConfig]):
     name = "unicon"
     config_type = UniConConfig
     at_cut = {ROWS: "what the trunk makes of pictures and questions", ANSWERS: "what the projection makes of answers"}
-
-    def __init__(self, config: UniConConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
-        if dp is not None:
-            raise ConfigError(
-                "the method 'unicon' does not train under differential privacy: its loss holds every row against the "
-                "others of its batch, so that no patient's part of a gradient can be bounded by itself"
-            )
-        super().__init__(config, dp, secagg)
+    why_not_private = (
+        "its loss holds every row against the others of its batch, so that no patient's part of a gradient can be "
+        "bounded by itself"
+    )
 
     def site_shapes(self, shape: BackboneShape) -> Shapes:
         """See `SplitTraining`. Raises `ConfigError` for a backbone without token embeddings."""

@@ -2,13 +2,12 @@
 
 import csv
 import json
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from pydicom.uid import generate_uid
+from small_dicom import dicom_bytes, small_dicom
 
 import medfedvqa.ingest.ingest as ingestion
 
@@ -20,20 +19,9 @@ def image(patient: int, bright: bool) -> bytes:
     pixels = np.zeros((40, 40), np.uint8)
     pixels[8:32, 8:32] = 220 if bright else 90
     pixels[0, 0] = 255
-    dataset = Dataset()
-    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    dataset = small_dicom(pixels, PatientName="SECRET", PatientID=f"SECRET-{patient}", BodyPartExamined="CHEST")
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = generate_uid(), generate_uid()
-    dataset.PatientName, dataset.PatientID, dataset.BodyPartExamined = "SECRET", f"SECRET-{patient}", "CHEST"
-    dataset.Rows = dataset.Columns = 40
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
-    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
-    dataset.PixelData = pixels.tobytes()
-    dataset["PixelData"].VR = "OB"
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    buffer = BytesIO()
-    dataset.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
+    return dicom_bytes(dataset)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -11,15 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
+from free_ports import free_port
 from pydicom import dcmread
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+from pydicom.dataset import Dataset
+from pydicom.uid import generate_uid
+from small_dicom import dicom_bytes, small_dicom
 
 from medfedvqa.dicomweb import Outcome, fetch
 from medfedvqa.errors import ConfigError, DataError
@@ -32,25 +32,10 @@ SCRIPT = "from medfedvqa.cli import main; main()"
 def image(number: int, accession: str, study: str | None = None) -> Dataset:
     """A small radiograph of an invented patient."""
     pixels = np.add.outer(np.arange(40), np.arange(40)).astype(np.uint8) + number
-    dataset = Dataset()
-    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    dataset = small_dicom(pixels, PatientName="SECRET", PatientID=f"SECRET-{number}", AccessionNumber=accession)
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = study or generate_uid(), generate_uid()
-    dataset.PatientName, dataset.PatientID, dataset.AccessionNumber = "SECRET", f"SECRET-{number}", accession
     dataset.Modality, dataset.BodyPartExamined, dataset.StudyDate, dataset.StudyTime = "CR", "CHEST", "20120901", "0101"
-    dataset.Rows = dataset.Columns = 40
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
-    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
-    dataset.PixelData = pixels.tobytes()
-    dataset["PixelData"].VR = "OB"
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     return dataset
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def table(path: Path, *names: str) -> Path:
@@ -107,9 +92,7 @@ def test_what_questions_name_is_fetched_from_an_archive_and_ingested(archive: st
     study = generate_uid()
     images = [image(0, "A-0"), image(1, "A-1"), image(2, "A-2", study), image(3, "A-2", study), image(4, "A-4")]
     for dataset in images:
-        buffer = BytesIO()
-        dataset.save_as(buffer, enforce_file_format=True)
-        requests.post(f"{archive}/instances", data=buffer.getvalue(), timeout=60).raise_for_status()
+        requests.post(f"{archive}/instances", data=dicom_bytes(dataset), timeout=60).raise_for_status()
     names = (images[0].SOPInstanceUID, "A-1", "A-2", "A-SECRET", "*", "A-?", "1.2.3.4")
     questions, folder = table(tmp_path / "questions.csv", *names), tmp_path / "images"
     command = [sys.executable, "-c", SCRIPT, "ingest", "fetch", f"{archive}/dicom-web", "--questions", str(questions)]
@@ -200,9 +183,7 @@ def test_a_name_that_would_mean_more_than_one_value_is_not_asked_for(tmp_path: P
 
 def test_another_image_than_the_one_that_was_asked_for_is_not_kept(tmp_path: Path) -> None:
     """Nor one that is cut; the other images are still fetched."""
-    buffer = BytesIO()
-    image(0, "A-0").save_as(buffer, enforce_file_format=True)
-    for content in (buffer.getvalue(), b"SECRET"):
+    for content in (dicom_bytes(image(0, "A-0")), b"SECRET"):
         body = b"--b\r\nContent-Type: application/dicom\r\n\r\n" + content + b"\r\n--b--"
         kind = 'multipart/related; type="application/dicom"; boundary=b'
 

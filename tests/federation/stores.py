@@ -2,12 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+from small_dicom import dicom_bytes, small_dicom
 
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
@@ -42,18 +40,7 @@ def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY, **
 
 def _picture(number: int) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 255, (32, 32), dtype=np.uint8)
-    dataset = Dataset()
-    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, f"1.2.{number + 1}"
-    dataset.Rows = dataset.Columns = 32
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = 1, "MONOCHROME2", 0
-    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
-    dataset.PixelData = pixels.tobytes()
-    dataset["PixelData"].VR = "OB"
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    buffer = BytesIO()
-    dataset.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
+    return dicom_bytes(small_dicom(pixels, SOPInstanceUID=f"1.2.{number + 1}"))
 
 
 def _manifest(keys: Pseudonyms, images: int, rows: int) -> dict[str, object]:

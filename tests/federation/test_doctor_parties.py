@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 from doctored import FACTS, PLACES, SITE, checks_of, edit_json, problems, provisioned
+from free_ports import free_port
 from nvflare.lighter.utils import load_crt_chain
 from typer.testing import CliRunner
 
@@ -34,9 +35,7 @@ Change = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """The folder of the kits, and the server's port, at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     return provisioned(tmp_path_factory.mktemp("federation"), port), port
 
 

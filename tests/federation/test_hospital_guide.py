@@ -5,7 +5,6 @@
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import guide
 import psutil
 import pytest
+from free_ports import free_port
 
 from audits import Outcome, read, verify
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
@@ -55,9 +55,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """The whole guide, once. All that it started ends, whatever happens."""
     folder = tmp_path_factory.mktemp("guide") / "it"
     folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     environment = guide.environment(folder.parent / "home", MEDFEDVQA=str(ROOT), PORT=port)
     with Reaper(folder):
         printed = guide.run(PAGE, folder, environment, seconds=1700)

@@ -4,7 +4,6 @@ import filecmp
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.kits import prepare_kit, root_folder
@@ -167,9 +167,7 @@ class Dashboard:
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
     """A server of its own, with one project administrator."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     web = {
         "NVFL_WEB_ROOT": str(tmp_path / "web"),
         "NVFL_CREDENTIAL": f"{ADMIN}:password:coordinator",

@@ -25,11 +25,11 @@ def test_a_browser_draws_every_picture_and_asks_for_nothing(
     place.ask("1.dcm")
     place.ingest(side=256)
     address = write_sheet(place.out)[0].as_uri()
-    page, asked, said = opened(browser, viewport={"width": 1100, "height": 1000}), list[str](), list[str]()
-    page.on("request", lambda request: asked.append(request.url.split(":")[0]))
-    page.on("console", lambda message: said.append(message.text))
+    page, schemes, messages = opened(browser, viewport={"width": 1100, "height": 1000}), list[str](), list[str]()
+    page.on("request", lambda request: schemes.append(request.url.split(":")[0]))
+    page.on("console", lambda message: messages.append(message.text))
     page.goto(address)
     widths = page.evaluate("[...document.images].map(image => image.complete && image.naturalWidth)")
     page.context.close()
     assert len(widths) >= 3 and all(widths) and widths[:2] == [256, 256]
-    assert set(asked) <= {"file", "data"} and said == []
+    assert set(schemes) <= {"file", "data"} and messages == []

@@ -1,0 +1,10 @@
+"""Ports of the loopback for servers that tests start."""
+
+import socket
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
