@@ -19,9 +19,9 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
     """
     curves: dict[str, Curves] = {}
     for label, runs in outcomes.items():
-        validated = [list(run.validated.values()) for run in runs if run.validated]
+        validated = [run.validation_curve for run in runs if run.validated]
         if validated:
-            curves[label] = [[100 * fmean(sites) for sites in zip(*run, strict=False)] for run in validated]
+            curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
     rounds = max((len(run) for runs in curves.values() for run in runs), default=0)
     whole = {label: runs for label, runs in curves.items() if all(len(run) == rounds for run in runs)}
     return _draw(out / "convergence.svg", whole, "round", range(1, 1 + rounds))

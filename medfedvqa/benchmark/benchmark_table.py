@@ -1,12 +1,14 @@
 """The benchmark's table in Markdown, and the prompt paper's tables beside this project's figures."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
+from medfedvqa.evaluation.flatness import late_gain
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
 ABSENT = "–"
@@ -47,7 +49,7 @@ def _table_of(comparison: Comparison) -> str:
     sites = [for_markdown(site, NAME) for site in comparison.sites]
     compared = [f"p against {for_markdown(reference)}", "from pictures", "from federation"]
     averages = comparison.averages(reference)
-    head = ["system", "seeds", *sites, *averages, *compared, "bytes up", "bytes down", "s", "trained"]
+    head = ["system", "seeds", *sites, *averages, *compared, "late", "bytes up", "bytes down", "s", "trained"]
     rows = []
     for label, runs in comparison.rows.items():
         first = runs[0]
@@ -58,7 +60,7 @@ def _table_of(comparison: Comparison) -> str:
         p = "reference" if label == reference else p_cell(tested[label]) if label in tested else ABSENT
         accuracies = map(cell, (*by_site(runs).values(), *comparison.averages(label).values()))
         both = map(gain_cell, gains(comparison, label))
-        rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, *cost])
+        rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, _late_cell(runs), *cost])
     return table(head, rows)
 
 
@@ -128,8 +130,10 @@ def _reading(comparison: Comparison) -> str:
         f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "
         "pictures: points of the average more than the same system on black pictures; from federation: more than the "
         "same model alone with equal steps; each with its 95 % interval by patient, not corrected. (personal): each "
-        "site's own model before the last mean, of the same run. Bytes per site and round; s are processor seconds per "
-        "round, of all sites together, without decoding pictures."
+        "site's own model before the last mean, of the same run. Late: by how many points the mean of the sites' "
+        "validation rows is higher at its best round than at the best of the first two thirds of the rounds. Bytes per "
+        "site and round; s are processor seconds per round, of all sites together, without decoding pictures. All "
+        f"runs together: {comparison.seconds / 3600:.1f} processor hours."
     )
 
 
@@ -152,6 +156,12 @@ def gain_cell(difference: Gain | None) -> str:
         return f"{100 * difference.mean:+.1f}"
     low, high = difference.interval
     return f"{100 * difference.mean:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _late_cell(runs: Sequence[RunOutcome]) -> str:
+    """What the last third of the rounds still gains on validation rows, in points, as the mean over seeds."""
+    curves = [run.validation_curve for run in runs]
+    return f"{100 * fmean(map(late_gain, curves)):.1f}" if all(len(curve) > 2 for curve in curves) else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

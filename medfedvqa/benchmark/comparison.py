@@ -28,6 +28,8 @@ class Comparison:
     """The label of the same model without the other sites, by label."""
     without_picture: Mapping[str, str]
     """The label of the same system without the picture, by label."""
+    seconds: float
+    """Processor seconds of all runs, without decoding pictures."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -92,7 +94,8 @@ def compared(results: Iterable[Result]) -> Comparison:
             alone[row] = each[0].alone
             blind[row] = each[0].without_picture and each[0].without_picture + row.removeprefix(label)
         baselines |= set(labels) if each[0].baseline else set()
-    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind)
+    seconds = sum(result.processor_seconds for result in ordered)
+    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind, seconds)
 
 
 def _check_rows(results: Sequence[Result]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from statistics import fmean
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class RunOutcome:
     seed: int = 0
     cohort: int = 0
     """The first seed with the same test rows. Runs of one cohort are about the same patients."""
+
+    @property
+    def validation_curve(self) -> list[float]:
+        """The accuracy on validation rows after each round, as the mean over sites; empty without such accuracies."""
+        return [fmean(sites) for sites in zip(*self.validated.values(), strict=False)]
 
 
 def of_kind(outcomes: Sequence[RunOutcome], closed: bool) -> list[RunOutcome]:

@@ -109,6 +109,12 @@ class Result(BaseModel, frozen=True, extra="forbid"):
         return {**{name: getattr(self, name) for name in names}, "sites": list(self.sites)}
 
     @property
+    def processor_seconds(self) -> float:
+        """Processor seconds of the whole run, without decoding pictures."""
+        rounds: int = self.options.get("rounds", max(map(len, self.validated.values()), default=0))
+        return self.seconds * rounds
+
+    @property
     def outcome(self) -> RunOutcome:
         """The outcome of the run."""
         personal = {site: _flags(each.personal) for site, each in self.sites.items() if each.personal}

@@ -149,6 +149,20 @@ def test_gains_are_over_the_paired_rows_of_common_seeds() -> None:
     assert "| +50.0 [50.0, 50.0] | +25.0 [" in markdown(comparison)
 
 
+def test_a_table_says_what_the_last_rounds_gained_and_what_all_runs_cost() -> None:
+    """In the last of three rounds two sites rise by 10 and 30 points with one seed, by none with another: 10 points."""
+    sites = dict.fromkeys(("lung", "brain"), {"right": "10", "patients": [0, 1]})
+    long = {"data": "phantom", "sites": sites, "options": {"rounds": 3}, "seconds": 2400.0}
+    rising = {"lung": [0.25, 0.5, 0.6], "brain": [0.25, 0.5, 0.8]}
+    runs = [result(validated=rising, **long), result(seed=1, validated=dict.fromkeys(sites, [0.5, 0.5, 0.5]), **long)]
+    prior = result("majority", **long | {"validated": {}, "options": {}, "seconds": 0.0, "parameters": 0})
+    page = markdown(compared([*runs, prior]))
+    heading, _, trained, untrained = (line.split(" | ") for line in page.splitlines() if line.startswith("| "))
+    late = heading.index("late")
+    assert (trained[late], untrained[late]) == ("10.0", "")
+    assert "All runs together: 4.0 processor hours." in page
+
+
 def test_results_of_one_cohort_test_the_same_patients() -> None:
     """Two files about other rows, with the same name of the data, are not compared."""
     other = {"lung": {"right": "10" * 30, "patients": list(range(60))}}

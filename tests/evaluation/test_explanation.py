@@ -6,7 +6,7 @@ import pytest
 
 from medfedvqa.evaluation.accuracy import Proportion
 from medfedvqa.evaluation.explanation import difference, explained
-from medfedvqa.evaluation.flatness import rounds_since_best
+from medfedvqa.evaluation.flatness import late_gain, rounds_since_best
 
 
 def entry(correct: int, rows: int = 400) -> dict[str, Any]:
@@ -57,3 +57,11 @@ def test_the_interval_of_a_difference_is_newcombe_s() -> None:
 def test_rounds_since_the_best_one(curve: list[float], since: int) -> None:
     """The first of equal rounds is the best one."""
     assert rounds_since_best(curve) == since
+
+
+@pytest.mark.parametrize(
+    ("curve", "gained"), [([], 0), ([0.5], 0), ([0.5, 0.4, 0.7], 0.2), ([0.2, 0.6, 0.1, 0.6], 0), ([0.9, 0.1, 0.4], 0)]
+)
+def test_what_the_last_third_of_the_rounds_gains(curve: list[float], gained: float) -> None:
+    """The best of all rounds against the best of the first two of three, or of four."""
+    assert late_gain(curve) == pytest.approx(gained)
