@@ -26,6 +26,7 @@ COMMANDS = {
         {
             "fetch": Source("ingest_fetch", "fetch"),
             "review": Source("ingest_review", "review"),
+            "slices": Source("ingest_slices", "slices"),
             "withdraw": Source("ingest_withdraw", "withdraw"),
         },
     ),
