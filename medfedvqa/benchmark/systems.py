@@ -58,6 +58,7 @@ ABLATIONS = {
     "AS4": "no text prompt",
 }
 """Those of the prompt paper, and what each leaves out."""
+AS2_FIVE = "prompt_pfl AS2 (five heads; not shared)"
 PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "optimizer": "adamw"}
 """The paper names no optimiser; decay of weights is apart from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
@@ -88,6 +89,8 @@ PUBLIC: dict[str, Any] = {"answers": "public"}
 answers out, as the paper's 20 of 1,642 do; what FedP3 is compared with has the same list."""
 BLOCKS_ALONE_PUBLIC = f"{BLOCKS_ALONE} (public answers)"
 OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
+FIVE: dict[str, Any] = {"heads": 5}
+"""Heads that answer together."""
 FEDP3_VARIANTS: dict[str, dict[str, Any]] = {
     "FedP3": {},
     "FedP3 all answers": {"filter": "all"},
@@ -118,6 +121,7 @@ _LISTED = (
     System("frozen features", "local", FROZEN),
     System("frozen features (two-layer head)", "local", FROZEN | {"fusion": "concat", "question_input": "tower"}),
     System("frozen features (attending head)", "local", FROZEN | {"fusion": "attend"}),
+    System("frozen features (five heads)", "local", FROZEN | FIVE, family="frozen features"),
     System(
         "frozen features (rows of all sites)",
         "local",
@@ -183,6 +187,8 @@ _LISTED = (
         System(f"prompt_pfl {kind} ({what})", "prompt_pfl", PROMPT_PFL | {"ablation": kind}, baseline=False, family=PM)
         for kind, what in ABLATIONS.items()
     ),
+    System("prompt_pfl (five heads)", "prompt_pfl", PROMPT_PFL | FIVE, baseline=False, alone=AS2_FIVE, family=PM),
+    System(AS2_FIVE, "prompt_pfl", PROMPT_PFL | FIVE | {"ablation": "AS2"}, baseline=False, family=PM),
     # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers. FedDAT: without parts of the
     # teacher, and with other parts tested.
     *(

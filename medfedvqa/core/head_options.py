@@ -21,10 +21,17 @@ class HeadOptions(MethodConfig, frozen=True):
     units: Width = Field(192, description="tanh units of picture and of question in a product")
     hidden: Width = Field(512, description="width of the answer head's hidden layer")
     dropout: Share = Field(0.2, description="dropout in the answer head")
+    heads: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="answer heads that begin at different values and answer together, by the mean of "
+        "their log-probabilities",
+    )
 
     def head_of(self, answers: int) -> HeadConfig:
         """The answer head for this number of answers."""
-        return HeadConfig(answers, self.hidden, self.dropout, self.fusion, self.question_input, self.units)
+        return HeadConfig(answers, self.hidden, self.dropout, self.fusion, self.question_input, self.units, self.heads)
 
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
         """Raises `ConfigError` for a head that this backbone does not allow, or that does not see all that is tuned.

@@ -42,10 +42,12 @@ class HeadConfig:
     question: QuestionInput = "tower"
     units: int = 192
     """The tanh units of picture and question in a product."""
+    members: int = 1
+    """The heads that answer together."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1 or min(self.hidden, self.units) < 1:
-            raise ConfigError("dropout lies in [0, 1), and the head's hidden width and its units are positive")
+        if not 0 <= self.dropout < 1 or min(self.hidden, self.units, self.members) < 1:
+            raise ConfigError("dropout lies in [0, 1), and the head's hidden width, units and members are positive")
 
     def shapes(self, shape: BackboneShape, aside: int = 0) -> Shapes:
         """The shapes of the head's weights, on a backbone of this shape.
@@ -58,8 +60,10 @@ class HeadConfig:
         if "places" in inputs:
             widths["looking"] = inputs["places"]
         return {
-            f"{HEAD}{name}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
+            f"{HEAD}{layer}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
+            for member in range(self.members)
             for name in inputs
+            for layer in (_layer_name(name, member),)
             for part in ("weight", "bias")
         }
 
@@ -98,26 +102,31 @@ class HeadConfig:
         self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any, chance: Chance | None
     ) -> torch.Tensor:
         """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`."""
-        hidden = _layer(values, "hidden", self._joined(values, shape, features, batch)).relu()
-        return _layer(values, "answers", dropped(hidden, self.dropout, chance))
+        each = []
+        for member in range(self.members):
+            hidden = _layer(values, "hidden", self._joined(values, shape, features, batch, member), member).relu()
+            each.append(_layer(values, "answers", dropped(hidden, self.dropout, chance), member))
+        return each[0] if self.members == 1 else torch.stack(each).log_softmax(dim=2).mean(dim=0)
 
-    def _joined(self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any) -> torch.Tensor:
-        """The input of the two last layers, [rows, width]."""
+    def _joined(
+        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any, member: int
+    ) -> torch.Tensor:
+        """The input of a member's two last layers, [rows, width]."""
         if self.fusion in ("product", "attend"):
-            seen, asked = self.units_of(values, shape, features, batch)
+            seen, asked = self.units_of(values, shape, features, batch, member)
             return seen * asked
         pictures, questions = self._split(shape, features, batch)
         return torch.cat(questions if self.fusion == "text" else [*pictures, *questions], dim=1)
 
     def units_of(
-        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any
+        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any, member: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tanh units of picture and of question, [rows, units] each, of a head that multiplies them."""
+        """A member's tanh units of picture and of question, [rows, units] each, of a head that multiplies them."""
         pictures, questions = self._split(shape, features, batch)
-        asked = _layer(values, "question", torch.cat(questions, dim=1)).tanh()
-        seen = _layer(values, "picture", torch.cat(pictures, dim=1))
+        asked = _layer(values, "question", torch.cat(questions, dim=1), member).tanh()
+        seen = _layer(values, "picture", torch.cat(pictures, dim=1), member)
         if self.fusion == "attend":
-            seen = seen + _layer(values, "places", looked_at(values, asked, batch.places))
+            seen = seen + _layer(values, "places", looked_at(values, asked, batch.places, member), member)
         return seen.tanh(), asked
 
     def _split(
@@ -140,9 +149,9 @@ class HeadConfig:
         return list(by_tower.values()), questions
 
 
-def looked_at(values: Named, asked: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def looked_at(values: Named, asked: torch.Tensor, places: torch.Tensor, member: int = 0) -> torch.Tensor:
     """The mean of a picture's places [rows, places, width], weighed by the question's units [rows, units]."""
-    query = _layer(values, "looking", asked)
+    query = _layer(values, "looking", asked, member)
     weights = (places @ query[:, :, None]).squeeze(2).div(places.shape[2] ** 0.5).softmax(dim=1)
     return (weights[:, None] @ places).squeeze(1)
 
@@ -154,5 +163,11 @@ def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Te
     return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)
 
 
-def _layer(values: Named, name: str, inputs: torch.Tensor) -> torch.Tensor:
-    return F.linear(inputs, values[f"{HEAD}{name}.weight"], values[f"{HEAD}{name}.bias"])
+def _layer(values: Named, name: str, inputs: torch.Tensor, member: int) -> torch.Tensor:
+    layer = f"{HEAD}{_layer_name(name, member)}"
+    return F.linear(inputs, values[f"{layer}.weight"], values[f"{layer}.bias"])
+
+
+def _layer_name(name: str, member: int) -> str:
+    """The name of a member's layer. Those of the first member are those of a single head."""
+    return f"{name}.{member}" if member else name

@@ -75,13 +75,30 @@ def test_the_attending_head_adds_the_places_that_the_question_weighs(single: Cli
     assert torch.allclose(model.logits(values, batch), expected, **EXACT)
 
 
+@pytest.mark.parametrize("fusion", ["concat", "product", "attend"])
+def test_heads_that_answer_together_give_the_mean_of_their_log_probabilities(single: ClipBackbone, fusion: Any) -> None:
+    """Each begins at values of its own, and has the names of a single head once its number is taken out of them."""
+    model, values = made(single, fusion=fusion, question="both", members=3)
+    batch = batch_of(model, [0, 1, 2], [0, 2, 1])
+    alone = replace(model, head=replace(model.head, members=1))
+    names = replace(model.head, members=1).shapes(single.shape)
+    each = [
+        {name: values[name.replace(".weight", f"{number}.weight").replace(".bias", f"{number}.bias")] for name in names}
+        for number in ("", ".1", ".2")
+    ]
+    assert not torch.equal(each[0]["head.hidden.weight"], each[1]["head.hidden.weight"])
+    expected = sum(alone.logits(own, batch).log_softmax(dim=1) for own in each) / 3
+    assert torch.allclose(model.logits(values, batch), expected, **EXACT)
+
+
+@pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("question", ["tower", "ngrams", "both"])
 @pytest.mark.parametrize("fusion", ["concat", "product", "attend", "text"])
 def test_every_head_depends_on_what_it_sees_and_declares_what_it_trains(
-    single: ClipBackbone, fusion: Any, question: Any
+    single: ClipBackbone, fusion: Any, question: Any, members: int
 ) -> None:
     """Only `text` is blind to the picture, and none to the question; every declared value takes part."""
-    model, values = made(single, fusion=fusion, question=question)
+    model, values = made(single, fusion=fusion, question=question, members=members)
     assert {name: tuple(value.shape) for name, value in values.items()} == model.head.shapes(single.shape)
     one, picture, asked = model.logits(values, batch_of(model, [0, 1, 0], [0, 0, 1]))
     assert torch.allclose(one, picture, **EXACT) == (fusion == "text") and not torch.allclose(one, asked)

@@ -24,6 +24,7 @@ CASES = [
     ("fedavg", {"tuning": "adapter", "weighting": "uniform", "views": 3}),
     ("fedavg", {"weighting": "uniform", "fusion": "concat", "question_input": "tower"}),
     ("fedavg", {"weighting": "uniform", "fusion": "attend"}),
+    ("fedavg", {"weighting": "uniform", "heads": 2}),
     ("fedavg", {"weighting": "uniform", "fusion": "text", "tuning": "classifier"}),
     *(("fedavg", {"trunk": n, "trunk_width": 8, "tuning": "full", "weighting": "uniform"}) for n in TRUNKS),
     ("prompt_pfl", {}),
