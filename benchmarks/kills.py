@@ -74,7 +74,7 @@ class Trial:
     end: str
     """`results`, `plain end`, or a status of FLARE that is neither."""
     missed: int
-    """Rounds that a site missed."""
+    """Rounds that a site missed, and sites that fell out of the job."""
     faults: tuple[str, ...]
     """The checks that did not hold."""
 
@@ -104,12 +104,14 @@ class Killing:
         self._federation.wait(self._submitted(), PATIENCE)
         return time.monotonic() - began
 
-    def trial(self, party: str, site: str, moment: float) -> Trial:
-        """Kill the party at the moment, or as soon as it has a process after it."""
+    def trial(self, party: str, site: str, moment: float) -> Trial | None:
+        """Kill the party at the moment, or as soon as it has a process after it; None if the job was over before."""
         name, job = SERVER if party.startswith("server") else site, party.endswith("job")
         began = time.monotonic()
         job_id = self._submitted()
         while not (processes := self._killed(name, job, began + moment)):
+            if self._federation.finished(job_id):
+                return None
             time.sleep(0.1)
         killed = time.monotonic() - began
         psutil.wait_procs(processes)
@@ -123,7 +125,8 @@ class Killing:
         ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}
         end = "plain end" if plain else ends.get(status, status)
         faults = tuple(self._faults(job_id, results, ended=end == "results"))
-        missed = sum(bool(record["missing"]) for record in results["rounds"])
+        fell_out = str(results["notes"]).count("broke off")
+        missed = sum(bool(record["missing"]) for record in results["rounds"]) + fell_out
         return Trial(self.mode, party, name, round(killed, 1), round(seconds, 1), end, missed, faults)
 
     def _submitted(self) -> str:
@@ -196,17 +199,19 @@ def run(mode: str, trials: int, rounds: int, rng: random.Random, over: Callable[
             while left and fresh and not over():
                 site = rng.choice(phantom.organs(SITES))
                 trial = killing.trial(rng.choice(PARTIES), site, rng.uniform(0, length))
+                if trial is None:
+                    continue
                 yield trial
                 left -= 1
                 fresh = trial.end == "results" and not (mode.startswith("shares") and trial.missed)
 
 
 def table(records: list[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the table: kills, how the jobs ended, rounds with a site missing, faults and seconds."""
+    """The lines of the table: kills, how the jobs ended, jobs that somebody missed, jobs with faults, and seconds."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for record in records:
         groups[record["mode"], record["party"]].append(record)
-    yield "| job | killed | kills | results | plain end | other | with missed rounds | faults | median s | longest s |"
+    yield "| job | killed | kills | results | plain end | other | rounds missed | faults | median s | longest s |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for (mode, party), of in sorted(groups.items()):
         ends = [record["end"] for record in of]
