@@ -8,11 +8,13 @@ that they are sent again from what they saved.
 import hashlib
 import io
 import json
+import secrets
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ FORMAT = 1
 JOURNAL = "journal"
 """The folder of the journal, in that of a run's results."""
 
-_HEADER = "header"
+_HEADER, _RUN = "header", "run"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,16 @@ class Journal:
         """Whether an earlier process of the run died."""
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @cached_property
+    def run(self) -> str:
+        """Random hex digits, the same for all processes of the run."""
+        if self._folder is None:
+            return secrets.token_hex(8)
+        path = self._folder / _RUN
+        if not path.exists():
+            write_whole(path, secrets.token_hex(8).encode(), PRIVATE)
+        return path.read_text(encoding="ascii")
 
     @property
     def recalls(self) -> bool:

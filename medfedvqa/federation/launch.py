@@ -206,8 +206,7 @@ def run(
     """Run to the end, or to the end of the round in which `stop` returns true. Returns the results."""
     paths = write_sites(launch)
     if engine == "local":
-        if not launch.job.secagg:
-            launch.write()
+        launch.write()
         results = _run_here(launch, watch, stop)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.
@@ -237,12 +236,10 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
     """Run the job of sites whose files are written, in this process. A journal of an earlier process is followed."""
     job, out = launch.job, launch.out
     sites = {site: load_site_config(out / "sites" / site / "site.yml", site) for site in launch.sites}
-    # On shares an attempt's randomness must not serve twice, and a journal would repeat the server's part in it.
-    journal = None if job.secagg else Journal(out / JOURNAL)
     receipts = ServerReceipts(job.exchange(), out.name, launch.sites, out / SERVER_KEYS, out)
     store = None if launch.cache is None else FeatureStore(launch.cache)
     with closing(LocalEngine(sites, job, out.name, store=store)) as local, closing(receipts):
-        return serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, journal)
+        return serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, Journal(out / JOURNAL))
 
 
 def refusals_of(launch: Launch) -> str:

@@ -1,6 +1,6 @@
 """The server's side of a run whose uploads are aggregated on shares."""
 
-import secrets
+import hashlib
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -26,7 +26,9 @@ from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw
-from medfedvqa.federation.hub import Excused, Reply, ServerHub
+from medfedvqa.federation.hub import Excused, Reply, ServerHub, excuse_none
+from medfedvqa.federation.journal import RecordedCall
+from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
@@ -57,7 +59,11 @@ class SecureHub(ServerHub):
         self._repeatable = {spec.name for spec in DRAWING}
         for task in on_shares:
             self._repeatable |= {seeding(task), tossing(task), mixing(task), averaging(task), unmasking(task)}
-        self._number = 0
+        self._number, self._attempts = 0, 0
+        self._unfinished = self._journal.continues
+        """Whether the call in which an earlier process died is still to come."""
+        self._answered: tuple[str, Mapping[str, Tensors]] = ("", {})
+        """The task that the sites answered last, with the message to each."""
         self._dealer = Dealer(self._ask_members)
         self._means: dict[TensorLayout, Tensors] = {}
         self._hidden: dict[str, Tensors] = {}
@@ -68,9 +74,38 @@ class SecureHub(ServerHub):
         A site that does not answer takes no further part.
         """
         messages = {site: {} for site in self.sites} if down is None else down
-        return super().collect(
-            task, {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
-        )
+        messages = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        self._answered = task, messages
+        return super().collect(task, messages)
+
+    def _ask(
+        self,
+        task: str,
+        messages: Mapping[str, Tensors],
+        excused: Excused = excuse_none,
+        quorum: Quorum = NOBODY_MISSES,
+    ) -> dict[str, Reply]:
+        """See `ServerHub._ask`."""
+        self._unfinished = self._unfinished and self._journal.recalls
+        return super()._ask(task, messages, excused, quorum)
+
+    def _step(self, task: str, messages: Mapping[str, Tensors], excused: Excused) -> dict[str, Reply] | None:
+        """Ask for one step of an attempt. None if the server died in it, so that nobody knows which sites took it.
+
+        The sites then have been heard since: the last task was repeated, which gets the same bytes again. Else those
+        that still wait for the dead server would look silent to the others.
+        """
+        recorded = self._journal.recalls
+        if not self._unfinished or recorded:
+            replies = self._ask(task, messages, excused)
+            if replies or not recorded:
+                return replies
+        else:
+            # An entry without answers, which the next process finds here.
+            self._journal.record(task, self._round, messages, RecordedCall({}, 0.0))
+            self._unfinished = False
+        super().collect(*self._answered)
+        return None
 
     def mix(
         self,
@@ -109,14 +144,22 @@ class SecureHub(ServerHub):
         except SiteError as error:
             self._leave_out([error.site])
             return False
-        replies = self._ask(mixing(task), messages, _excuse_accused(attempt.sites))
+        replies = self._step(mixing(task), messages, _excuse_accused(attempt.sites))
+        if replies is None:
+            # Sites that have their mixture say so. The others broke off, as the server did, and try again.
+            replies = self._ask_members(mixing(task), messages)
+            self._leave_out(set(attempt.sites) - replies.keys())
+        else:
+            self._leave_out(_sites_to_leave_out(attempt.sites, replies))
         self._count_shares(replies)
-        self._leave_out(_sites_to_leave_out(attempt.sites, replies))
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
 
     def _ask_members(self, task: str, messages: Mapping[str, Tensors]) -> dict[str, Reply]:
-        """Ask the members, and wait for none much longer than sites wait for each other."""
-        return self._ask(task, messages, _with_deadline(lambda replies: (), messages))
+        """Ask the members for what they may be asked again, and wait for none much longer than sites wait for each
+        other."""
+        while (replies := self._step(task, messages, _with_deadline(lambda replies: (), messages))) is None:
+            pass
+        return replies
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
         """The next attempt of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
@@ -134,7 +177,9 @@ class SecureHub(ServerHub):
         if members != sites and not self.history.committee:
             how = "named by the sites' policies" if self._rule.named else "drawn anew for each round"
             self.history.committee = f"{len(members)} of the {len(sites)} sites computed for all of them, {how}"
-        return Attempt(secrets.token_hex(8), sites, members=members, number=self._number)
+        self._attempts += 1
+        name = hashlib.sha256(f"{self._journal.run} {self._attempts}".encode()).hexdigest()[:16]
+        return Attempt(name, sites, members=members, number=self._number)
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
@@ -177,7 +222,9 @@ class SecureHub(ServerHub):
             attempt = self._next_attempt(addressed)
             sites = attempt.sites
             messages = dict.fromkeys(sites, attempt.message())
-            replies = self._ask(averaging(task), messages, _with_deadline(_excuse_accused(sites), sites))
+            replies = self._step(averaging(task), messages, _with_deadline(_excuse_accused(sites), sites))
+            if replies is None:
+                continue
             self._count_shares(replies)
             uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
             self._leave_out(_sites_to_leave_out(sites, replies))

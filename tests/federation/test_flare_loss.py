@@ -36,9 +36,10 @@ def started(federation: LoopbackFederation, folder: Path, seed: int) -> str:
     return job_id
 
 
-def killed(federation: LoopbackFederation, *parties: str) -> None:
-    """All processes of these parties die at one moment: they are halted first, so that none sees another die."""
-    processes = [each for name in parties for job in (False, True) for each in federation.processes(name, job)]
+def killed(federation: LoopbackFederation, *parties: str, job: tuple[bool, ...] = (False, True)) -> None:
+    """All processes of these parties, or those of one kind, die at one moment: they are halted first, so that none
+    sees another die."""
+    processes = [each for name in parties for kind in job for each in federation.processes(name, kind)]
     for process in processes:
         process.suspend()
     for process in processes:
@@ -76,6 +77,35 @@ def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: Loopbac
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     check_results(federation, job_id)
     assert not list((federation.kits / SERVER / "running").glob("*.json"))
+
+
+@pytest.mark.parametrize("job", [(False,), (False, True)], ids=["process", "all"])
+def test_a_job_goes_on_after_the_server_alone_was_killed(
+    federation: LoopbackFederation, tmp_path: Path, job: tuple[bool, ...]
+) -> None:
+    """SIGKILL of the server's own process, with or without that of the job, while the sites live on: they keep the job,
+    and the restarted server continues it. Nobody trains twice."""
+    job_id = started(federation, tmp_path, seed=13 + len(job))
+    killed(federation, SERVER, job=job)
+    wait_for(lambda: not federation.processes(SERVER, job=True))
+    assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
+    federation.start(SERVER)
+    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
+    check_results(federation, job_id)
+
+
+def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(
+    federation: LoopbackFederation, tmp_path: Path
+) -> None:
+    """SIGKILL of it alone: the job's process ends without closing the job, and the restarted site continues it."""
+    job_id = started(federation, tmp_path, seed=17)
+    killed(federation, "head", job=(False,))
+    wait_for(lambda: not federation.processes("head", job=True))
+    audit = federation.kits / "head" / "audit"
+    assert not [entry for entry in read(audit) if entry.job == job_id and entry.event is Event.CLOSE]
+    federation.start("head")
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    check_results(federation, job_id)
 
 
 def test_a_site_that_a_service_manager_stops_ends_in_time_and_continues(

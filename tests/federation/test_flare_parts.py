@@ -14,19 +14,21 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
+from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare import launcher
+from medfedvqa.federation.flare import launcher, persistent_process
 from medfedvqa.federation.flare.launcher import LaunchRecord
-from medfedvqa.federation.flare.lost_jobs import FOLDER, RunningJob
+from medfedvqa.federation.flare.lost_jobs import FOLDER, LostJobs, RunningJob
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
@@ -245,18 +247,74 @@ def test_audit_bytes_are_bytes_and_few(said: object) -> None:
 
 
 def test_a_running_job_is_noted_until_its_end(tmp_path: Path) -> None:
-    """After a server's death a job in clear continues from its journal, a job that never began from the beginning, and
-    a job on shares not at all. Once a job is over nothing is left of its journal, which holds single uploads."""
-    jobs = {name: RunningJob(tmp_path, name) for name in ("clear", "shares", "young")}
-    for job in jobs.values():
-        job.note(["head", "chest"])
-    for name in ("clear", "shares"):
-        (tmp_path / name / RESULTS).mkdir(parents=True)
-        write_event(tmp_path / name / RESULTS, TaskAnswer(1, 2, "train", "chest"))
-    (tmp_path / JOURNAL / "clear").mkdir(parents=True)
-    assert {name: job.continues for name, job in jobs.items()} == {"clear": True, "shares": False, "young": True}
-    assert RunningJob(tmp_path, "clear").sites() == {"chest", "head"}
+    """After a server's death a job continues from its journal, from its results if it died after these, or from the
+    beginning if nothing had begun. Once a job is over nothing is left of its journal, which holds single uploads."""
+    jobs = {name: RunningJob(tmp_path, name) for name in ("journaled", "ended", "lost", "young")}
+    for name, job in jobs.items():
+        job.note([Client("head", "token-1"), Client("chest", "token-2")])
+        if name != "young":
+            (tmp_path / name / RESULTS).mkdir(parents=True)
+            write_event(tmp_path / name / RESULTS, TaskAnswer(1, 2, "train", "chest"))
+    (tmp_path / "ended" / RESULTS / "results.json").write_text('{"status": "finished"}')
+    (tmp_path / "lost" / RESULTS / "results.json").write_text('{"status": "running"}')
+    (tmp_path / JOURNAL / "journaled").mkdir(parents=True)
+    continues = {name: job.continues for name, job in jobs.items()}
+    assert continues == {"journaled": True, "ended": True, "lost": False, "young": True}
+    noted = RunningJob(tmp_path, "journaled")
+    assert {token: client.name for token, client in noted.clients().items()} == {"token-1": "head", "token-2": "chest"}
+    assert (tmp_path / FOLDER / "journaled.json").stat().st_mode & 0o077 == 0
+    (tmp_path / FOLDER / "journaled.json").write_text("[")
+    assert noted.clients() == {}
     for job in jobs.values():
         job.forget()
         job.forget()
     assert not list((tmp_path / JOURNAL).iterdir()) and not list((tmp_path / FOLDER).iterdir())
+
+
+def test_no_site_is_told_to_end_a_job_that_the_server_will_continue(tmp_path: Path) -> None:
+    """FLARE ends the jobs of a site that it neither runs nor expects an outcome of."""
+    RunningJob(tmp_path, "lost").note([Client("head", "token")])
+    runner = JobRunner(str(tmp_path))
+    LostJobs(tmp_path, SimpleNamespace(job_runner=runner))
+    assert runner.get_client_outcome_jobs() == {"lost"} and runner.get_client_outcome_jobs("head") == set()
+
+
+def test_a_process_that_found_no_server_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it finds one, or until the site has tried for long enough; a process that fails at once is not."""
+    monkeypatch.setattr(persistent_process, "SOUGHT", 0.0)
+    assert run("raise SystemExit(1)", "raise SystemExit(2)", "pass") == 3
+    monkeypatch.setattr(persistent_process, "RETURN_PATIENCE", 0.0)
+    assert run("raise SystemExit(1)", "pass") == 1
+
+
+PARENT = """
+import subprocess, sys
+from medfedvqa.federation.flare.parent_process import adopt_children
+adopt_children()
+child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdin=subprocess.PIPE, text=True)
+print(child.pid, flush=True)
+sys.stdin.read()
+child.communicate("go")
+print(child.returncode, flush=True)
+"""
+CHILD = """
+import sys, time
+from medfedvqa.federation.flare.parent_process import die_if_orphaned
+sys.stdin.read()
+die_if_orphaned()
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_an_orphan_dies_and_no_other_process() -> None:
+    """A child checks once the end of its standard input, and then its parent, is there: it goes on while its parent
+    lives, and where nobody adopted it."""
+    command, pipe = [sys.executable, "-c", PARENT, CHILD], subprocess.PIPE
+    with subprocess.Popen([*command, "0"], stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.communicate("", 60)[0].split()[1] == "0"
+    with subprocess.Popen([*command, "60"], stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    assert not psutil.wait_procs([child], 30)[1]
+    assert subprocess.run([sys.executable, "-c", CHILD, "0"], stdin=subprocess.DEVNULL, check=False).returncode == 0

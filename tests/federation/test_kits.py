@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from free_ports import free_port
 
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare.kits import prepare_kit, root_folder
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.site_config import load_site_config
@@ -110,6 +110,15 @@ def test_the_root_certificate_of_a_provisioned_project_is_written_once(tmp_path:
         root_folder(kits.parent, tmp_path / "ca")
     with pytest.raises(ConfigError, match="no project"):
         root_folder(tmp_path, tmp_path / "other")
+
+
+def test_a_project_with_a_relay_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """What a site sends would pass a process that nothing here hardens; no kit is left."""
+    project = loopback_project(["chest"], 8002)
+    relay = {"name": "between", "type": "relay", "org": "coordinator", "listening_host": {"default": "localhost"}}
+    with pytest.raises(FederationError, match="relays, whose processes no guard hardens"):
+        provision({**project, "participants": [*project["participants"], relay]}, [SiteBuilder()], tmp_path)
+    assert not list(tmp_path.rglob("site.yml"))
 
 
 def test_a_site_added_to_a_project_leaves_the_others_as_they_are(tmp_path: Path) -> None:

@@ -135,6 +135,23 @@ def test_a_run_that_is_killed_again_and_again_is_continued(
     assert_logs_agree(out)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["prompt_pfl", "fedavg"])
+def test_a_run_on_shares_is_continued(quick_job: Job, tiny_backbone: Path, tmp_path: Path, method: str) -> None:
+    """It dies while the sites aggregate round 1; they do it again, and all of them have part in the results."""
+    options = quick_job().options if method == "prompt_pfl" else {"local_epochs": 1, "blocks": 1, "hidden": 8}
+    job = quick_job().model_copy(update={"method": method, "options": {**options, "rounds": 2}, "secagg": True})
+    launch = plan(job, None, tmp_path / "run", ("abdomen", "chest", "head"), 1, {job.backbone: tiny_backbone})
+    with pytest.raises(Dead):
+        run(launch, "local", dying_at(9 if method == "prompt_pfl" else 5))
+    events: list[TaskAnswer] = []
+    results = resume(launch.out, events.append)
+    assert results["status"] == "finished" and results["secagg"] and len(results["rounds"]) == 2
+    assert {event.task for event in events if event.round == 1} >= {"start"}  # all were heard again
+    assert results["missing_at_end"] == [] and not (launch.out / JOURNAL).exists()
+    assert_logs_agree(launch.out)
+
+
 def test_the_command_continues_a_run(quick_job: Job, tiny_backbone: Path, tmp_path: Path) -> None:
     """`run --resume FOLDER` takes nothing else of the job; without a folder, `run` needs a method."""
     job, out = quick_job(rounds=1), tmp_path / "run"

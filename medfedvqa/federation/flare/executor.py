@@ -12,6 +12,7 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from medfedvqa.federation.flare.hardening import require_guard
+from medfedvqa.federation.flare.parent_process import die_if_orphaned
 from medfedvqa.federation.flare.result_guard import log_counts, record_answer
 from medfedvqa.federation.flare.site_mail import SiteMail
 
@@ -50,6 +51,7 @@ class SiteExecutor(Executor):
             if self.job.get("secagg"):
                 self._mail = SiteMail(fl_ctx.get_engine(), fl_ctx.get_job_id())
         if event_type == EventType.END_RUN:
+            die_if_orphaned()
             if self._mail is not None:
                 self._mail.close()
             if self._tasks is not None:

@@ -26,7 +26,8 @@ from nvflare.utils.process_utils import ProcessAdapter
 from audits.escaping import for_log
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.federation.flare.hardening import require_guard
-from medfedvqa.federation.flare.persistent_process import RETURN_PATIENCE, PersistentHandle
+from medfedvqa.federation.flare.parent_process import adopt_children
+from medfedvqa.federation.flare.persistent_process import PersistentHandle
 
 _RECORD = "launch.json"
 _CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
@@ -79,10 +80,6 @@ class SiteJobLauncher(ClientProcessJobLauncher):
     def __init__(self) -> None:
         super().__init__()
         self._running: set[str] = set()
-        self._resumed: set[str] = set()
-        """Jobs of the client's predecessor whose own processes were started again, and have not ended yet."""
-        self._handles: dict[str, PersistentHandle] = {}
-        """The newest process of each job."""
         self._closing = threading.Lock()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
@@ -99,28 +96,12 @@ class SiteJobLauncher(ClientProcessJobLauncher):
             record.write(arguments, handle.adapter.pid)
             return handle.adapter
 
-        resumed = job_id in self._resumed
-        self._resumed.discard(job_id)
-        handle = PersistentHandle(start, lambda: ended())
-
         def ended() -> None:
             record.delete()
-            if resumed and handle.adapter.poll():
-                # A server that died as well does not know the job yet, and may send it again.
-                timer = threading.Timer(RETURN_PATIENCE, over)
-                timer.daemon = True
-                timer.start()
-            else:
-                over()
+            self._running.discard(job_id)
+            self._close_jobs(workspace)
 
-        def over() -> None:
-            if self._handles.get(job_id) is handle:
-                del self._handles[job_id]
-                self._running.discard(job_id)
-                self._close_jobs(workspace)
-
-        self._handles[job_id] = handle
-        return handle
+        return PersistentHandle(start, ended)
 
     def _close_jobs(self, workspace: Workspace) -> None:
         """Close the site's jobs that no longer run, in a separate process, since its imports take seconds."""
@@ -138,6 +119,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         """Also require the guard when the client starts, and continue its predecessor's jobs once it is up."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             require_guard()
+            adopt_children()
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
             workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -148,7 +130,6 @@ class SiteJobLauncher(ClientProcessJobLauncher):
     def _resume(self, job_id: str, workspace: Workspace, fl_ctx: FLContext) -> None:
         # The server ends the process again with the next heartbeat if the job is over there.
         LaunchRecord(Path(workspace.get_run_dir(job_id))).end_orphan()
-        self._resumed.add(job_id)
         meta = json.loads(Path(workspace.get_job_meta_path(job_id)).read_text(encoding="utf-8"))
         result = fl_ctx.get_engine().start_app(job_id, job_meta=meta)
         _logger.warning("the client was restarted; job %s: %s", for_log(job_id), for_log(str(result)))

@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
@@ -12,7 +13,11 @@ RELAUNCHES = 10
 """The number of times that a job process is started again before its death counts as the job's failure."""
 
 RETURN_PATIENCE = 3600.0
-"""Seconds after a start in which a job of before may come back: then the server gives it up, and a site closes it."""
+"""Seconds after its first start in which a process that found no server is started again: then the site closes the
+job."""
+
+SOUGHT = 55.0
+"""Seconds that a process has lived at least if it ended because it found no server: FLARE's (2.9) seek it for 60."""
 
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 
@@ -29,6 +34,7 @@ class PersistentHandle(ProcessHandle):
         self._start, self._ended = start, ended
         self._lock = threading.Lock()
         self._stopping = False
+        self._deaths, self._began = 0, time.monotonic()
 
     def terminate(self) -> None:
         """End the process for good."""
@@ -37,13 +43,22 @@ class PersistentHandle(ProcessHandle):
             super().terminate()
 
     def wait(self) -> None:
-        """Wait until the process has ended by itself or by request, or has died too often."""
-        for left in reversed(range(RELAUNCHES + 1)):
+        """Wait until the process has ended by itself or by request, has died too often, or has sought too long."""
+        born = self._began
+        while True:
             self.adapter.wait()
             code = self.adapter.poll()
             with self._lock:
-                if self._stopping or not left or code is None or code >= 0 or code in _ASKED_TO_END:
+                if self._stopping or code is None or not self._starts_again(code, time.monotonic() - born):
                     break
-                _logger.warning("the job process was killed by signal %d; starting it again", -code)
-                self.adapter = self._start()
+                _logger.warning("the job process ended with %d; starting it again", code)
+                self.adapter, born = self._start(), time.monotonic()
         self._ended()
+
+    def _starts_again(self, code: int, lived: float) -> bool:
+        if code in _ASKED_TO_END:
+            return False
+        if code >= 0:
+            return code > 0 and lived >= SOUGHT and time.monotonic() < self._began + RETURN_PATIENCE
+        self._deaths += 1
+        return self._deaths <= RELAUNCHES

@@ -42,10 +42,15 @@ class SiteBuilder(Builder):
         self._sites, self._storage = sites or {}, storage
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Close the folder of the project's state to other accounts.
+        """Close the folder of the project's state to other accounts. Raises `ConfigError` if the project has relays.
 
         FLARE (2.9) keeps the root key and every party's key there in `cert.json`, which all accounts may read.
         """
+        if project.get_relays():
+            raise ConfigError(
+                "the project has relays, whose processes no guard hardens and no log accounts for: take participants "
+                "of the type 'relay' out, so that every site connects to the server itself"
+            )
         close_state(Path(ctx.get_state_dir()))
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

@@ -1,5 +1,7 @@
 """Names in a job's run folder at the server. This module is light: the server's own process, without torch, uses it."""
 
+import contextlib
+import json
 from pathlib import Path
 
 RESULTS = "medfedvqa"
@@ -11,3 +13,10 @@ PROGRESS = "progress.jsonl"
 def has_events(out: Path) -> bool:
     """Whether a process of the job, whose results are in `out`, wrote any event before."""
     return (out / PROGRESS).exists()
+
+
+def has_finished(out: Path) -> bool:
+    """Whether a process of the job wrote its results before it died."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return bool(json.loads((out / "results.json").read_bytes())["status"] == "finished")
+    return False

@@ -22,8 +22,9 @@ from nvflare.utils.process_utils import ProcessAdapter
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
-from medfedvqa.federation.flare.lost_jobs import RunningJob, take_up
+from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob
 from medfedvqa.federation.flare.memory_release import return_free_memory
+from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
@@ -77,7 +78,9 @@ class ServerJobLauncher(ServerProcessJobLauncher):
         """Start the process of a job. Once it is over, however it ended, nothing is left of its journal."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         running = RunningJob(Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID]))
-        running.note([client[ClientDictKey.NAME] for client in job_meta[JobMetaKey.JOB_CLIENTS]])
+        if JobMetaKey.JOB_CLIENTS in job_meta:  # not in a job that this server continues
+            names = {client[ClientDictKey.NAME] for client in job_meta[JobMetaKey.JOB_CLIENTS]}
+            running.note([client for client in fl_ctx.get_engine().get_clients() if client.name in names])
 
         def start() -> ProcessAdapter:
             return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
@@ -87,11 +90,13 @@ class ServerJobLauncher(ServerProcessJobLauncher):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Also require the guard when the server starts, and take up the jobs that were running when it died."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
+            workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            self._lost = LostJobs(Path(workspace.get_root_dir()), fl_ctx.get_engine())
             require_server_guard()
+            adopt_children()
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
-            workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            take_up(Path(workspace.get_root_dir()), fl_ctx)
+            self._lost.take_up()
 
 
 def require_server_guard() -> None:

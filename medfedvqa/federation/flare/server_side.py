@@ -22,8 +22,9 @@ from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
+from medfedvqa.federation.flare.parent_process import die_if_orphaned
 from medfedvqa.federation.flare.progress import write_event
-from medfedvqa.federation.flare.run_folder import RESULTS, has_events
+from medfedvqa.federation.flare.run_folder import RESULTS, has_finished
 from medfedvqa.federation.hub import Excused, Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
@@ -64,13 +65,11 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     # The simulator's sites have no heartbeat; it ends when one of them dies.
     heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
-    if spec.secagg and has_events(out):
-        # An attempt's randomness must not serve twice, so that there is no journal to continue from.
-        controller.system_panic("the server's process died in a job on shares: submit the job anew", fl_ctx)
-        return
+    if engine == "provisioned" and has_finished(out):
+        return  # the process before died after its work
     # Whoever submitted the job may fetch its run folder, and the journal holds single uploads: it lies elsewhere.
     folder = Path(flare.get_workspace().get_root_dir()) / JOURNAL / fl_ctx.get_job_id()
-    journal = Journal(folder if engine == "provisioned" and not spec.secagg else None)
+    journal = Journal(folder if engine == "provisioned" else None)
     try:
         with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
             watch = partial(write_event, out)
@@ -79,6 +78,7 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)
     finally:
+        die_if_orphaned()
         journal.forget()  # the job is over, and only a process that dies leaves a journal
 
 
@@ -123,6 +123,7 @@ class _Caller:
             self._controller.send(sent, self._fl_ctx, targets=[site])
         try:
             while not answers.complete(_ABORT_CHECK):
+                die_if_orphaned()
                 if self._abort.triggered:
                     raise FederationError("the job was aborted")
         except FederationError:

@@ -1,0 +1,248 @@
+"""Kills one process of a provisioned federation at a random moment of a job, again and again, and checks what is left.
+
+Each trial submits a job to four phantom sites on loopback (real kits, mutual TLS), sends SIGKILL to one party (the job
+process or the own process of one site or of the server) at a random moment, starts what a service manager would start
+again, and waits for the job's end. Then it checks that
+
+- the job ended with results, or, on shares, with the sentence that fewer sites could reveal each other,
+- every site's log is whole, and agrees with the server's receipts and the other sites: nothing left unlogged,
+- every charge in a log stands in the site's ledger, and nothing stays reserved,
+- every site that did not answer in a round is named in the results.
+
+The records go to `--out`, a line of JSON for each trial; a second call adds to them, and `--trials 0` prints the table.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from audits import Entry, Event, Outcome, VerdictState, examine, read
+from medfedvqa.data import phantom
+from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.provision import SERVER
+from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.flare.server_side import SITE_PATIENCE
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import look_into
+from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.site_config import load_site_config
+
+PARTIES = ("site job", "site", "server job", "server")
+SITES = 4
+TRAINING = {"local_unit": "batches", "local_epochs": 4, "batch_rows": 8, "blocks": 1, "hidden": 8}
+PROMPTS = {**TRAINING, "length": 2, "local_baseline": False}
+PRIVACY = {"noise": 2.0, "count_noise": 20.0, "sample_rate": 0.3, "patient_rows": 4, "physical_patients": 5}
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "clear, averages": {"method": "fedavg", "options": TRAINING, "min_sites": 2},
+    "clear, mixtures": {"method": "prompt_pfl", "options": PROMPTS},
+    "clear, private": {"method": "prompt_pfl", "options": {**PROMPTS, "answers": "closed"}, "dp": PRIVACY},
+    "shares, averages": {"method": "fedavg", "options": TRAINING, "secagg": True},
+    "shares, mixtures": {"method": "prompt_pfl", "options": PROMPTS, "secagg": True},
+}
+PLAIN_END = "fewer could reveal each other"
+SECONDS_DOWN = 3.0
+"""Seconds until a party's own process is started again."""
+PATIENCE = 1500.0
+"""Seconds after which a trial has failed."""
+FASTER = {SITE_PATIENCE: "60", "NVFLARE_GET_TASK_TIMEOUT": "20"}
+"""Shorter waits than those of a real federation, so that many trials fit into a day."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one kill."""
+
+    mode: str
+    party: str
+    site: str
+    """The party's name in the federation."""
+    moment: float
+    """Seconds from the submission to the kill."""
+    seconds: float
+    """Seconds from the submission to the end of the job."""
+    end: str
+    """`results`, `plain end`, or a status of FLARE that is neither."""
+    missed: int
+    """Rounds that a site missed, and sites that fell out of the job."""
+    faults: tuple[str, ...]
+    """The checks that did not hold."""
+
+
+class Killing:
+    """One federation and the trials in it."""
+
+    def __init__(self, folder: Path, mode: str, rounds: int) -> None:
+        self.mode, self._folder = mode, folder
+        fields = {**MODES[mode], "data": "phantom", "round_timeout": 300.0}
+        job = JobSpec.from_dict({**fields, "options": {**fields["options"], "rounds": rounds}})
+        self._launch = Launch(job, None, folder / "sites", phantom.organs(SITES))
+        self._paths = write_sites(self._launch)
+        self._federation = LoopbackFederation(folder, self._paths, FASTER)
+        self._jobs = 0
+
+    def __enter__(self) -> "Killing":
+        self._federation.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._federation.__exit__(None, None, None)
+
+    def undisturbed(self) -> float:
+        """Seconds that the job takes, from its submission to its end, if nobody dies."""
+        began = time.monotonic()
+        self._federation.wait(self._submitted(), PATIENCE)
+        return time.monotonic() - began
+
+    def trial(self, party: str, site: str, moment: float) -> Trial | None:
+        """Kill the party at the moment, or as soon as it has a process after it; None if the job was over before."""
+        name, job = SERVER if party.startswith("server") else site, party.endswith("job")
+        began = time.monotonic()
+        job_id = self._submitted()
+        while not (processes := self._killed(name, job, began + moment)):
+            if self._federation.finished(job_id):
+                return None
+            time.sleep(0.1)
+        killed = time.monotonic() - began
+        psutil.wait_procs(processes)
+        if not job:
+            time.sleep(SECONDS_DOWN)
+            self._federation.start(name)
+        status = self._federation.wait(job_id, PATIENCE)
+        seconds = time.monotonic() - began
+        results = json.loads((self._federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
+        plain = self.mode.startswith("shares") and PLAIN_END in str(results["notes"])
+        ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}
+        end = "plain end" if plain else ends.get(status, status)
+        faults = tuple(self._faults(job_id, results, ended=end == "results"))
+        fell_out = str(results["notes"]).count("broke off")
+        missed = sum(bool(record["missing"]) for record in results["rounds"]) + fell_out
+        return Trial(self.mode, party, name, round(killed, 1), round(seconds, 1), end, missed, faults)
+
+    def _submitted(self) -> str:
+        self._jobs += 1
+        job = self._launch.job.model_copy(update={"seed": self._jobs, "terms": self._federation.terms()})
+        folder = self._folder / f"job-{self._jobs}"
+        export_job(job, folder)
+        return self._federation.submit(folder)
+
+    def _killed(self, name: str, job: bool, moment: float) -> list[psutil.Process]:
+        """The processes that were killed; none before the moment, or where there is none."""
+        if time.monotonic() < moment:
+            return []
+        processes = self._federation.processes(name, job)
+        for process in processes:
+            process.suspend()
+        for process in processes:
+            process.kill()
+        return processes
+
+    def _faults(self, job_id: str, results: Mapping[str, Any], ended: bool) -> Iterator[str]:
+        out = self._federation.results(job_id)
+        logs = {name: self._federation.kits / name / "local" / "site.yml" for name in self._launch.sites}
+        configs = {name: load_site_config(path, name) for name, path in logs.items()}
+        for name, config in configs.items():
+            entries = [entry for entry in _once(config.audit, job_id)]
+            if not _closed(entries):
+                yield f"{name}: the log does not close the job"
+            judged = examine(config.audit, name, [out, *(c.audit for n, c in configs.items() if n != name)])
+            for part in (*judged.integrity.parts, *judged.consistency.parts):
+                if part.state is not VerdictState.SHOWN:
+                    yield f"{name}: {part.name}: {part.said}"
+            sent = [entry for entry in entries if entry.event is Event.RELEASE and entry.outcome is Outcome.SENT]
+            with closing(look_into(config)) as ledger:
+                for entry in sent:
+                    if entry.dp_event and ledger.charge_of(job_id, str(entry.task), entry.round or 0) is None:
+                        yield f"{name}: no charge for {entry.task} in round {entry.round}"
+                if ledger.together(config.policy.delta, True) != ledger.together(config.policy.delta, False):
+                    yield f"{name}: something stays reserved"
+            answered, told = {entry.round for entry in sent}, f"Site {name} " in str(results["notes"])
+            for record in results["rounds"] if ended else ():
+                if record["round"] not in answered and name not in record["missing"] and not told:
+                    yield f"{name}: the results do not say that it missed round {record['round']}"
+
+
+def _once(audit: Path, job_id: str) -> list[Entry]:
+    """The entries of the job, once the log has closed it or two minutes are over."""
+    entries: list[Entry] = []
+    for _ in range(120):
+        entries = [entry for entry in read(audit) if entry.job == job_id] if audit.is_dir() else []
+        if _closed(entries):
+            break
+        time.sleep(1)
+    return entries
+
+
+def _closed(entries: list[Entry]) -> bool:
+    """Whether the log closes the job, or never opened it."""
+    return not entries or any(entry.event is Event.CLOSE for entry in entries[-3:])
+
+
+def run(mode: str, trials: int, rounds: int, rng: random.Random, over: Callable[[], bool]) -> Iterator[Trial]:
+    """Trials of one mode. A federation in which a site fell out of a sum is left: its sites refuse the next one."""
+    left = trials
+    while left and not over():
+        with ExitStack() as ending:
+            folder = Path(ending.enter_context(tempfile.TemporaryDirectory())).resolve()
+            killing = ending.enter_context(Killing(folder, mode, rounds))
+            length, fresh = killing.undisturbed(), True
+            while left and fresh and not over():
+                site = rng.choice(phantom.organs(SITES))
+                trial = killing.trial(rng.choice(PARTIES), site, rng.uniform(0, length))
+                if trial is None:
+                    continue
+                yield trial
+                left -= 1
+                fresh = trial.end == "results" and not (mode.startswith("shares") and trial.missed)
+
+
+def table(records: list[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of the table: kills, how the jobs ended, jobs that somebody missed, jobs with faults, and seconds."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        groups[record["mode"], record["party"]].append(record)
+    yield "| job | killed | kills | results | plain end | other | rounds missed | faults | median s | longest s |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    for (mode, party), of in sorted(groups.items()):
+        ends = [record["end"] for record in of]
+        others = len(ends) - ends.count("results") - ends.count("plain end")
+        missed, faults = (sum(bool(record[name]) for record in of) for name in ("missed", "faults"))
+        seconds = [record["seconds"] for record in of]
+        figures = (len(of), ends.count("results"), ends.count("plain end"), others, missed, faults)
+        cells = " | ".join(map(str, figures))
+        yield f"| {mode} | {party} | {cells} | {median(seconds):.0f} | {max(seconds):.0f} |"
+
+
+def main() -> None:
+    """Run trials and print the table of all that the file holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the file of the records")
+    parser.add_argument("--trials", type=int, default=100, help="trials in all modes together")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="no trial begins later")
+    arguments = parser.parse_args()
+    rng, end = random.Random(arguments.seed), time.monotonic() + 60 * arguments.minutes
+    share = -(-arguments.trials // len(arguments.modes))
+    for mode in arguments.modes if arguments.trials else ():
+        for trial in run(mode, share, arguments.rounds, rng, lambda: time.monotonic() > end):
+            print(json.dumps(asdict(trial)), flush=True)
+            with arguments.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(trial)) + "\n")
+    lines = arguments.out.read_text(encoding="utf-8").splitlines()
+    print("\n".join(table([json.loads(line) for line in lines])))
+
+
+if __name__ == "__main__":
+    main()
