@@ -118,7 +118,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     """
     todo = [(system, seed) for seed in range(grid.seeds) for system in grid.systems if not _is_done(grid, system, seed)]
     for system, seed in todo:
-        check_sites(grid.job(system, seed), len(grid.sites))
+        check_sites(grid.job(system, seed), 1 if system.centralised else len(grid.sites))
     waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         # Only as many runs as workers are submitted: an interrupted grid ends with the runs that have begun.
@@ -252,7 +252,7 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     if grid.regime.late:
         outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, machine)
     elif system.centralised:
-        outcome = centralised(job, data, seed, machine)
+        outcome = centralised(job, folder, data, machine)
     else:
         outcome, _ = federated(job, grid.root, folder, data, machine)
     content = {

@@ -78,7 +78,7 @@ def _turn(
     machine: Machine,
 ) -> RunOutcome:
     if union:
-        return centralised(job, {**others, late: small}, job.seed, machine)
+        return centralised(job, folder, {**others, late: small}, machine)
     method = job.build()
     if not isinstance(method, Averaging) or not method.shares:
         return federated(job, root, folder, {late: small}, machine)[0]

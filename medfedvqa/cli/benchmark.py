@@ -154,12 +154,13 @@ def check_folder(out: Path) -> None:
 
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
-    from medfedvqa.benchmark.systems import SYSTEMS, systems_named, without_picture
+    from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, systems_named, without_picture
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    choices = {choice for system in SYSTEMS for choice in (system.label, system.method)}
-    choices |= {without_picture(system).label for system in SYSTEMS if system.pictures}
+    systems = (*SYSTEMS, *AT_REQUEST)
+    choices = {choice for system in systems for choice in (system.label, system.method)}
+    choices |= {without_picture(system).label for system in systems if system.pictures}
     for name in names:
         check_name("system or method", name, choices, "docs/comparison.md lists them")
     return systems_named(names)
