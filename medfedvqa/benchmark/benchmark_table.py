@@ -120,13 +120,14 @@ def _facts(comparison: Comparison) -> str:
 def _reading(comparison: Comparison) -> str:
     both = comparison.questions == "all"
     kinds = "closed and open" if both else comparison.questions
+    types = _TYPES if comparison.types else ""
     together = (
         "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
     )
     return (
         f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
         "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
-        f"{together if both else ''}p: paired permutation test over patients against "
+        f"{together if both else ''}{types}p: paired permutation test over patients against "
         f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "
         "pictures: points of the average more than the same system on black pictures; from federation: more than the "
         "same model alone with equal steps; each with its 95 % interval by patient, not corrected. (personal): each "
@@ -135,6 +136,12 @@ def _reading(comparison: Comparison) -> str:
         "site and round; s are processor seconds per round, of all sites together, without decoding pictures. All "
         f"runs together: {comparison.seconds / 3600:.1f} processor hours."
     )
+
+
+_TYPES = (
+    "Yes/no, number and other are types of answers, as in VQA v2: a number stands alone, in digits or as a word up to "
+    "twelve. "
+)
 
 
 def cell(summary: Summary) -> str:

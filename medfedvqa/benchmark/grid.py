@@ -18,7 +18,7 @@ from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.regimes import Regime, newcomer
 from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
-from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of
+from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import create
 from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
@@ -169,6 +169,7 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
         validated={},
         patients=patients_of(data),
         closed=closed_of(data),
+        types=types_of(grid.job(grid.systems[0], seed), data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=0.0,

@@ -94,6 +94,7 @@ def centralised(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machin
         validated={UNION: state[VALIDATED].tolist()},
         patients=patients_of(data),
         closed=closed_of(data),
+        types=types_of(job, data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=seconds,
@@ -112,6 +113,7 @@ def _at_one_site(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machi
         validated=dict(zip([UNION], outcome.validated.values(), strict=False)),
         patients=patients_of(data),
         closed=closed_of(data),
+        types=types_of(job, data),
         personal={},
         bytes_up=0.0,
         bytes_down=0.0,
@@ -139,6 +141,7 @@ def _outcome(
         parameters=sum(value.numel() for value in trained.values()),
         personal=_personal(job, method, states, data, machine),
         closed=closed_of(data),
+        types=types_of(job, data),
     )
 
 
@@ -165,3 +168,8 @@ def closed_of(data: Mapping[str, SiteData]) -> dict[str, list[bool]]:
     """Whether the question of each test row is closed by site, see `RunOutcome.closed`."""
     kinds = {site: each.test.are_closed.tolist() for site, each in data.items()}
     return {site: each for site, each in kinds.items() if not all(each)}
+
+
+def types_of(job: JobSpec, data: Mapping[str, SiteData]) -> dict[str, str]:
+    """The letters of the types of the test rows' answers by site, see `RunOutcome.types`."""
+    return {site: each.test.types for site, each in data.items()} if job.split.questions == "all" else {}

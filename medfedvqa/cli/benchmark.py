@@ -228,16 +228,16 @@ def _record(comparison: "Comparison") -> dict[str, Any]:
 
     tested = corrected(comparison)
     record = {}
-    for label, each in comparison.rows.items():
+    for label, runs in comparison.rows.items():
         names = ("gain_from_pictures", "gain_from_federation")
         differences = zip(names, gains(comparison, label), strict=True)
-        kinds = comparison.averages(label) if comparison.questions == "all" else {}
+        parts = dict(list(comparison.averages(label).items())[:-1])
         record[label] = {
-            "average": average(each).mean,
-            "interval": average(each).interval,
-            **{kind: {"average": kinds[kind].mean, "interval": kinds[kind].interval} for kind in list(kinds)[:-1]},
-            "runs": len(each),
-            "trained": each[0].parameters,
+            "average": average(runs).mean,
+            "interval": average(runs).interval,
+            **{part: {"average": each.mean, "interval": each.interval} for part, each in parts.items()},
+            "runs": len(runs),
+            "trained": runs[0].parameters,
             "p": tested.get(label),
             **{name: gain and {"mean": gain.mean, "interval": gain.interval} for name, gain in differences},
         }
