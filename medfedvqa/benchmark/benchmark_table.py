@@ -8,6 +8,7 @@ from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
+from medfedvqa.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 from medfedvqa.evaluation.flatness import late_gain
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
@@ -23,6 +24,9 @@ def markdown(comparison: Comparison) -> str:
         parts += [f"## {printed.title}", beside_printed(printed, closed)]
         if comparison.questions == "all":
             parts.append("Here: the closed rows, of systems that train on open questions as well.")
+    if trunks_in(comparison):
+        lines = table(HEAD, beside_tables_2_and_3(comparison))
+        parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
