@@ -21,7 +21,7 @@ from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, 
 from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import create
-from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
+from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site, sets_of
 from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
@@ -64,6 +64,8 @@ class Grid:
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
     questions: Questions = "closed"
     """The kind of questions that systems train on and are tested with."""
+    answers: tuple[str, ...] = ()
+    """The list for systems that share one, in place of the closed answers: the classes of a set without questions."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ class Grid:
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
         backbone = self.backbone or bundled_for(self.reader)
-        if self.reader in (seen_by(backbone) or ()):
+        if set(sets_of(self.reader)) & set(seen_by(backbone) or ()):
             raise ConfigError(f"the backbone '{backbone}' has seen {self.reader}, its test rows too: choose another")
         return JobSpec.from_dict(
             {
@@ -100,11 +102,11 @@ class Grid:
 
     def _options(self, system: System) -> dict[str, Any]:
         """The system's options under the budget. With open questions a list that the job names is the longer one."""
-        options = system.with_budget(dict(self.budget))
-        if self.questions == "closed" or "answers" in options:
+        options, listed = system.with_budget(dict(self.budget)), self.answers or "public"
+        if (self.questions == "closed" and not self.answers) or "answers" in options:
             return options
         names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS
-        return options | {"answers": "public"} if names_closed else options
+        return options | {"answers": listed} if names_closed else options
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""

@@ -101,6 +101,7 @@ def planned_grid(
     from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
+    from medfedvqa.data.image_classes import classes
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
 
@@ -111,7 +112,9 @@ def planned_grid(
     check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
     sites, budget = organs(reader, root), BUDGET | dict(changes)
-    return Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
+    answers = classes(root) if reader == "image-classes" and root is not None else ()
+    grid = Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
+    return replace(grid, answers=answers)
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:

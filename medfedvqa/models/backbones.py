@@ -89,8 +89,14 @@ def is_bundled(name: str) -> bool:
 
 
 def bundled_for(data: str) -> str:
-    """The bundled backbone that was not trained on this data set."""
-    return next(name for name, model in BUNDLED.items() if data not in model.seen)
+    """The bundled backbone that was not trained on this data set, nor on one of several with `+` between.
+
+    Raises `BackboneError` if each was.
+    """
+    for name, model in BUNDLED.items():
+        if not set(data.split("+")) & set(model.seen):
+            return name
+    raise BackboneError(f"every bundled backbone has seen part of {data}: choose another, by its name")
 
 
 def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str = "cpu") -> Backbone:
