@@ -8,6 +8,7 @@
 | `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or ViLT       |
 | `hf-hub:org/name@label`  | a local folder with the files of that model: nothing is fetched               |
 | `local-dir:name@label`   | a local folder of any model that `docs/backbones.md` lists                    |
+| `NAME+words-300@label`   | any of these but a folder, with words from a local file of vectors this wide  |
 
 The site says in `site.yml` which file or folder a name with `@` stands for; a job names no path.
 """
@@ -16,7 +17,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -38,10 +39,13 @@ HUB, FOLDER = "hf-hub:", "local-dir:"
 
 _LABEL = r"[A-Za-z0-9][\w.\-]*"
 _FORMS = (
-    rf"(?P<architecture>[A-Za-z0-9][^@/:\\]*)(?P<kind>[@/])(?P<label>{_LABEL})",
+    rf"(?P<architecture>[A-Za-z0-9][^@/:\\+]*)(?P<kind>[@/])(?P<label>{_LABEL})",
     rf"(?P<architecture>hf-hub:[\w.\-]+/[\w.\-]+)(?:(?P<kind>@)(?P<label>{_LABEL}))?",
     rf"(?P<architecture>local-dir:[\w.\-]+)(?P<kind>@)(?P<label>{_LABEL})",
 )
+
+_WORDS = rf"(?P<below>[^+]+)\+words-(?P<width>[1-9][0-9]{{0,3}})@(?P<label>{_LABEL})"
+"""A backbone whose words have vectors from a file."""
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's own blocks that change attention, which `towers` does not compute."""
@@ -66,6 +70,10 @@ class BackboneName:
     """open_clip's tag of pretrained weights."""
     label: str | None
     """The site's label of a local file or folder."""
+    below: str = ""
+    """Of a backbone with word vectors, the name of the one that it stands on; else empty."""
+    words: int = 0
+    """The width of these vectors; 0 without any."""
 
     @property
     def is_folder(self) -> bool:
@@ -75,6 +83,14 @@ class BackboneName:
 
 def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
     """The parts of a name; `others`: further architectures that only have local files. Raises `BackboneError`."""
+    if vectors := re.fullmatch(_WORDS, name):
+        below = parse(vectors["below"], others)
+        if below.is_folder:
+            raise BackboneError(
+                "word vectors do not go with a local folder: name an architecture, or a bundled backbone"
+            )
+        words = int(vectors["width"])
+        return replace(below, full=name, label=vectors["label"], below=below.full, words=words)
     if name in BUNDLED_NAMES:
         return BackboneName(name, BUNDLED_NAMES[name], None, None)
     if name in FORMERLY_BUNDLED:

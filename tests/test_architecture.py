@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
+        "medfedvqa.answer_types",
         *("audits", "medfedvqa.backbone_names", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity"),
         "medfedvqa.devices",
         "medfedvqa.errors",

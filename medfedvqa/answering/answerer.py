@@ -144,7 +144,8 @@ def _asked(
     picture: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> SiteData:
     """A site whose only row is this question about this picture, grey and coloured; without a question it has none."""
-    none = Examples((), *(torch.zeros(0, dtype=torch.int64) for _ in range(3)))
+    empty = torch.zeros(0, dtype=torch.int64)
+    none = Examples((), empty, empty, empty)
     if question is None or picture is None:
         return SiteData("asked", organ, answers, none, none, none, Pictures([]), frozenset(), ())
     first = torch.zeros(1, dtype=torch.int64)

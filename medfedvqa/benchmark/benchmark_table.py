@@ -8,6 +8,7 @@ from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
+from medfedvqa.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 from medfedvqa.evaluation.flatness import late_gain
 
 Outcomes = Mapping[str, Sequence[RunOutcome]]
@@ -23,6 +24,9 @@ def markdown(comparison: Comparison) -> str:
         parts += [f"## {printed.title}", beside_printed(printed, closed)]
         if comparison.questions == "all":
             parts.append("Here: the closed rows, of systems that train on open questions as well.")
+    if trunks_in(comparison):
+        lines = table(HEAD, beside_tables_2_and_3(comparison))
+        parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
@@ -120,13 +124,14 @@ def _facts(comparison: Comparison) -> str:
 def _reading(comparison: Comparison) -> str:
     both = comparison.questions == "all"
     kinds = "closed and open" if both else comparison.questions
+    types = _TYPES if comparison.types else ""
     together = (
         "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
     )
     return (
         f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
         "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
-        f"{together if both else ''}p: paired permutation test over patients against "
+        f"{together if both else ''}{types}p: paired permutation test over patients against "
         f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "
         "pictures: points of the average more than the same system on black pictures; from federation: more than the "
         "same model alone with equal steps; each with its 95 % interval by patient, not corrected. (personal): each "
@@ -135,6 +140,12 @@ def _reading(comparison: Comparison) -> str:
         "site and round; s are processor seconds per round, of all sites together, without decoding pictures. All "
         f"runs together: {comparison.seconds / 3600:.1f} processor hours."
     )
+
+
+_TYPES = (
+    "Yes/no, number and other are types of answers, as in VQA v2: a number stands alone, in digits or as a word up to "
+    "twelve. "
+)
 
 
 def cell(summary: Summary) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from medfedvqa.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.answer_types import ANSWER_TYPES
+from medfedvqa.benchmark.outcome import RunOutcome, of_kind, of_type
 from medfedvqa.benchmark.results_file import Result
 from medfedvqa.benchmark.statistics import Summary, average, paired
 from medfedvqa.errors import ConfigError
@@ -52,15 +53,25 @@ class Comparison:
         return "all" if closed and open_ else "open" if open_ else "closed"
 
     def averages(self, label: str) -> dict[str, Summary]:
-        """A row's averages over sites by heading: one, or, where both kinds are tested, also that of each kind."""
+        """A row's averages over sites by heading. The last is that of all rows, before it those of parts of them.
+
+        Parts are the kinds of questions, where both are tested, and the types of answers, where results say them.
+        """
         runs = self.rows[label]
         if self.questions != "all":
-            return {"average": average(runs)}
-        return {
-            "closed": average(of_kind(runs, True)),
-            "open": average(of_kind(runs, False)),
-            "together": average(runs),
-        }
+            return self._by_type(runs) | {"average": average(runs)}
+        kinds = {"closed": average(of_kind(runs, True)), "open": average(of_kind(runs, False))}
+        return kinds | self._by_type(runs) | {"together": average(runs)}
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The types of answers that every row has; empty if some results do not say them."""
+        return tuple(
+            name for name, letter in ANSWER_TYPES.items() if all(of_type(runs, letter) for runs in self.rows.values())
+        )
+
+    def _by_type(self, runs: Sequence[RunOutcome]) -> dict[str, Summary]:
+        return {name: average(of_type(runs, ANSWER_TYPES[name])) for name in self.types}
 
     def pair(self, label: str, others: Mapping[str, str]) -> str | None:
         """The row that `others` names for this one, if both have outcomes of a common seed."""

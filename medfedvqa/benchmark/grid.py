@@ -18,10 +18,10 @@ from medfedvqa.benchmark.late_site import late_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.regimes import Regime, newcomer
 from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
-from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of
+from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import create
-from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
+from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site, sets_of
 from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
@@ -64,6 +64,8 @@ class Grid:
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
     questions: Questions = "closed"
     """The kind of questions that systems train on and are tested with."""
+    answers: tuple[str, ...] = ()
+    """The list for systems that share one, in place of the closed answers: the classes of a set without questions."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ class Grid:
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
         backbone = self.backbone or bundled_for(self.reader)
-        if self.reader in (seen_by(backbone) or ()):
+        if set(sets_of(self.reader)) & set(seen_by(backbone) or ()):
             raise ConfigError(f"the backbone '{backbone}' has seen {self.reader}, its test rows too: choose another")
         return JobSpec.from_dict(
             {
@@ -100,11 +102,11 @@ class Grid:
 
     def _options(self, system: System) -> dict[str, Any]:
         """The system's options under the budget. With open questions a list that the job names is the longer one."""
-        options = system.with_budget(dict(self.budget))
-        if self.questions == "closed" or "answers" in options:
+        options, listed = system.with_budget(dict(self.budget)), self.answers or "public"
+        if (self.questions == "closed" and not self.answers) or "answers" in options:
             return options
         names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS
-        return options | {"answers": "public"} if names_closed else options
+        return options | {"answers": listed} if names_closed else options
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""
@@ -118,7 +120,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     """
     todo = [(system, seed) for seed in range(grid.seeds) for system in grid.systems if not _is_done(grid, system, seed)]
     for system, seed in todo:
-        check_sites(grid.job(system, seed), len(grid.sites))
+        check_sites(grid.job(system, seed), 1 if system.centralised else len(grid.sites))
     waiting = iter(todo)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         # Only as many runs as workers are submitted: an interrupted grid ends with the runs that have begun.
@@ -169,6 +171,7 @@ def _free(grid: Grid, label: str, seed: int) -> Result:
         validated={},
         patients=patients_of(data),
         closed=closed_of(data),
+        types=types_of(grid.job(grid.systems[0], seed), data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=0.0,
@@ -252,7 +255,7 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     if grid.regime.late:
         outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, machine)
     elif system.centralised:
-        outcome = centralised(job, data, seed, machine)
+        outcome = centralised(job, folder, data, machine)
     else:
         outcome, _ = federated(job, grid.root, folder, data, machine)
     content = {

@@ -13,7 +13,7 @@ import torch
 from audits import Tensors
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.benchmark.regimes import newcomer
-from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of
+from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.core import Site, State
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.best_round import recalled, remembered
@@ -64,6 +64,7 @@ def late_sites(
         parameters=max(outcome.parameters for outcome in turns.values()),
         personal={late: outcome.personal[late] for late, outcome in turns.items()} if several else {},
         closed=closed_of(data),
+        types=types_of(job, data),
     )
 
 
@@ -78,7 +79,7 @@ def _turn(
     machine: Machine,
 ) -> RunOutcome:
     if union:
-        return centralised(job, {**others, late: small}, job.seed, machine)
+        return centralised(job, folder, {**others, late: small}, machine)
     method = job.build()
     if not isinstance(method, Averaging) or not method.shares:
         return federated(job, root, folder, {late: small}, machine)[0]
@@ -107,6 +108,7 @@ def _turn(
         parameters=outcome.parameters,
         personal=trained if whole else {},
         closed=closed_of({late: small}),
+        types=types_of(job, {late: small}),
     )
 
 

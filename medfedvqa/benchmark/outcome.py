@@ -1,6 +1,6 @@
 """The outcome of one run of a benchmark, by site, without any text of a row."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean
@@ -27,6 +27,8 @@ class RunOutcome:
     """The same as `right` for the site's own model before the last mean; empty if a site has no other model."""
     closed: dict[str, list[bool]] = field(default_factory=dict)
     """Whether the question of each test row is closed; a site that tests closed questions only is absent."""
+    types: dict[str, str] = field(default_factory=dict)
+    """The letter of the type of each test row's answer, see `ANSWER_TYPES`; empty unless all questions are tested."""
     seed: int = 0
     cohort: int = 0
     """The first seed with the same test rows. Runs of one cohort are about the same patients."""
@@ -42,30 +44,40 @@ def of_kind(outcomes: Sequence[RunOutcome], closed: bool) -> list[RunOutcome]:
 
     A site without such rows in one of the outcomes is left out of all, so that means over sites are of the same sites.
     """
+    return _where(outcomes, lambda outcome, site: [kind is closed for kind in _kinds(outcome, site)])
+
+
+def of_type(outcomes: Sequence[RunOutcome], letter: str) -> list[RunOutcome]:
+    """Like `of_kind`, on the test rows whose answer is of this type; empty if an outcome does not say types."""
+    return _where(outcomes, lambda outcome, site: [each == letter for each in outcome.types.get(site, "")])
+
+
+def _kinds(outcome: RunOutcome, site: str) -> list[bool]:
+    return outcome.closed.get(site, [True] * len(outcome.right[site]))
+
+
+def _where(outcomes: Sequence[RunOutcome], chosen: Callable[[RunOutcome, str], Sequence[bool]]) -> list[RunOutcome]:
+    """The outcomes on the test rows for which `chosen`, given an outcome and a site, has a true flag."""
     sites = [
         site
         for site in (outcomes[0].right if outcomes else ())
-        if all(any(_rows_of_kind(outcome, site, closed)) for outcome in outcomes)
+        if all(any(chosen(outcome, site)) for outcome in outcomes)
     ]
-    return [_restricted(outcome, sites, closed) for outcome in outcomes] if sites else []
+    return [_restricted(outcome, {site: chosen(outcome, site) for site in sites}) for outcome in outcomes if sites]
 
 
-def _rows_of_kind(outcome: RunOutcome, site: str, closed: bool) -> list[bool]:
-    """Whether each of the site's test rows has a question of this kind."""
-    kinds = outcome.closed.get(site, [True] * len(outcome.right[site]))
-    return [kind is closed for kind in kinds]
-
-
-def _restricted(outcome: RunOutcome, sites: Sequence[str], closed: bool) -> RunOutcome:
-    right, patients, personal = dict[str, list[bool]](), dict[str, list[int]](), dict[str, list[bool]]()
-    for site in sites:
-        chosen = _rows_of_kind(outcome, site, closed)
-        right[site] = list(compress(outcome.right[site], chosen))
-        patients[site] = numbered_patients(compress(outcome.patients[site], chosen))
-        if site in outcome.personal:
-            personal[site] = list(compress(outcome.personal[site], chosen))
-    kinds = {} if closed else {site: [False] * len(rows) for site, rows in right.items()}
-    return replace(outcome, right=right, patients=patients, personal=personal, closed=kinds)
+def _restricted(outcome: RunOutcome, chosen: Mapping[str, Sequence[bool]]) -> RunOutcome:
+    kinds = {site: list(compress(_kinds(outcome, site), flags)) for site, flags in chosen.items()}
+    return replace(
+        outcome,
+        right={site: list(compress(outcome.right[site], flags)) for site, flags in chosen.items()},
+        patients={site: numbered_patients(compress(outcome.patients[site], f)) for site, f in chosen.items()},
+        personal={
+            site: list(compress(rows, chosen[site])) for site, rows in outcome.personal.items() if site in chosen
+        },
+        closed={site: each for site, each in kinds.items() if not all(each)},
+        types={site: "".join(compress(each, chosen[site])) for site, each in outcome.types.items() if site in chosen},
+    )
 
 
 def numbered_patients(patients: Iterable[int]) -> list[int]:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from medfedvqa.answer_types import ANSWER_TYPES
 from medfedvqa.atomic_files import PRIVATE
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.errors import ConfigError
@@ -30,6 +31,7 @@ ALL_ROWS = "all rows"
 """The regime of a plain benchmark: every site trains on all of its rows."""
 
 Bits = Annotated[str, Field(pattern=r"^[01]*$")]
+Letters = Annotated[str, Field(pattern=rf"^[{''.join(ANSWER_TYPES.values())}]*$")]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -46,20 +48,22 @@ class SiteResult(BaseModel, frozen=True, extra="forbid"):
 
     closed: Bits = ""
     """One character for each test row: 1 if its question is closed; empty, and not in the line, if all are."""
+    types: Letters = ""
+    """The letter of the type of each test row's answer; empty, and not in the line, unless all questions are tested."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "SiteResult":
         rows = len(self.right)
-        lengths = {len(self.personal), len(self.closed)}
+        lengths = {len(self.personal), len(self.closed), len(self.types)}
         if not rows or len(self.patients) != rows or not lengths <= {0, rows}:
             raise ValueError("a site has one bit and one patient for each test row")
         return self
 
     @model_serializer(mode="wrap")
     def _as_before(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an empty `closed`, so that a run of closed questions has the line that earlier versions wrote."""
+        """Without what is empty of the later fields, so that a run that lacks them has the line of earlier versions."""
         content: dict[str, Any] = whole(self)
-        return {name: value for name, value in content.items() if name != "closed" or value}
+        return {name: value for name, value in content.items() if name not in ("closed", "types") or value}
 
 
 class Result(BaseModel, frozen=True, extra="forbid"):
@@ -129,6 +133,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
             parameters=self.parameters,
             personal=personal,
             closed=closed,
+            types={site: each.types for site, each in self.sites.items() if each.types},
             seed=self.seed,
             cohort=self.cohort,
         )
@@ -142,6 +147,7 @@ def parts_of(outcome: RunOutcome) -> dict[str, Any]:
             "patients": outcome.patients[site],
             "personal": _bits(outcome.personal.get(site, [])),
             "closed": _bits(outcome.closed.get(site, [])),
+            "types": outcome.types.get(site, ""),
         }
         for site, rows in outcome.right.items()
     }

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ from medfedvqa.core.local_training import Alone
 from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.data import SiteData, Split, united
 from medfedvqa.devices import CPU
-from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
-from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import Backbone, FeatureStore, load_backbone
@@ -72,15 +72,17 @@ def federated(
     return _outcome(job, data, results, states, seconds, machine), states
 
 
-def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, machine: Machine = Machine()) -> RunOutcome:
-    """The outcome of the job's local training on the rows of all sites, tested on each site's own rows.
+def centralised(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machine: Machine = Machine()) -> RunOutcome:
+    """The outcome of the job's training on the rows of all sites, tested on each site's own rows.
 
-    Raises `ConfigError` for a method that cannot train alone, and `DataError` if no training row has a listed answer.
+    A method that cannot train alone, such as a split model, runs as a federation whose one site has all rows; its files
+    go into `folder`. Raises `ConfigError` if it needs more sites, and `DataError` if no training row has a listed
+    answer.
     """
     method = job.build()
     if not isinstance(method, Alone):
-        raise ConfigError("a centralised system trains by a method that can train alone: choose 'local'")
-    everywhere = Site(UNION, united(list(data.values())), machine.backbone(job), machine.device, seed)
+        return _at_one_site(job, folder, data, machine)
+    everywhere = Site(UNION, united(list(data.values())), machine.backbone(job), machine.device, job.seed)
     method.check_rows(everywhere.data)
     began = time.process_time()
     state = method.trained_alone(everywhere, method.config.rounds)
@@ -92,10 +94,29 @@ def centralised(job: JobSpec, data: Mapping[str, SiteData], seed: int, machine: 
         validated={UNION: state[VALIDATED].tolist()},
         patients=patients_of(data),
         closed=closed_of(data),
+        types=types_of(job, data),
         bytes_up=0.0,
         bytes_down=0.0,
         seconds=seconds,
         parameters=sum(value.numel() for value in method.trained(state).values()),
+    )
+
+
+def _at_one_site(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machine: Machine) -> RunOutcome:
+    check_sites(job, 1)
+    everywhere = united(list(data.values()))
+    outcome, _ = federated(job, None, folder, {everywhere.organ: everywhere}, machine)
+    rows = iter(outcome.right[everywhere.organ])
+    return replace(
+        outcome,
+        right={site: list(islice(rows, len(each.test))) for site, each in data.items()},
+        validated=dict(zip([UNION], outcome.validated.values(), strict=False)),
+        patients=patients_of(data),
+        closed=closed_of(data),
+        types=types_of(job, data),
+        personal={},
+        bytes_up=0.0,
+        bytes_down=0.0,
     )
 
 
@@ -120,6 +141,7 @@ def _outcome(
         parameters=sum(value.numel() for value in trained.values()),
         personal=_personal(job, method, states, data, machine),
         closed=closed_of(data),
+        types=types_of(job, data),
     )
 
 
@@ -146,3 +168,8 @@ def closed_of(data: Mapping[str, SiteData]) -> dict[str, list[bool]]:
     """Whether the question of each test row is closed by site, see `RunOutcome.closed`."""
     kinds = {site: each.test.are_closed.tolist() for site, each in data.items()}
     return {site: each for site, each in kinds.items() if not all(each)}
+
+
+def types_of(job: JobSpec, data: Mapping[str, SiteData]) -> dict[str, str]:
+    """The letters of the types of the test rows' answers by site, see `RunOutcome.types`."""
+    return {site: each.test.types for site, each in data.items()} if job.split.questions == "all" else {}

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import atan, cos, pi, sin, sqrt
 from statistics import fmean, stdev
 
 import numpy as np
@@ -109,6 +110,51 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, value * (len(p_values) - rank)))
         corrected[name] = largest
     return {name: corrected[name] for name in p_values}
+
+
+@dataclass(frozen=True)
+class TTest:
+    """Student's t of a difference, its degrees of freedom and its two-sided p-value."""
+
+    t: float
+    freedom: int
+    p: float
+
+
+def paired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
+    """Whether the mean difference of pairs is 0. None without two pairs whose differences vary."""
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if len(differences) < 2:
+        return None
+    return _t_test(fmean(differences), stdev(differences) ** 2 / len(differences), len(differences) - 1)
+
+
+def unpaired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
+    """Whether two samples of one size have one mean, by their pooled variance. None without two values that vary."""
+    if len(first) < 2:
+        return None
+    variance = (stdev(first) ** 2 + stdev(second) ** 2) / len(first)
+    return _t_test(fmean(first) - fmean(second), variance, 2 * len(first) - 2)
+
+
+def _t_test(difference: float, variance: float, freedom: int) -> TTest | None:
+    """None if nothing varies: values that are computed alike may still differ in their last bits."""
+    if variance <= 1e-24:
+        return None
+    t = difference / sqrt(variance)
+    return TTest(t, freedom, student_p(t, freedom))
+
+
+def student_p(t: float, freedom: int) -> float:
+    """The two-sided p-value of Student's t with this many degrees of freedom (Abramowitz and Stegun, 26.7.3 and 4)."""
+    angle = atan(abs(t) / sqrt(freedom))
+    first = freedom % 2
+    term, total = cos(angle) ** first, 0.0
+    for number in range(first, freedom - 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (number + 1) / (number + 2)
+    inside = sin(angle) * total
+    return max(0.0, 1 - (2 / pi * (angle + inside) if first else inside))
 
 
 def _parts(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> dict[tuple[object, ...], float]:

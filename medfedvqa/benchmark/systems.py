@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from medfedvqa.core import method_names, method_type
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.registry import BUILT_IN
 from medfedvqa.errors import ConfigError
+from medfedvqa.models import TrunkName
 
 WITHOUT = " without the picture"
 """The end of a label: the same system on black pictures."""
@@ -236,8 +237,42 @@ _BLIND = ("frozen features", "local (DT)", "FedAvg full", PM, "FedDAT")
 SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system.label in _BLIND))
 
 
+TRUNKS: tuple[TrunkName, ...] = get_args(TrunkName)
+"""The trunks of UniCon's paper."""
+CONTRASTIVE, SUPERVISED = "centralised contrastive", "centralised"
+"""The beginnings of the labels of a trunk that is trained on the rows of all sites."""
+ALONE: dict[str, Any] = {"aggregate": "none"}
+"""What a split model needs where one site holds all rows: there is nobody to average with."""
+
+
+def _on_trunk(trunk: TrunkName) -> Iterator[System]:
+    """The columns of UniCon's Tables 2 and 3 for one trunk, and the same trunk by averaging, alone and cut twice."""
+    part: dict[str, Any] = {"trunk": trunk, "tuning": "full"}
+    answered = part | {"fusion": "concat", "question_input": "tower"}
+    yield System(f"{SUPERVISED} {trunk}", "local", answered, baseline=False, centralised=True)
+    yield System(f"{CONTRASTIVE} {trunk}", "unicon", UNICON | part | ALONE, baseline=False, centralised=True)
+    yield System(f"UniCon {trunk}", "unicon", UNICON | part, baseline=False, secagg=True)
+    yield System(f"split learning {trunk}", "split_learning", UNICON | part, secagg=True)
+    yield System(f"FedAvg {trunk}", "fedavg", answered, alone=f"local {trunk}")
+    yield System(f"local {trunk}", "local", answered)
+
+
+AT_REQUEST = (
+    *(system for trunk in TRUNKS for system in _on_trunk(trunk)),
+    System(CONTRASTIVE, "unicon", UNICON | ALONE, baseline=False, centralised=True),
+    System(
+        "FedAvg full local head",
+        "fedavg",
+        {"tuning": "full", "learning_rate": MANY_WEIGHTS} | LOCAL_HEAD,
+        alone="local full",
+        family="local full",
+    ),
+)
+"""Systems that stand in a table only if their labels are named: they take long, or are another paper's protocol."""
+
+
 def systems_named(names: Sequence[str]) -> tuple[System, ...]:
-    """The systems with these labels or methods; all systems if there are no names. Raises `ConfigError`.
+    """The systems with these labels or methods; all of `SYSTEMS` if there are no names. Raises `ConfigError`.
 
     A name that is a label stands for that system alone, even if it is also a method's. Every label may
     end in `WITHOUT`, also where the whole table has no such line.
@@ -246,9 +281,10 @@ def systems_named(names: Sequence[str]) -> tuple[System, ...]:
         return SYSTEMS
     systems: dict[str, System] = {}
     for name in names:
-        matches = {s.label: s for s in SYSTEMS if name == s.label}
+        matches = {s.label: s for s in (*SYSTEMS, *AT_REQUEST) if name == s.label}
         matches = matches or {s.label: s for s in SYSTEMS if name == s.method and _is_usual(s)}
-        matches |= {blind.label: blind for s in _SIGHTED if (blind := without_picture(s)).label == name}
+        sighted = (*_SIGHTED, *AT_REQUEST)
+        matches |= {blind.label: blind for s in sighted if (blind := without_picture(s)).label == name}
         if not matches:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")
         systems |= matches

@@ -20,6 +20,7 @@ COMMANDS = {
     "answer": Source("answer", "answer"),
     "export": Source("export", "export"),
     "attention": Source("attention", "attention"),
+    "similarity": Source("similarity", "similarity"),
     "ingest": Source(
         "ingest",
         "ingest",

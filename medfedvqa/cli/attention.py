@@ -49,7 +49,7 @@ def attention(
     rows = one_row.data.test
     weights = kept.job.build().attention(one_row, kept.state, rows) if kept else backbone_attention(one_row, rows)
     picture = one_row.data.pictures.load(one_row.backbone.shape.image_size)[0]
-    _write(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
+    write_private(out, draw_attention(picture, weights[0].float().cpu(), rows.questions[0]))
     Terminal().print(f"[bold]{WARNING}[/] It is in {sentence(out)}", soft_wrap=True)
 
 
@@ -99,7 +99,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     return Site(organ, rows, load_backbone(backbone_for(backbone, reader), files, device), device, seed)
 
 
-def _write(out: Path, content: bytes) -> None:
+def write_private(out: Path, content: bytes) -> None:
     """Write a new file that only the site's account can read."""
     with open(out, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)

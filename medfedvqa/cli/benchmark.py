@@ -101,6 +101,7 @@ def planned_grid(
     from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
+    from medfedvqa.data.image_classes import classes
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
 
@@ -111,7 +112,9 @@ def planned_grid(
     check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
     sites, budget = organs(reader, root), BUDGET | dict(changes)
-    return Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
+    answers = classes(root) if reader == "image-classes" and root is not None else ()
+    grid = Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
+    return replace(grid, answers=answers)
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:
@@ -154,12 +157,13 @@ def check_folder(out: Path) -> None:
 
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
-    from medfedvqa.benchmark.systems import SYSTEMS, systems_named, without_picture
+    from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, systems_named, without_picture
     from medfedvqa.near_miss import check_name
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    choices = {choice for system in SYSTEMS for choice in (system.label, system.method)}
-    choices |= {without_picture(system).label for system in SYSTEMS if system.pictures}
+    systems = (*SYSTEMS, *AT_REQUEST)
+    choices = {choice for system in systems for choice in (system.label, system.method)}
+    choices |= {without_picture(system).label for system in systems if system.pictures}
     for name in names:
         check_name("system or method", name, choices, "docs/comparison.md lists them")
     return systems_named(names)
@@ -227,16 +231,16 @@ def _record(comparison: "Comparison") -> dict[str, Any]:
 
     tested = corrected(comparison)
     record = {}
-    for label, each in comparison.rows.items():
+    for label, runs in comparison.rows.items():
         names = ("gain_from_pictures", "gain_from_federation")
         differences = zip(names, gains(comparison, label), strict=True)
-        kinds = comparison.averages(label) if comparison.questions == "all" else {}
+        parts = dict(list(comparison.averages(label).items())[:-1])
         record[label] = {
-            "average": average(each).mean,
-            "interval": average(each).interval,
-            **{kind: {"average": kinds[kind].mean, "interval": kinds[kind].interval} for kind in list(kinds)[:-1]},
-            "runs": len(each),
-            "trained": each[0].parameters,
+            "average": average(runs).mean,
+            "interval": average(runs).interval,
+            **{part: {"average": each.mean, "interval": each.interval} for part, each in parts.items()},
+            "runs": len(runs),
+            "trained": runs[0].parameters,
             "p": tested.get(label),
             **{name: gain and {"mean": gain.mean, "interval": gain.interval} for name, gain in differences},
         }

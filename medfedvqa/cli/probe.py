@@ -26,7 +26,7 @@ def probe(
     """
     from rich.table import Table
 
-    from medfedvqa.data import read
+    from medfedvqa.data import read, sets_of
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.errors import ConfigError
     from medfedvqa.models import load_backbone, seen_by
@@ -50,5 +50,5 @@ def probe(
         table.add_row(plain(each.name), f"{each.validation:.1%}", f"{each.test:.1%}")
     console.print(table)
     for name in names:
-        if reader in (seen_by(name) or ()):
+        if set(sets_of(reader)) & set(seen_by(name) or ()):
             console.print(f"{plain(name)} was trained on {plain(reader)}: its figures say nothing about unseen data")

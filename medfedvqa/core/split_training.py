@@ -14,6 +14,7 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_DECAYS, MOST_PASSES, MOST_ROUNDS, MOST_ROWS, Factor, Passes, Rate, Rounds, Space
+from medfedvqa.core.answering import TESTED
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import Method, State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
@@ -28,6 +29,8 @@ from privacy import DPSettings
 
 ROWS = "v_mha"
 """The activations of a batch's pictures and questions. Their gradient comes back under the same name."""
+SERVER_SEED = 1
+"""What the server adds to the job's seed: sites draw from the seed itself, and it must not draw the same numbers."""
 OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 
 
@@ -197,14 +200,17 @@ class SplitTraining(Method[Config]):
         return state, arrays_of({name: state["values"][name] for name in self.shared(site.backbone.shape)})
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """The counts of test rows that are answered right, beside those of the free baselines."""
-        values = {**state["values"], **tensors_of(received, site.device)}
-        return scored(state, site.data, self.right(site, values, site.data.test))
+        """The counts of test rows that are answered right, beside those of the free baselines.
+
+        The state keeps the message, without which the finished model would lack the server's part.
+        """
+        message = tensors_of(received, site.device)
+        right = self.right(site, {**state["values"], **message}, site.data.test)
+        return scored({**state, TESTED: message}, site.data, right)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of steps with all sites at once, each with two means at its end; then the evaluation."""
-        # The sites draw from the seed itself: the server must not draw the same numbers.
-        parts = {site: self.server_part(hub.seed + 1) for site in hub.sites}
+        parts = {site: self.server_part(hub.seed + SERVER_SEED) for site in hub.sites}
         for number in hub.rounds(self.config.rounds):
             activations = hub.collect("start" if number == 1 else "forward")
             for step in range(1, self.config.steps + 1):

@@ -6,7 +6,16 @@ from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, p
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures, PictureViews, Source
 from medfedvqa.data.public import PublicPairs, public_pairs
-from medfedvqa.data.readers import READERS, is_registered, organs, read, reader_function, register_reader
+from medfedvqa.data.readers import (
+    READERS,
+    is_built_in,
+    is_registered,
+    organs,
+    read,
+    reader_function,
+    register_reader,
+    sets_of,
+)
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
 from medfedvqa.data.store_reader import check_reviewed
@@ -32,6 +41,7 @@ __all__ = [
     "bundled_list",
     "check_reviewed",
     "fold",
+    "is_built_in",
     "is_part",
     "is_registered",
     "load_site",
@@ -43,6 +53,7 @@ __all__ = [
     "read",
     "reader_function",
     "register_reader",
+    "sets_of",
     "training_answers",
     "united",
     "views",

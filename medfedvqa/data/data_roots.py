@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from medfedvqa.data.readers import READERS
+from medfedvqa.data.readers import READERS, reader_function, sets_of
+from medfedvqa.data.several_sets import JOIN
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
 from medfedvqa.near_miss import suggestion
@@ -26,6 +27,8 @@ def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
 
     Raises `ConfigError` for an unknown reader or a folder that does not exist, `DataError` if it holds no such data.
     """
+    if JOIN in reader and not Path(reader).exists():
+        return reader, _root_of_all(reader, root)
     if reader and reader not in READERS and check("readers", reader, allowed()):
         if root is None:
             raise ConfigError(f"the reader '{reader}' reads a folder: give it by --data-root")
@@ -50,6 +53,17 @@ def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
         f"no {name} data is found in '{folder}': it should hold '{MARKS[name]}', directly or in its folder "
         f"'{name}'; --data names another set"
     )
+
+
+def _root_of_all(reader: str, root: Path | None) -> Path | None:
+    """The folder with a folder for each of several sets; None if all of them are drawn."""
+    reader_function(reader)
+    names = [name for name in sets_of(reader) if name != PHANTOM]
+    folder = _folder(root)
+    for name in names:
+        if folder is None or not (folder / name).is_dir():
+            raise DataError(f"no {name} data is found: --data-root is the folder that holds a folder '{name}'")
+    return folder if names else None
 
 
 def first_root(readers: Sequence[str], root: Path | None) -> tuple[str, Path | None]:

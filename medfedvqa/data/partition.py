@@ -88,7 +88,7 @@ def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:
     if not asked:
         kind = "" if split.questions == "all" else f"{split.questions} "
         raise DataError(f"the organ '{organ}' has no {kind}questions: check the data root and 'questions'")
-    names = [_part(row, split, data.publishes_validation) for row in asked]
+    names = [_part(row, split, data.validates(organ)) for row in asked]
     train, validate, test = (
         tuple(row for row, name in zip(asked, names, strict=True) if name == part) for part in PARTS
     )

@@ -1,21 +1,30 @@
 """The readers of data sets, by the names that commands and site configurations use."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from medfedvqa import plugins
-from medfedvqa.data import phantom, slake, store_reader, vqa_rad
+from medfedvqa.data import image_classes, phantom, slake, store_reader, vqa_rad
 from medfedvqa.data.schema import VQAData
+from medfedvqa.data.several_sets import JOIN, joined
 from medfedvqa.errors import ConfigError, DataError
 
 FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
-    {"vqa-rad": vqa_rad.read, "slake": slake.read, "store": store_reader.read}
+    {
+        "vqa-rad": vqa_rad.read,
+        "slake": slake.read,
+        "store": store_reader.read,
+        "image-classes": image_classes.read,
+    }
 )
 """Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
 
 READERS = (*FOLDERS, "phantom")
 """The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
+
+JOINABLE = ("vqa-rad", "slake", "phantom", "image-classes")
+"""The readers whose sets one name can join. A store is bound to its own ledger, so it stays a site of its own."""
 
 _REGISTERED: dict[str, Callable[[Path], VQAData]] = {}
 """Readers that only this process has."""
@@ -36,8 +45,26 @@ def is_registered(name: str) -> bool:
     return name in _REGISTERED
 
 
+def sets_of(reader: str) -> tuple[str, ...]:
+    """The names of the sets that a reader's name joins; of a single set, its own."""
+    return tuple(reader.split(JOIN))
+
+
+def is_built_in(reader: str) -> bool:
+    """Whether the project itself reads these data."""
+    return reader in READERS or (JOIN in reader and _can_join(sets_of(reader)))
+
+
+def _can_join(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names) and set(names) <= set(JOINABLE)
+
+
 def reader_function(reader: str) -> Callable[..., VQAData]:
     """The function that reads the set. Raises `ConfigError` for a reader that is unknown or not allowed."""
+    if JOIN in reader:
+        if not _can_join(sets_of(reader)):
+            raise ConfigError(f"one name joins different ones of the sets {', '.join(JOINABLE)}, as vqa-rad{JOIN}slake")
+        return joined
     if reader in _REGISTERED:
         return _REGISTERED[reader]
     if reader not in READERS:
@@ -56,11 +83,20 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
     phantom set lacks.
     """
     function = reader_function(reader)
+    if function is joined:
+        # A site's own set is enough for it: the others are not read.
+        names = [name for name in sets_of(reader) if (organ or "").startswith(f"{name}-")] or sets_of(reader)
+        return joined(reader, {name: read(name, _root_of(name, root), seed=seed) for name in names})
     if function is phantom.read:
         return phantom.read((organ,) if organ else phantom.ORGANS, seed)
     if root is None or not root.is_dir():
         raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
     return function(root)
+
+
+def _root_of(name: str, root: Path | None) -> Path | None:
+    """The folder of one of several sets: in the folder of all."""
+    return root and root / name if name in FOLDERS else None
 
 
 def organs(reader: str, root: Path | None) -> tuple[str, ...]:

@@ -55,8 +55,14 @@ class VQAData:
     load_coloured: Callable[[Row, int], torch.Tensor] | None = field(default=None, repr=False)
     """Like `load`, but [3, size, size] for a picture that has colour. None: pictures have the colour of their files if
     `load` is the default, and else none."""
-    publishes_validation: bool = False
-    """Whether the set publishes validation rows. It is a fact about the set that no single patient's rows decide."""
+    publishes_validation: bool | frozenset[str] = False
+    """Whether the set publishes validation rows, or for which organs. It is a fact about the set that no single
+    patient's rows decide."""
+
+    def validates(self, organ: str) -> bool:
+        """Whether validation rows of this organ are published."""
+        published = self.publishes_validation
+        return published if isinstance(published, bool) else organ in published
 
     @property
     def coloured(self) -> Callable[[Row, int], torch.Tensor]:

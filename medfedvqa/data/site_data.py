@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from medfedvqa.answer_types import answer_type
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.partition import Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
@@ -37,6 +38,9 @@ class Examples:
     closed: torch.Tensor | None = field(default=None, repr=False)
     """Whether each question is closed, bool [rows]; None where all are."""
 
+    types: str = field(default="", repr=False)
+    """The letter of each answer's type, see `ANSWER_TYPES`, also of answers outside of the list; empty if unknown."""
+
     def __len__(self) -> int:
         return len(self.questions)
 
@@ -54,7 +58,8 @@ class Examples:
         """The selected rows; `rows` is int64 [rows]."""
         questions = tuple(self.questions[row] for row in rows.tolist())
         closed = None if self.closed is None else self.closed[rows]
-        return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows], closed)
+        types = "".join(self.types[row] for row in rows.tolist()) if self.types else ""
+        return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows], closed, types)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +162,7 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
             pictures=torch.tensor([images[row.patient, row.image] for row in part], dtype=torch.int64),
             patients=torch.tensor([patients[row.patient] for row in part], dtype=torch.int64),
             closed=torch.tensor([row.closed for row in part], dtype=torch.bool),
+            types="".join(answer_type(row.answer) for row in part),
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
@@ -198,6 +204,7 @@ def united(sites: Sequence[SiteData]) -> SiteData:
             pictures=torch.cat([part.pictures + first[0] for part, first in zip(parts, firsts, strict=True)]),
             patients=torch.cat([part.patients + first[1] for part, first in zip(parts, firsts, strict=True)]),
             closed=torch.cat([part.are_closed for part in parts]),
+            types="".join(part.types for part in parts),
         )
 
     return SiteData(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
 from medfedvqa.core.on_shares import OPEN
 from medfedvqa.core.registry import is_built_in
-from medfedvqa.data import READERS
+from medfedvqa.data import is_built_in as is_built_in_reader
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
@@ -183,7 +183,7 @@ class Admission:
         job, reader = self._job, self._config.data.reader
         names: dict[Group, str | None] = {
             "methods": None if is_built_in(job.method) else job.method,
-            "readers": None if reader in READERS else reader,
+            "readers": None if is_built_in_reader(reader) else reader,
             "backbones": outside_architecture(job.backbone),
         }
         try:

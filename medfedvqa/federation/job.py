@@ -9,7 +9,16 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from audits import Exchange, canonical
 from audits.policy import Offer
 from medfedvqa.backbone_names import parse
-from medfedvqa.bounds import MOST_SECONDS, MOST_SEED, MOST_SITES, MOST_WEIGHT, BackboneName, Identifier, SiteName
+from medfedvqa.bounds import (
+    MOST_SECONDS,
+    MOST_SEED,
+    MOST_SITES,
+    MOST_WEIGHT,
+    BackboneName,
+    DataName,
+    Identifier,
+    SiteName,
+)
 from medfedvqa.core import Method, checked, create
 from medfedvqa.data import CLOSED_ANSWERS, Split
 from medfedvqa.errors import ConfigError
@@ -39,7 +48,7 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
 
     method: Identifier
     options: dict[str, Any] = Field(default_factory=dict)
-    data: Identifier = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
+    data: DataName = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
     split: Split = Field(default_factory=Split)
     backbone: BackboneName = Field("medclip2-slake", description="name of the frozen backbone, never a path")
     seed: int = Field(0, ge=0, le=MOST_SEED)

@@ -68,7 +68,8 @@ def _counts(data: VQAData, organ: str, split: Split) -> SiteCounts:
 def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) -> Data:
     """The data set of this name, or the one that your own function reads.
 
-    `data` is `vqa-rad`, `slake`, `store` or `phantom`, or a function from a folder to a `medfedvqa.data.VQAData`, which
+    `data` is `vqa-rad`, `slake`, `store`, `image-classes` or `phantom`, or several as in `vqa-rad+slake`; or a function
+    from a folder to a `medfedvqa.data.VQAData`, which
     is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
     one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder.
 
@@ -84,6 +85,8 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) 
     try:
         return Data(*find_root(data, folder))
     except DataError:
+        if data not in MARKS:
+            raise
         where = f"in '{folder}'" if folder else "there"
         raise DataError(f"no {data} data is {where}: give 'root', the folder that holds '{MARKS[data]}'") from None
 

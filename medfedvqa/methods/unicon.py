@@ -12,11 +12,13 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import MOST_LENGTH, Temperature
+from medfedvqa.core.answering import TESTED
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
-from medfedvqa.core.split_training import ROWS, SplitConfig, SplitTraining
+from medfedvqa.core.split_training import ROWS, SERVER_SEED, SplitConfig, SplitTraining
 from medfedvqa.data import Examples
+from medfedvqa.errors import ConfigError
 from medfedvqa.models import (
     BackboneShape,
     Contrast,
@@ -119,6 +121,26 @@ class UniCon(SplitTraining[UniConConfig]):
             rows = self.server.rows(values, activations, training=False)
             choices.append(similarities(rows, keys, cosine).argmax(dim=1).cpu())
         return torch.cat(choices)
+
+    @torch.no_grad()
+    def similarity(self, site: Site, state: State, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        """The similarity of each row to each row's answer before the first step and at the end, [rows, rows] each.
+
+        It is Fig. 3 of the paper, of rows whose answers are in the site's list, and never leaves the site. Raises
+        `ConfigError` for a state of before the evaluation, which lacks the server's part.
+        """
+        if TESTED not in state:
+            raise ConfigError("the site keeps no server's part of this job: run it to its evaluation, by this version")
+        first = self.setup(site)["values"] | self.server_part(site.seed + SERVER_SEED).values
+        last = state["values"] | {name: value.to(site.device) for name, value in state[TESTED].items()}
+        batch = self.batch(site, examples, torch.arange(len(examples)))
+        matrices = []
+        for values in (first, last):
+            answers = self.networks(site).answers(values, self._words(site), self.config.mask_padding)
+            keys = self.server.answers(values, answers[examples.answers])
+            rows = self.server.rows(values, self.networks(site).rows(values, batch), training=False)
+            matrices.append(similarities(rows, keys, self.config.contrast.cosine))
+        return matrices[0], matrices[1]
 
     def _words(self, site: Site) -> TokenEmbeddings:
         return site.derive(

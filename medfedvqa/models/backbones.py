@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -25,6 +26,7 @@ from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import build
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
+from medfedvqa.models.word_vectors import WordVectorBackbone, WordVectors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,6 +48,8 @@ def shape_of(name: str) -> BackboneShape:
     shape only its card says.
     """
     parsed = _parsed(name)
+    if parsed.words:
+        return replace(shape_of(parsed.below), words=parsed.words)
     if outside := _from_outside(name):
         return outside.shape()
     if parsed.is_folder:
@@ -75,6 +79,7 @@ def _from_outside(name: str) -> Architecture | None:
 
 def seen_by(name: str) -> tuple[str, ...] | None:
     """The data sets that the weights of this name were trained on; None if unknown."""
+    name = _parsed(name).below or name
     return BUNDLED[name].seen if name in BUNDLED else None
 
 
@@ -84,8 +89,14 @@ def is_bundled(name: str) -> bool:
 
 
 def bundled_for(data: str) -> str:
-    """The bundled backbone that was not trained on this data set."""
-    return next(name for name, model in BUNDLED.items() if data not in model.seen)
+    """The bundled backbone that was not trained on this data set, nor on one of several with `+` between.
+
+    Raises `BackboneError` if each was.
+    """
+    for name, model in BUNDLED.items():
+        if not set(data.split("+")) & set(model.seen):
+            return name
+    raise BackboneError(f"every bundled backbone has seen part of {data}: choose another, by its name")
 
 
 def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str = "cpu") -> Backbone:
@@ -97,7 +108,11 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     exact_float32(device)
     if parsed.label is not None and name not in files:
         what = "folder" if parsed.is_folder else f"{parsed.architecture} checkpoint"
+        what = "file of word vectors" if parsed.words else what
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {what} in site.yml, under backbones")
+    if parsed.words:
+        vectors = WordVectors(files[name], parsed.words)
+        return WordVectorBackbone.on(name, load_backbone(parsed.below, files, device), vectors)
     if outside := _from_outside(name):
         return outside.load(name, files[name], device)
     if parsed.architecture in ARCHITECTURES:

@@ -32,7 +32,7 @@ def test_rows_of_all_sites_without_a_listed_answer_are_refused(tmp_path: Path) -
     grid = Grid("phantom", None, tmp_path, (system,), 1, {"rounds": 1}, ("site-001",))
     data = {"site-001": load_site("phantom", None, "site-001", Split())}
     with pytest.raises(DataError, match="change the split or the list"):
-        centralised(grid.job(system, 0), data, 0)
+        centralised(grid.job(system, 0), tmp_path, data)
 
 
 def test_a_site_with_three_test_rows_of_one_patient_has_no_interval_of_a_gain() -> None:

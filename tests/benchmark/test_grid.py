@@ -12,7 +12,7 @@ from medfedvqa.benchmark.grid import FREE, OLD, OUTCOME, Grid, _cohort, results,
 from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.results_file import RESULTS, read
 from medfedvqa.benchmark.single_run import centralised
-from medfedvqa.benchmark.systems import SYSTEMS, WITHOUT, System, systems_named, without_picture
+from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, TRUNKS, WITHOUT, System, systems_named, without_picture
 from medfedvqa.core import create, method_names
 from medfedvqa.data import Split, load_site, training_answers
 from medfedvqa.errors import ConfigError
@@ -138,12 +138,26 @@ def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path:
     assert not (grid.folder(both[0], 0) / "sites").exists()
 
 
-def test_a_split_network_is_not_trained_centrally(tmp_path: Path) -> None:
-    """A centralised system of a method whose sites cannot train alone is refused before any data is read."""
-    system = System("CT", "unicon", {"aggregate": "none"}, centralised=True)
+@pytest.mark.slow
+def test_a_split_model_is_trained_centrally_as_a_federation_of_one_site(tmp_path: Path) -> None:
+    """UniCon on the rows of both sites: each site's own test rows, nothing on the wire, and one site's files."""
+    few = {"rounds": 1, "steps": 2, "batch_rows": 8, "trunk_width": 16, "width": 16, "space": 8}
+    systems = systems_named(["centralised contrastive butd"])
+    grid = Grid("phantom", None, tmp_path, systems, 1, BUDGET | few, ("site-001", "site-002"))
+    assert len(list(run(grid, 1))) == 1
+    rows = compared(results(grid)).rows
+    together, free = rows["centralised contrastive butd"][0], rows["majority"][0]
+    assert together.patients == free.patients and (together.bytes_up, together.bytes_down) == (0, 0)
+    assert {site: len(each) for site, each in together.right.items()} == {s: len(p) for s, p in free.right.items()}
+    assert [path.name for path in (grid.folder(systems[0], 0) / "sites").iterdir()] == ["all"]
+
+
+def test_a_system_on_shares_is_not_trained_centrally(tmp_path: Path) -> None:
+    """One site has nobody to share with: it is refused before any data is read."""
+    system = System("CT", "unicon", centralised=True, secagg=True)
     grid = Grid("slake", tmp_path, tmp_path, (system,), 1, BUDGET, ("lung",))
-    with pytest.raises(ConfigError, match="can train alone"):
-        centralised(grid.job(system, 0), {}, 0)
+    with pytest.raises(ConfigError, match="at least 3 sites"):
+        centralised(grid.job(system, 0), tmp_path, {})
 
 
 def test_no_job_is_centralised() -> None:
@@ -167,7 +181,7 @@ def test_every_method_has_a_line_and_the_papers_proposals_are_no_baselines() -> 
     assert all(system.baseline is not (system.method in proposed) for system in usual)
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.folder)
+@pytest.mark.parametrize("system", [*SYSTEMS, *AT_REQUEST], ids=lambda system: system.folder)
 def test_every_system_is_a_valid_job_under_the_common_budget(system: System) -> None:
     create(system.method, system.with_budget({"rounds": 1, "local_epochs": 1}), secagg=system.secagg)
 
@@ -221,7 +235,8 @@ def test_fedp3_filters_a_list_that_is_longer_than_what_any_site_answers() -> Non
 
 
 def test_labels_and_folders_are_distinct() -> None:
-    assert len({system.folder for system in SYSTEMS}) == len({system.label for system in SYSTEMS}) == len(SYSTEMS)
+    every = (*SYSTEMS, *AT_REQUEST)
+    assert len({system.folder for system in every}) == len({system.label for system in every}) == len(every)
 
 
 def test_systems_are_chosen_by_label_or_by_method() -> None:
@@ -234,8 +249,21 @@ def test_systems_are_chosen_by_label_or_by_method() -> None:
 
 def test_every_line_can_be_asked_for_by_its_label() -> None:
     """On the command line labels have commas between them, so none has one of its own; nor is one a method's name."""
-    assert not [system.label for system in SYSTEMS if "," in system.label]
-    assert all(systems_named([system.label]) == (system,) for system in SYSTEMS)
+    every = (*SYSTEMS, *AT_REQUEST)
+    assert not [system.label for system in every if "," in system.label]
+    assert all(systems_named([system.label]) == (system,) for system in every)
+
+
+def test_a_trunk_has_every_column_of_its_paper_at_request_and_the_whole_table_has_none() -> None:
+    """Supervised, contrastive and UniCon on one trunk, whose weights are all trained; a method's name means others."""
+    assert not {system.label for system in AT_REQUEST} & {system.label for system in SYSTEMS}
+    for trunk in TRUNKS:
+        names = [f"{start} {trunk}" for start in ("centralised", "centralised contrastive", "UniCon", "local")]
+        supervised, contrastive, split, alone = systems_named(names)
+        assert all(each.options["trunk"] == trunk for each in (supervised, contrastive, split, alone))
+        assert supervised.options == alone.options and supervised.centralised and contrastive.centralised
+        assert split.options | {"aggregate": "none"} == contrastive.options and split.secagg
+    assert not any("trunk" in system.options for system in systems_named(["unicon", "fedavg"]))
 
 
 @pytest.mark.parametrize("data", PRINTED)

@@ -7,35 +7,43 @@ from typing import Any
 
 import pytest
 
+from medfedvqa.answer_types import ANSWER_TYPES, answer_type
 from medfedvqa.benchmark.benchmark_table import beside_literature, markdown
 from medfedvqa.benchmark.comparison import compared
-from medfedvqa.benchmark.grid import Grid
-from medfedvqa.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.benchmark.grid import Grid, _free
+from medfedvqa.benchmark.outcome import RunOutcome, of_kind, of_type
 from medfedvqa.benchmark.printed import LITERATURE
 from medfedvqa.benchmark.results_file import RESULTS, Result, append, parts_of, read
 from medfedvqa.benchmark.statistics import average
 from medfedvqa.benchmark.systems import SYSTEMS, systems_named
 from medfedvqa.cli import main
+from medfedvqa.data import read as read_rows
 from medfedvqa.data import training_answers
 from medfedvqa.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"
 
 
-def outcome(right: dict[str, str], closed: dict[str, str]) -> RunOutcome:
+def outcome(right: dict[str, str], closed: dict[str, str], types: dict[str, str] | None = None) -> RunOutcome:
     """One row a patient; rows are bits."""
 
     def flags(bits: dict[str, str]) -> dict[str, list[bool]]:
         return {site: [bit == "1" for bit in each] for site, each in bits.items()}
 
     patients = {site: list(range(len(each))) for site, each in right.items()}
-    return RunOutcome(flags(right), {}, patients, 0.0, 0.0, 0.0, 1, closed=flags(closed))
+    return RunOutcome(flags(right), {}, patients, 0.0, 0.0, 0.0, 1, closed=flags(closed), types=types or {})
 
 
-def result(system: str, right: dict[str, str], closed: dict[str, str], questions: str = "all") -> Result:
+def result(
+    system: str,
+    right: dict[str, str],
+    closed: dict[str, str],
+    questions: str = "all",
+    types: dict[str, str] | None = None,
+) -> Result:
     record: dict[str, Any] = json.loads(GOLDEN.read_text().splitlines()[0])
     changes = {"system": system, "split": {"kind": "official", "questions": questions}}
-    return Result.model_validate(json.loads(json.dumps(record | changes | parts_of(outcome(right, closed)))))
+    return Result.model_validate(json.loads(json.dumps(record | changes | parts_of(outcome(right, closed, types)))))
 
 
 MIXED = {"lung": "1100", "brain": "10"}
@@ -63,6 +71,49 @@ def test_a_table_has_three_averages_where_both_kinds_are_tested(tmp_path: Path) 
     text = markdown(comparison)
     assert "| closed | open | together | p against b |" in text and "Accuracy on closed and open questions" in text
     assert "gains are of both kinds together" in text and "| 25.0 ± 0.0 [" in text
+
+
+def test_yes_and_no_numbers_and_other_answers_have_averages_of_their_own(tmp_path: Path) -> None:
+    """By hand from letters alone: lung's numbers are 1 of 2 right, brain has none. Lines without letters show none."""
+    path, right, types = tmp_path / RESULTS, {"lung": "1101", "brain": "10"}, {"lung": "ynno", "brain": "yo"}
+    append(path, [result("a", right, MIXED, types=types), result("b", right, MIXED, types=types)])
+    results, remarks = read([path])
+    comparison = compared(results)
+    means = {heading: each.mean for heading, each in comparison.averages("a").items()}
+    assert not remarks and means == {
+        "closed": 1, "open": 0.25, "yes/no": 1, "number": 0.5, "other": 0.5, "together": 0.625,
+    }  # fmt: skip
+    assert "| open | yes/no | number | other | together |" in markdown(comparison)
+    assert "types of answers, as in VQA v2" in markdown(comparison)
+    mixed = compared([*results, result("c", right, MIXED)])
+    assert mixed.types == () and "| closed | open | together |" in markdown(mixed)
+    (numbers,) = of_type([results[0].outcome], "n")
+    assert numbers.right == {"lung": [True, False]} and numbers.patients == {"lung": [0, 1]}
+    assert numbers.closed == {"lung": [True, False]} and numbers.types == {"lung": "nn"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        *(("Yes", "yes/no"), ("no ", "yes/no"), ("2", "number"), ("Two", "number"), ("2.5", "number")),
+        *(("two lungs", "other"), ("none", "other"), ("5 cm", "other"), ("left", "other"), ("yes, two", "other")),
+    ],
+)
+def test_the_type_of_an_answer_follows_from_its_text(answer: str, name: str) -> None:
+    """A number stands alone; an answer with anything else in it is of the type other."""
+    assert answer_type(answer) == ANSWER_TYPES[name]
+
+
+@pytest.mark.parametrize("questions", ["closed", "all"])
+def test_types_are_kept_where_all_questions_are_tested(tmp_path: Path, questions: Any) -> None:
+    """Of every test row, also one whose answer no training row has; otherwise lines are those of earlier versions."""
+    grid = Grid("phantom", None, tmp_path, systems_named(["FedAvg full"]), 1, {}, ("head",), questions=questions)
+    free = _free(grid, "majority", 0)
+    rows = read_rows("phantom", None, "head").rows
+    letters = "".join(answer_type(row.answer) for row in rows if row.split == "test")
+    assert set(letters) == {"y", "n"}
+    assert free.sites["head"].types == (letters if questions == "all" else "")
+    assert ("types" in free.model_dump_json()) is (questions == "all")
 
 
 @pytest.mark.parametrize("questions", ["closed", "open"])

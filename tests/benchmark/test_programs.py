@@ -31,6 +31,7 @@ SMALLEST = {
     "scale": "--sites 2 3",
     "secure_aggregation": "--rounds 2 --sites 3",
     "secure_mix": "--most 3",
+    "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
     "trojan": "{out}/runs --shares 0.0 --seeds 1",

@@ -85,6 +85,31 @@ def test_one_site_and_one_step_a_round_is_centralised_contrastive_training(site:
     assert all(torch.allclose(found[name], value, rtol=0, atol=1e-10) for name, value in values.items())
 
 
+def test_similarities_before_and_after_are_those_of_the_first_and_the_tested_values(site: Site) -> None:
+    """Cosines by hand of each row with each row's answer: of initial values, and of what the evaluation tested."""
+    method = create("unicon", {**SMALL, "aggregate": "none"})
+    hub = Together(method, {"one": site})
+    first = {**hub.states["one"]["values"], **method.server_part(1).values}
+    with pytest.raises(ConfigError, match="keeps no server's part"):
+        method.similarity(site, hub.states["one"], site.data.test)
+    sent: list[Tensors] = []
+    hub.collect = lambda task, down=None: sent.append(down) or Together.collect(hub, task, down)
+    method.serve(hub)
+    last = {**hub.states["one"]["values"], **{name: torch.from_numpy(v) for name, v in sent[-1]["one"].items()}}
+    batch, own = method.batch(site, site.data.test, torch.arange(8)), site.data.test.answers
+    matrices = method.similarity(site, hub.states["one"], site.data.test)
+    for values, found in zip((first, last), matrices, strict=True):
+        with torch.no_grad():
+            rows = method.server.rows(values, method.networks(site).rows(values, batch), training=False)
+            words = method.networks(site).answers(values, site.backbone.words(site.data.answers, 8), True)
+            keys = method.server.answers(values, words)[own]
+        lengths = rows.norm(dim=1)[:, None] * keys.norm(dim=1)
+        assert torch.allclose(found, rows @ keys.T / lengths, rtol=0, atol=1e-10)
+    assert not torch.allclose(
+        found.diagonal(), method.similarity(site, hub.states["one"], site.data.test)[0].diagonal()
+    )
+
+
 def test_sites_with_the_same_rows_average_to_one_of_them(site: Site) -> None:
     """Identical client data: two sites and their means train what one site alone does."""
     alone = Together(create("unicon", {**SMALL, "aggregate": "none"}), {"one": site})

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from split_sites import Together, double_site
 from tiny_clip import TINY
 
 from audits import read, verify
@@ -13,7 +15,7 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import shape_of
+from medfedvqa.models import Contrast, shape_of
 from medfedvqa.models.trunks.grid import TRUNKS
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -60,6 +62,33 @@ def test_averaging_and_training_alone_run_on_a_trunk(sites: Sites, tmp_path: Pat
         for tensor in e.tensors
     }
     assert ("weight.encoder.0.attend.attention.queries.weight" in left) == (method == "fedavg")
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_split_training_of_each_trunk_is_training_in_one_piece(tiny_backbone: Path, name: str) -> None:
+    """One site, two rounds of two steps: both sides hold what one graph under one Adam gives, to 1e-10 in float64."""
+    with double_site(tiny_backbone) as site:
+        method = create("unicon", {**SPLIT, "trunk": name, "temperature": 0.5})
+        hub = Together(method, {"one": site})
+        sent: list[dict] = []
+        hub.collect = lambda task, down=None: sent.append(down) or Together.collect(hub, task, down)
+        method.serve(hub)
+        server, networks = method.server, method.networks(site)
+        values = method.setup(site)["values"] | server.initial(torch.Generator().manual_seed(1))
+        optimizer = torch.optim.Adam([value.requires_grad_() for value in values.values()], 1e-3)
+        words = site.backbone.words(site.data.answers, 8)
+        for number in (1, 2):
+            order = torch.randperm(8, generator=torch.Generator().manual_seed(site.task_seed("rows", number)))
+            for chosen in order.split(4):
+                batch, own = method.batch(site, site.data.train, chosen), site.data.train.answers[chosen]
+                rows = server.rows(values, networks.rows(values, batch), training=True)
+                answers = server.answers(values, networks.answers(values, words, True)[own])
+                optimizer.zero_grad()
+                Contrast("reference", 0.5)(rows, answers, own[:, None] == own).backward()
+                optimizer.step()
+        found = {**hub.states["one"]["values"], **{key: torch.from_numpy(v) for key, v in sent[-1]["one"].items()}}
+    assert found.keys() == values.keys() and found["mha.weight"].dtype == torch.float64
+    assert all(torch.allclose(found[key], value, rtol=0, atol=1e-10) for key, value in values.items())
 
 
 def test_sites_begin_with_one_trunk_that_follows_from_the_job_s_seed(site: Callable[..., object]) -> None:

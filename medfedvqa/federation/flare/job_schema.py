@@ -19,6 +19,7 @@ from medfedvqa.bounds import (
     MOST_WEIGHT,
     NONCE,
     BackboneName,
+    DataName,
     Identifier,
     SiteName,
 )
@@ -96,7 +97,7 @@ class JobFields(_StrictSchema):
 
     method: Identifier
     options: Options
-    data: Identifier
+    data: DataName
     split: SplitFields
     backbone: BackboneName
     seed: Seed

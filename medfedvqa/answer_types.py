@@ -1,0 +1,17 @@
+"""The types of answers that VQA v2 tells apart (Y. Goyal et al., CVPR 2017)."""
+
+import re
+
+from medfedvqa.public_answers import fold
+
+ANSWER_TYPES = {"yes/no": "y", "number": "n", "other": "o"}
+"""Each type's letter in results."""
+_NUMBER = re.compile(r"[0-9]+([.,][0-9]+)?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve")
+
+
+def answer_type(answer: str) -> str:
+    """The letter of an answer's type. A number is written in digits or, up to twelve, as a word, and stands alone."""
+    folded = fold(answer)
+    if folded in ("yes", "no"):
+        return ANSWER_TYPES["yes/no"]
+    return ANSWER_TYPES["number" if _NUMBER.fullmatch(folded) else "other"]
