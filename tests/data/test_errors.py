@@ -39,7 +39,7 @@ def test_a_missing_data_root_is_named_by_its_option(reader: str, root: Path | No
 
 
 def test_an_unknown_data_set_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="vqa-rad, slake, store, phantom"):
+    with pytest.raises(ConfigError, match="vqa-rad, slake, store, image-classes, phantom"):
         read("imagenet", None)
 
 
