@@ -89,8 +89,10 @@ OrganName = Annotated[str, StringConstraints(pattern=rf"^{ORGAN_NAME}\z")]
 """An organ. In a run on one machine it is the name of a site, which others read."""
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", max_length=32)]
 """A method, a reader."""
+JOIN = "+"
+"""What stands between the names of several data sets in that of all together, as in `vqa-rad+slake`."""
 DataName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*(\+[a-z][a-z0-9_-]*)*\z", max_length=64)]
-"""A reader, or several with `+` between."""
+"""A reader, or several with `JOIN` between."""
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]
 """A backbone; never a path of the site, as policies name those."""
 

@@ -21,7 +21,7 @@ from pydicom.dataset import Dataset
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.organs import checked_organs
-from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.questions import named_images
 
 UID = re.compile(r"[0-9]+(\.[0-9]+)+")
 MOST_LETTERS_OF_A_UID = 64
@@ -65,7 +65,7 @@ def fetch(
     the answer of the archive.
     """
     _check_url(url, plain_http)
-    names = list(dict.fromkeys(question.image for question in read_questions(questions, checked_organs(organs)).rows))
+    names = named_images(questions, checked_organs(organs))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     outcomes = Counter[Outcome]()
     with requests.Session() as session:

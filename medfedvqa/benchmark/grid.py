@@ -21,13 +21,13 @@ from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, 
 from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import create
-from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site, sets_of
+from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
 from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.baselines import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
-from medfedvqa.models import FeatureStore, bundled_for, load_backbone, seen_by
+from medfedvqa.models import FeatureStore, bundled_for, has_seen, load_backbone
 from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
@@ -85,7 +85,7 @@ class Grid:
     def job(self, system: System, seed: int) -> JobSpec:
         """The job of one run. Raises `ConfigError`, also if the backbone has seen the test rows."""
         backbone = self.backbone or bundled_for(self.reader)
-        if set(sets_of(self.reader)) & set(seen_by(backbone) or ()):
+        if has_seen(backbone, self.reader):
             raise ConfigError(f"the backbone '{backbone}' has seen {self.reader}, its test rows too: choose another")
         return JobSpec.from_dict(
             {

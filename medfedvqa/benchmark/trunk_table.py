@@ -49,8 +49,8 @@ def figures(comparison: Comparison, column: str, trunk: TrunkName) -> list[float
 def pairs(comparison: Comparison) -> tuple[list[float], list[float]]:
     """The overall averages by contrast on all rows and by UniCon, in per cent, of the trunks that have both."""
     both = [(figures(comparison, CONTRASTIVE, trunk)[0], figures(comparison, SPLIT, trunk)[0]) for trunk in TRUNKS]
-    known = [(first, second) for first, second in both if first is not None and second is not None]
-    return [first for first, _ in known], [second for _, second in known]
+    complete = [(first, second) for first, second in both if first is not None and second is not None]
+    return [first for first, _ in complete], [second for _, second in complete]
 
 
 def beside_tables_2_and_3(comparison: Comparison) -> list[list[str]]:

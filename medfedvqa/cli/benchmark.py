@@ -113,8 +113,20 @@ def planned_grid(
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
     sites, budget = organs(reader, root), BUDGET | dict(changes)
     answers = classes(root) if reader == "image-classes" and root is not None else ()
-    grid = Grid(reader, root, out, systems, seeds, budget, sites, name, cache, devices=device, questions=questions)
-    return replace(grid, answers=answers)
+    return Grid(
+        reader,
+        root,
+        out,
+        systems,
+        seeds,
+        budget,
+        sites,
+        name,
+        cache,
+        devices=device,
+        questions=questions,
+        answers=answers,
+    )
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:

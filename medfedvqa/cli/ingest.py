@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from medfedvqa.cli.options import JsonOption, QuietOption, writable
+from medfedvqa.cli.options import JsonOption, OwnOrganOption, QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.image_options import Options
@@ -29,9 +29,7 @@ def ingest(
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
     ] = None,
-    organ: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
-    ] = None,
+    organ: OwnOrganOption = None,
     patients: Annotated[
         Path | None, typer.Option(help="File of persons with several numbers: patient, person. It is not stored.")
     ] = None,

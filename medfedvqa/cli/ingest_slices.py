@@ -1,21 +1,18 @@
 """`medfedvqa ingest slices`: the slices of NIfTI volumes that questions name, as pictures for `medfedvqa ingest`."""
 
-import resource
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfedvqa.cli.options import QuietOption, writable
+from medfedvqa.cli.image_counts import MEMORY, print_counts
+from medfedvqa.cli.options import OwnOrganOption, QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.ingest.volume_slices import Window
-
-MEMORY = 3072
-"""MiB of address space, so that a compressed volume without end cannot fill the machine's memory."""
 
 
 def slices(
@@ -27,43 +24,30 @@ def slices(
     window: Annotated[
         str, typer.Option(metavar="LOW,HIGH", help="The values that become black and white; else of each slice.")
     ] = "",
-    organ: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
-    ] = None,
+    organ: OwnOrganOption = None,
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
     quiet: QuietOption = False,
 ) -> None:
     """Cut the slices that questions name out of NIfTI volumes, as pictures that lie as radiologists look at them."""
-    from rich.progress import Progress
-
     if find_spec("nibabel") is None:
         raise ConfigError("volumes need more packages: pip install 'medfedvqa[ingest]'")
     from medfedvqa.ingest.volume_slices import Outcome, cut_slices
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory * 2**20, memory * 2**20))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    progress, console = Terminal(stderr=True, quiet=quiet), Terminal(quiet=quiet)
-    with Progress(console=progress, disable=not progress.is_terminal) as bars:
-        bar = bars.add_task("cutting slices", total=None)
-        outcomes = cut_slices(
-            volumes,
-            questions,
-            into,
-            lambda done, total: bars.update(bar, completed=done, total=total),
-            organ or (),
-            _window(window),
-        )
-    meanings = {
-        Outcome.CUT: "cut",
-        Outcome.PRESENT: "in the folder before",
-        Outcome.NO_VOLUME: "of volumes that are not in the folder",
-        Outcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
-        Outcome.NO_ORIENTATION: "of volumes that do not say where left is",
-        Outcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
-    }
-    for outcome, meaning in meanings.items():
-        if outcomes[outcome]:
-            console.print(f"{outcomes[outcome]} {meaning}")
+    outcomes = print_counts(
+        lambda watch: cut_slices(volumes, questions, into, watch, organ or (), _window(window)),
+        "cutting slices",
+        {
+            Outcome.CUT: "cut",
+            Outcome.PRESENT: "in the folder before",
+            Outcome.NO_VOLUME: "of volumes that are not in the folder",
+            Outcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
+            Outcome.NO_ORIENTATION: "of volumes that do not say where left is",
+            Outcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
+        },
+        memory,
+        quiet,
+    )
+    console = Terminal(quiet=quiet)
     if not outcomes:
         console.print("no question names a slice: name it as PATH.nii.gz@axial-80.png")
     console.print(

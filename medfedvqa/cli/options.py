@@ -120,6 +120,9 @@ SeedOption = Annotated[int, typer.Option(help="Seed of the split, the drawn set 
 OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
+OwnOrganOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
+]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
 CacheOption = Annotated[
     Path | None,

@@ -26,10 +26,10 @@ def probe(
     """
     from rich.table import Table
 
-    from medfedvqa.data import read, sets_of
+    from medfedvqa.data import read
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.errors import ConfigError
-    from medfedvqa.models import load_backbone, seen_by
+    from medfedvqa.models import has_seen, load_backbone
     from medfedvqa.models.bundled import BUNDLED
     from medfedvqa.pretraining.answer_probes import compared, probed_rows
 
@@ -50,5 +50,5 @@ def probe(
         table.add_row(plain(each.name), f"{each.validation:.1%}", f"{each.test:.1%}")
     console.print(table)
     for name in names:
-        if set(sets_of(reader)) & set(seen_by(name) or ()):
+        if has_seen(name, reader):
             console.print(f"{plain(name)} was trained on {plain(reader)}: its figures say nothing about unseen data")

@@ -14,7 +14,6 @@ from medfedvqa.data.readers import (
     read,
     reader_function,
     register_reader,
-    sets_of,
 )
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
@@ -53,7 +52,6 @@ __all__ = [
     "read",
     "reader_function",
     "register_reader",
-    "sets_of",
     "training_answers",
     "united",
     "views",

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from medfedvqa.bounds import JOIN
 from medfedvqa.data.readers import READERS, reader_function, sets_of
-from medfedvqa.data.several_sets import JOIN
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
 from medfedvqa.near_miss import suggestion

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from medfedvqa import plugins
+from medfedvqa.bounds import JOIN
 from medfedvqa.data import image_classes, phantom, slake, store_reader, vqa_rad
 from medfedvqa.data.schema import VQAData
-from medfedvqa.data.several_sets import JOIN, joined
+from medfedvqa.data.several_sets import joined
 from medfedvqa.errors import ConfigError, DataError
 
 FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(

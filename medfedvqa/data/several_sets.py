@@ -8,9 +8,6 @@ import torch
 
 from medfedvqa.data.schema import Row, VQAData
 
-JOIN = "+"
-"""What stands between the names of sets in that of all together, as in `vqa-rad+slake`."""
-
 
 def joined(together: str, sets: Mapping[str, VQAData]) -> VQAData:
     """The sets by name as one of the name `together`.

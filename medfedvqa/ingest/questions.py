@@ -75,6 +75,11 @@ def read_questions(path: Path, own_organs: Collection[str] = ()) -> QuestionsFil
     return QuestionsFile(questions, encoding)
 
 
+def named_images(path: Path, own_organs: Collection[str] = ()) -> list[str]:
+    """The images that the questions name, each once, in the order of the file. Raises as `read_questions` does."""
+    return list(dict.fromkeys(question.image for question in read_questions(path, own_organs).rows))
+
+
 @contextmanager
 def _opened_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[Iterator[Mapping[str, object]], str]]:
     """The rows, read as they are taken, and the encoding."""

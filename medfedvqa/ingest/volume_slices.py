@@ -24,7 +24,7 @@ from audits.bounded_files import open_plain
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import checked_organs
-from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.questions import named_images
 
 NAME = re.compile(r"(?P<volume>.+\.nii(?:\.gz)?)@(?P<plane>axial|coronal|sagittal)-(?P<number>\d{1,5})\.png")
 PLANES = ("sagittal", "coronal", "axial")
@@ -74,8 +74,8 @@ def cut_slices(
     Slices that the folder has are not cut again. `organs`: the hospital's own, which the questions may name. Raises
     `DataError`, which repeats no name.
     """
-    rows = read_questions(questions, checked_organs(organs)).rows
-    names = [match for name in dict.fromkeys(row.image for row in rows) if (match := NAME.fullmatch(name))]
+    images = named_images(questions, checked_organs(organs))
+    names = [match for name in images if (match := NAME.fullmatch(name))]
     if not volumes.is_dir():
         raise DataError("the folder of volumes does not exist: check its path")
     outcomes = Counter[Outcome]()

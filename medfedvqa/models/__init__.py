@@ -14,7 +14,15 @@ from medfedvqa.models.backbone import (
     TowerShape,
     Tuning,
 )
-from medfedvqa.models.backbones import bundled_for, is_bundled, load_backbone, outside_architecture, seen_by, shape_of
+from medfedvqa.models.backbones import (
+    bundled_for,
+    has_seen,
+    is_bundled,
+    load_backbone,
+    outside_architecture,
+    seen_by,
+    shape_of,
+)
 from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT
@@ -93,6 +101,7 @@ __all__ = [
     "load_backbone",
     "outside_architecture",
     "prompt_distance",
+    "has_seen",
     "seen_by",
     "shape_of",
     "similarities",

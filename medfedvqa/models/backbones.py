@@ -15,6 +15,7 @@ import torch
 
 from medfedvqa import plugins
 from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture, configuration, parse, refusal
+from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
@@ -83,18 +84,23 @@ def seen_by(name: str) -> tuple[str, ...] | None:
     return BUNDLED[name].seen if name in BUNDLED else None
 
 
+def has_seen(name: str, data: str) -> bool:
+    """Whether the weights of this name are known to be trained on this data set, or on one of several joined."""
+    return not set(data.split(JOIN)).isdisjoint(seen_by(name) or ())
+
+
 def is_bundled(name: str) -> bool:
     """Whether the backbone ships with the project, so that loading it fetches nothing."""
     return name in BUNDLED
 
 
 def bundled_for(data: str) -> str:
-    """The bundled backbone that was not trained on this data set, nor on one of several with `+` between.
+    """The bundled backbone that was not trained on this data set, nor on one of several joined.
 
     Raises `BackboneError` if each was.
     """
-    for name, model in BUNDLED.items():
-        if not set(data.split("+")) & set(model.seen):
+    for name in BUNDLED:
+        if not has_seen(name, data):
             return name
     raise BackboneError(f"every bundled backbone has seen part of {data}: choose another, by its name")
 

@@ -307,7 +307,7 @@ time.sleep(float(sys.argv[1]))
 
 
 def test_an_orphan_dies_and_no_other_process() -> None:
-    """A child checks once the end of its standard input, and then its parent, is there: it goes on while its parent
+    """A child checks once the end of its standard input, and then its parent, is there: it continues while its parent
     lives, and where nobody adopted it."""
     command, pipe = [sys.executable, "-c", PARENT, CHILD], subprocess.PIPE
     with subprocess.Popen([*command, "0"], stdin=pipe, stdout=pipe, text=True) as parent:

@@ -57,7 +57,7 @@ class RunningJob:
 
     @property
     def continues(self) -> bool:
-        """Whether a new process can go on: from a journal or finished results, or from the beginning if nothing had
+        """Whether a new process can continue: from a journal or finished results, or from the beginning if nothing had
         begun."""
         results = self._root / self.job_id / RESULTS
         return (self._root / JOURNAL / self.job_id).is_dir() or not has_events(results) or has_finished(results)

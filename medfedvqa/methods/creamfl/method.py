@@ -34,7 +34,7 @@ from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import Handler, MethodConfig, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import public_pairs, sets_of
+from medfedvqa.data import public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.creamfl.ensemble import OTHER, Positive, aggregate
 from medfedvqa.methods.creamfl.public_pass import FrozenPairs, PublicPass
@@ -48,8 +48,8 @@ from medfedvqa.models import (
     Shapes,
     Values,
     check_apart,
+    has_seen,
     load_backbone,
-    seen_by,
 )
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
@@ -196,7 +196,7 @@ class CreamFL(Averaging[CreamFLConfig]):
     def setup(self, site: Site) -> State:
         """The initial model of local training, and projections. Raises `ConfigError`."""
         trunk = self.config.trunk
-        if trunk is not None and set(sets_of(site.data.name)) & set(seen_by(trunk) or ()):
+        if trunk is not None and has_seen(trunk, site.data.name):
             raise ConfigError("the server's 'trunk' has seen this site's data set, its test rows too: choose another")
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
         return {**super().setup(site), "projection": projection}
