@@ -234,9 +234,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=24 * 60, help="no trial begins later")
     arguments = parser.parse_args()
     rng, end = random.Random(arguments.seed), time.monotonic() + 60 * arguments.minutes
-    share = -(-arguments.trials // len(arguments.modes))
-    for mode in arguments.modes if arguments.trials else ():
-        for trial in run(mode, share, arguments.rounds, rng, lambda: time.monotonic() > end):
+    share, more = divmod(arguments.trials, len(arguments.modes))
+    for number, mode in enumerate(arguments.modes):
+        for trial in run(mode, share + (number < more), arguments.rounds, rng, lambda: time.monotonic() > end):
             print(json.dumps(asdict(trial)), flush=True)
             with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")

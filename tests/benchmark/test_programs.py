@@ -23,7 +23,7 @@ SMALLEST = {
     "federation": "--rounds 2",
     "group_commit": "--threads 2 --batch 2 --seconds 0.05 --turns 1",
     "ingest": "--workers 1 --images 4 --junk 5",
-    "kills": "--out {out}/kills.jsonl --trials 1 --rounds 2",
+    "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
     "ledger": "--entries 3 --frames 2",
     "long_job": "--rounds 1 --kinds 'in clear'",
     "noise": "--parameters 1000 --repeats 2",
@@ -38,7 +38,7 @@ SMALLEST = {
     "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
 """Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""
-LONG = {"dp_accuracy", "trojan"}
+LONG = {"dp_accuracy", "kills", "trojan"}
 """Programs that train whole federations to the end."""
 
 
