@@ -29,6 +29,7 @@ import psutil
 
 from audits import Entry, Event, Outcome, VerdictState, examine, read
 from medfedvqa.data import phantom
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
@@ -53,7 +54,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 PLAIN_END = "fewer could reveal each other"
 SECONDS_DOWN = 3.0
 """Seconds until a party's own process is started again."""
-PATIENCE = 1500.0
+PATIENCE = 900.0
 """Seconds after which a trial has failed."""
 FASTER = {SITE_PATIENCE: "60", "NVFLARE_GET_TASK_TIMEOUT": "20"}
 """Shorter waits than those of a real federation, so that many trials fit into a day."""
@@ -118,8 +119,14 @@ class Killing:
         if not job:
             time.sleep(SECONDS_DOWN)
             self._federation.start(name)
-        status = self._federation.wait(job_id, PATIENCE)
+        try:
+            status = self._federation.wait(job_id, PATIENCE)
+        except FederationError:
+            status = self._federation.status(job_id)
         seconds = time.monotonic() - began
+        if not status.startswith("FINISHED"):
+            faults = (f"the job has not ended after {PATIENCE:.0f} seconds",)
+            return Trial(self.mode, party, name, round(killed, 1), round(seconds, 1), status, 0, faults)
         results = json.loads((self._federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
         plain = self.mode.startswith("shares") and PLAIN_END in str(results["notes"])
         ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}

@@ -14,29 +14,24 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
-from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher, persistent_process
 from medfedvqa.federation.flare.launcher import LaunchRecord
-from medfedvqa.federation.flare.lost_jobs import FOLDER, LostJobs, RunningJob
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
-from medfedvqa.federation.flare.run_folder import RESULTS
 from medfedvqa.federation.flare.server_side import _TaskAnswers
 from medfedvqa.federation.hub import TaskAnswer, TaskCall
-from medfedvqa.federation.journal import JOURNAL
 
 Start = Callable[[], ProcessAdapter]
 CREDENTIALS = {
@@ -244,39 +239,6 @@ def test_audit_bytes_are_bytes_and_few(said: object) -> None:
     """What else lies beside the arrays is taken for bytes that no reader accepts."""
     assert audit_bytes(Shareable(pack(1, {}, b"said") | {AUDIT_BYTES: said})) == b"?"
     assert audit_bytes(pack(1, {}, b"said")) == b"said"
-
-
-def test_a_running_job_is_noted_until_its_end(tmp_path: Path) -> None:
-    """After a server's death a job continues from its journal, from its results if it died after these, or from the
-    beginning if nothing had begun. Once a job is over nothing is left of its journal, which holds single uploads."""
-    jobs = {name: RunningJob(tmp_path, name) for name in ("journaled", "ended", "lost", "young")}
-    for name, job in jobs.items():
-        job.note([Client("head", "token-1"), Client("chest", "token-2")])
-        if name != "young":
-            (tmp_path / name / RESULTS).mkdir(parents=True)
-            write_event(tmp_path / name / RESULTS, TaskAnswer(1, 2, "train", "chest"))
-    (tmp_path / "ended" / RESULTS / "results.json").write_text('{"status": "finished"}')
-    (tmp_path / "lost" / RESULTS / "results.json").write_text('{"status": "running"}')
-    (tmp_path / JOURNAL / "journaled").mkdir(parents=True)
-    continues = {name: job.continues for name, job in jobs.items()}
-    assert continues == {"journaled": True, "ended": True, "lost": False, "young": True}
-    noted = RunningJob(tmp_path, "journaled")
-    assert {token: client.name for token, client in noted.clients().items()} == {"token-1": "head", "token-2": "chest"}
-    assert (tmp_path / FOLDER / "journaled.json").stat().st_mode & 0o077 == 0
-    (tmp_path / FOLDER / "journaled.json").write_text("[")
-    assert noted.clients() == {}
-    for job in jobs.values():
-        job.forget()
-        job.forget()
-    assert not list((tmp_path / JOURNAL).iterdir()) and not list((tmp_path / FOLDER).iterdir())
-
-
-def test_no_site_is_told_to_end_a_job_that_the_server_will_continue(tmp_path: Path) -> None:
-    """FLARE ends the jobs of a site that it neither runs nor expects an outcome of."""
-    RunningJob(tmp_path, "lost").note([Client("head", "token")])
-    runner = JobRunner(str(tmp_path))
-    LostJobs(tmp_path, SimpleNamespace(job_runner=runner))
-    assert runner.get_client_outcome_jobs() == {"lost"} and runner.get_client_outcome_jobs("head") == set()
 
 
 def test_a_process_that_found_no_server_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) 
         yield federation
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until the condition holds; fails the test if it never does."""
+def wait_for(condition: Callable[[], object], pause: float = 0.1) -> None:
+    """Until the condition holds, asked every `pause` seconds; fails the test if it never does."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 def rounds(federation: LoopbackFederation, job_id: str) -> list[dict[str, Any]]:

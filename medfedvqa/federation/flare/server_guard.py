@@ -22,7 +22,7 @@ from nvflare.utils.process_utils import ProcessAdapter
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
-from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob
+from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob, end_as_the_server_did
 from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle
@@ -75,7 +75,7 @@ class ServerJobLauncher(ServerProcessJobLauncher):
     """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Start the process of a job. Once it is over, however it ended, nothing is left of its journal."""
+        """Start the process of a job. Once it has ended, however it did, nothing is left of its journal."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         running = RunningJob(Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID]))
         if JobMetaKey.JOB_CLIENTS in job_meta:  # not in a job that this server continues
@@ -85,18 +85,24 @@ class ServerJobLauncher(ServerProcessJobLauncher):
         def start() -> ProcessAdapter:
             return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
 
-        return PersistentHandle(start, running.forget)
+        return PersistentHandle(start, running.end)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Also require the guard when the server starts, and take up the jobs that were running when it died."""
+        """Also require the guard when the server starts, take up the jobs of the one that died, and forget jobs that
+        are over."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            self._lost = LostJobs(Path(workspace.get_root_dir()), fl_ctx.get_engine())
+            self._root = Path(workspace.get_root_dir())
+            self._lost = LostJobs(self._root, fl_ctx.get_engine())
+            end_as_the_server_did(fl_ctx.get_engine())
             require_server_guard()
             adopt_children()
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.SYSTEM_START:
             self._lost.take_up()
+        if event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
+            job_id = fl_ctx.get_prop(FLContextKey.EVENT_DATA)[JobMetaKey.JOB_ID.value]
+            RunningJob(self._root, str(job_id)).forget()
 
 
 def require_server_guard() -> None:
