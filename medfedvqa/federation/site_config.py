@@ -13,6 +13,7 @@ from medfedvqa.bounds import OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
@@ -215,6 +216,7 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
         raise ConfigError(f"site '{name}': site.yml is missing or is not valid YAML; the site does not start") from None
     if not isinstance(raw, dict) or "policy" not in raw:
         raise ConfigError(f"site '{name}': site.yml has no policy; the site does not start")
+    refuse_settings(raw)
     raw["policy"] = SitePolicy.from_mapping(raw["policy"])
     config = checked(SiteConfig, {**raw, "name": name}, f"site '{name}', site.yml")
     folder = path.resolve().parent

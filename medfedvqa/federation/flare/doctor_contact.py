@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation import proxies
 from medfedvqa.federation.flare.doctor_common import ROOT, SET_CLOCK, SKEW, Caution
-from medfedvqa.federation.flare.kit_contents import Check
+from medfedvqa.federation.flare.kit_contents import Check, read_json
 
 _PATIENCE = 5.0  # seconds for the whole conversation
 _ANSWER = 1 << 14
@@ -45,6 +48,23 @@ class Address:
         return cls(host.strip("[]"), number, party)
 
 
+def site_settings(kit: Path) -> dict[str, Any]:
+    """The content of a site's `startup/fed_client.json`; empty if it cannot be read."""
+    try:
+        return read_json(kit / "startup" / "fed_client.json")
+    except ConfigError:
+        return {}
+
+
+def address_in(settings: dict[str, Any]) -> Address | None:
+    """Where the server is by these settings; None if they do not say."""
+    try:
+        first = settings["servers"][0]
+        return Address.parse(first["service"]["target"], first["identity"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
 class OtherParty(Exception):
     """The peer's certificate names another party."""
 
@@ -65,11 +85,28 @@ def server_checks(startup: Path, stem: str, address: Address | None) -> Iterator
             yield Check(SERVER, "it shows no certificate of this federation", remedy)
     except OtherParty:
         yield Check(SERVER, "what answers there has another party's certificate", remedy)
-    except (OSError, ValueError):
-        yield Check(SERVER, "it does not answer, or does not accept this party's certificate", remedy)
+    except (OSError, ValueError) as error:
+        yield _by_proxy(address, error) or Check(
+            SERVER, "it does not answer, or does not accept this party's certificate", remedy
+        )
     else:
         yield Check(SERVER)
         yield _clock(answer)
+
+
+def _by_proxy(address: Address, error: Exception) -> Check | None:
+    """The check that fails because of a proxy; None if nothing tells of one."""
+    closed = isinstance(error, TimeoutError | ConnectionRefusedError | socket.gaierror)
+    status = None if closed else proxies.status_at(address.host, address.port)
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        problem = "a proxy answers at its address, and asks for a login (407)"
+    elif status is not None:
+        problem = f"a proxy, or another program without TLS, answers at its address ({status})"
+    elif proxies.in_environment(address.host):
+        problem = "it does not answer past the proxy that this environment names"
+    else:
+        return None
+    return Check(SERVER, problem, proxies.REMEDY)
 
 
 def ask(startup: Path, stem: str, address: Address) -> bytes:

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from audits import AuditError
 from audits.policy import MOST_EPSILON
@@ -24,9 +23,9 @@ from medfedvqa.federation.flare.doctor_common import (
     space,
     untested_version,
 )
-from medfedvqa.federation.flare.doctor_contact import Address, server_checks
+from medfedvqa.federation.flare.doctor_contact import address_in, server_checks, site_settings
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
-from medfedvqa.federation.flare.kit_contents import Check, changed, read_json
+from medfedvqa.federation.flare.kit_contents import Check, changed
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.plugins import PlugInRefused, allow, installed
@@ -37,14 +36,14 @@ _FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
 
 def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
     """All checks of a site's kit that work from outside."""
-    startup, settings = kit / "startup", _settings(kit)
+    startup, settings = kit / "startup", site_settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
     checks = [*hardening_checks(kit, "site"), *untested_version(), changed(kit), closed_to_others(kit)]
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
     checks += [check, *credentials(startup, "client", name)]
     checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]
     if server:
-        checks += server_checks(startup, "client", _address(settings))
+        checks += server_checks(startup, "client", address_in(settings))
     return checks
 
 
@@ -73,21 +72,6 @@ def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
         yield from budget_and_jobs(config, log, processes)
     if running:
         yield process_check(processes)
-
-
-def _settings(kit: Path) -> dict[str, Any]:
-    try:
-        return read_json(kit / "startup" / "fed_client.json")
-    except ConfigError:
-        return {}
-
-
-def _address(settings: dict[str, Any]) -> Address | None:
-    try:
-        first = settings["servers"][0]
-        return Address.parse(first["service"]["target"], first["identity"])
-    except (LookupError, TypeError, ValueError):
-        return None
 
 
 def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:

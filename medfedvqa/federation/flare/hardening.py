@@ -42,6 +42,7 @@ from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
 from medfedvqa.federation.flare.frame_counts import WireLedger, installed
+from medfedvqa.federation.flare.join_watch import JoinWatch
 from medfedvqa.federation.flare.result_guard import check_questions, check_results
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
@@ -76,6 +77,7 @@ class SiteGuard(FLComponent):
         arguments = parser.parse_known_args()[0]
         self.site, self.job = site, arguments.job_id
         self.kit = Path(arguments.workspace)
+        self._watch = JoinWatch(self.kit)
         try:
             if reason := kit_contents.kit_problem(self.kit, "site"):
                 _refuse(reason)
@@ -109,6 +111,9 @@ class SiteGuard(FLComponent):
             if reason := _not_in_force(self.kit, fl_ctx):
                 _refuse(reason)
             ask_own_validator_first()
+            self._watch.start()
+        elif event_type == EventType.SYSTEM_START:
+            self._watch.joined()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             pinned_settings.refuse_other_classes(fl_ctx, kit_contents.EXECUTOR, "site")
 

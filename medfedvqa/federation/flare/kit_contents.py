@@ -15,6 +15,7 @@ import yaml
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
+from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
 
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
@@ -307,6 +308,7 @@ def audit_places(kit: Path) -> AuditPlaces:
     require_none_pending(path.parent)
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        refuse_settings(settings)
         folder = path.parent.resolve()
         socket = settings.get("system_log")
         key = folder / settings.get("audit_key", "audit.key")
