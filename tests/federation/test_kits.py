@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from free_ports import free_port
 
 from medfedvqa.errors import ConfigError, FederationError
@@ -119,6 +120,19 @@ def test_a_project_with_a_relay_is_refused_with_the_reason(tmp_path: Path) -> No
     with pytest.raises(FederationError, match="relays, whose processes no guard hardens"):
         provision({**project, "participants": [*project["participants"], relay]}, [SiteBuilder()], tmp_path)
     assert not list(tmp_path.rglob("site.yml"))
+
+
+def test_two_parties_with_one_name_are_refused_with_the_name(tmp_path: Path, nvflare: Nvflare) -> None:
+    """By our provisioning and by FLARE's own command, each in one sentence; no kit is left."""
+    project = loopback_project(["chest", "head", "chest"], 8002)
+    with pytest.raises(FederationError) as caught:
+        provision(project, [SiteBuilder()], tmp_path / "ours")
+    assert str(caught.value) == "the project has two parties with one name (chest): give each its own"
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        nvflare("provision", "-p", "project.yml", "-w", "theirs")
+    assert "already has a participant with the name 'chest'" in failed.value.stdout + failed.value.stderr
+    assert not list(tmp_path.rglob("startup"))
 
 
 def test_a_site_added_to_a_project_leaves_the_others_as_they_are(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from medfedvqa.federation.flare.frame_counts import WireLedger, installed
 from medfedvqa.federation.flare.join_watch import JoinWatch
 from medfedvqa.federation.flare.result_guard import check_questions, check_results
 from medfedvqa.federation.flare.validator import ask_own_validator_first
+from medfedvqa.federation.live_processes import live_processes
 
 ADMIN_TOPICS = frozenset(
     {
@@ -86,6 +87,9 @@ class SiteGuard(FLComponent):
             if places.system_log is not None:
                 _announce_to(places.system_log, site)
             folder, key = places.folder, AuditKey.at(places.key, origin_of(site))
+            if self.job is None and live_processes(folder).site:
+                # The server would take the newer one for the site, and give the older one's jobs up.
+                _refuse("another process of this site lives on this machine: stop it first")
             ledger = WireLedger(folder, site, self.job, key)
             url = kit_contents.server_url(self.kit) if self.job is None else str(arguments.parent_url)
             refused = RefusedConnections(AuditLog(folder, site, key), self.job)

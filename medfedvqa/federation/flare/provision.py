@@ -149,9 +149,12 @@ def loopback_project(sites: Sequence[str], port: int) -> dict[str, Any]:
 def provision(project: Mapping[str, Any], builders: Sequence[Builder], folder: Path) -> Path:
     """Make the startup kits of a FLARE project file in `folder`; returns the folder with one kit each.
 
-    `builders` run after the project's own. Raises `FederationError`.
+    `builders` run after the project's own. Raises `FederationError`, also if two parties have one name.
     """
     project = dict(project)
+    names = [party["name"] for party in project["participants"]]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise FederationError(f"the project has two parties with one name ({', '.join(twice)}): give each its own")
     provisioner = Provisioner(str(folder), [*prepare_builders(project), *builders])
     context = provisioner.provision(prepare_project(project), logger=logging.getLogger(__name__))
     if context.get(CtxKey.BUILD_ERROR):
