@@ -66,9 +66,25 @@ def test_a_process_that_a_signal_killed_is_started_again_until_it_ends_by_itself
 
 
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(1)", "import os; os.kill(os.getpid(), 15)"])
-def test_a_process_that_ended_by_itself_or_was_asked_to_end_is_not_started_again(code: str) -> None:
+def test_a_process_that_ended_by_itself_or_was_asked_to_end_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
     """Exit codes, good or bad, and SIGTERM are FLARE's business."""
+    monkeypatch.setattr(persistent_process, "STOPPING", 0.0)
     assert run(code) == 1
+
+
+def test_a_job_process_that_was_asked_to_end_leaves_its_job_to_whoever_stops_the_party(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service manager sends SIGTERM to all processes at once: the job is not over before its party can be gone."""
+    ends: list[float] = []
+    monkeypatch.setattr(persistent_process, "STOPPING", 1.0)
+    began = time.monotonic()
+    PersistentHandle(
+        lambda: python("import os; os.kill(os.getpid(), 15)"), lambda: ends.append(time.monotonic())
+    ).wait()
+    assert len(ends) == 1 and ends[0] - began >= 1.0
 
 
 def test_a_process_that_dies_every_time_is_given_up() -> None:

@@ -19,6 +19,9 @@ job."""
 SOUGHT = 55.0
 """Seconds that a process has lived at least if it ended because it found no server: FLARE's (2.9) seek it for 60."""
 
+STOPPING = 10.0
+"""Seconds in which a party that a service manager stops is gone itself, once its job process was asked to end."""
+
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 
 _logger = logging.getLogger(__name__)
@@ -48,6 +51,10 @@ class PersistentHandle(ProcessHandle):
         while True:
             self.adapter.wait()
             code = self.adapter.poll()
+            if code in _ASKED_TO_END and not self._stopping:
+                # FLARE asks no job process to end by a signal. Whoever did ends this process, too, and the job is its
+                # successor's.
+                time.sleep(STOPPING)
             with self._lock:
                 if self._stopping or code is None or not self._starts_again(code, time.monotonic() - born):
                     break
