@@ -49,7 +49,7 @@ class Protection(StrEnum):
     NONE = "none"
     DP = "dp"
     MASKED = "masked"
-    """Only shares of it leave, each uniformly random by itself."""
+    """Only shares of it leave, each uniformly random by itself, or the sum over all sites, computed on shares."""
     DP_MASKED = "dp and masked"
 
     @property

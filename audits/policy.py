@@ -18,6 +18,7 @@ class Offer:
     """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any.
 
     With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
+    `crypten_means`: these take means with CrypTen, instead of the server under masks.
     """
 
     min_sites: int = 1
@@ -26,6 +27,7 @@ class Offer:
     unit: str | None = None
     members: int = 0
     committee: tuple[str, ...] = ()
+    crypten_means: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class SitePolicy:
     """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
     min_committee: int = 3
     """The fewest sites that must compute."""
+    require_masks: bool = False
+    """Whether means on shares must be under masks, and not by members with CrypTen."""
     min_difference: int = 2
     """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
     allowed_backbones: tuple[str, ...] = ()
@@ -132,6 +136,8 @@ class SitePolicy:
             return Refusal.COMMITTEE, ReleaseFault.COMMITTEE
         if job.secagg and job.members < self.min_committee:
             return Refusal.COMMITTEE, ReleaseFault.MEMBERS.format(count=self.min_committee)
+        if self.require_masks and job.crypten_means:
+            return Refusal.MASKS, Refusal.MASKS.sentence
         return None
 
 
@@ -232,6 +238,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),
+    "require_masks": (_flag, "true or false"),
     "min_difference": (_least_difference, "a whole number, at least 2"),
     "allowed_backbones": (_texts, "a list of names"),
     "submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),

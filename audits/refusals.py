@@ -34,6 +34,7 @@ class Refusal(StrEnum):
     SECAGG = "secagg"
     SITES = "sites"
     COMMITTEE = "committee"
+    MASKS = "masks"
     PEERS = "peers"
     COHORT = "cohort"
     BACKBONE = "backbone"
@@ -81,6 +82,7 @@ _SENTENCES = {
     Refusal.SECAGG: "the site requires secure aggregation, and the job does not use it",
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
+    Refusal.MASKS: "the site takes part in means under masks only, and in this job sites compute them with CrypTen",
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
     Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
     Refusal.BACKBONE: "the site's policy does not list the job's backbone, or the site does not have it",

@@ -18,6 +18,10 @@ Floats = NDArray[np.float64]
 Unit = Literal["prompt", "block", "upload"]
 """What is compared and weighed as one vector: each prompt, each of its blocks, or all prompts of a site together."""
 
+Secagg = bool | Literal["masks", "crypten"]
+"""Whether a job aggregates on shares, and how it takes means then. True or `masks`: under masks, which bear sites that
+die; `crypten`: by a committee with CrypTen, which computes the mixtures in both cases."""
+
 NEGLIGIBLE = 1e-8
 """Below this, a sum of weights carries no information to normalise."""
 

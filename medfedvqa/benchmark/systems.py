@@ -9,6 +9,7 @@ from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.registry import BUILT_IN
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import TrunkName
+from privacy import Secagg
 
 WITHOUT = " without the picture"
 """The end of a label: the same system on black pictures."""
@@ -25,7 +26,7 @@ class System:
     """Whether the founding papers compare themselves with it; a system that no federation can run is no baseline."""
     centralised: bool = False
     """Whether the method trains on the rows of all sites at once, which the benchmark can and a job cannot."""
-    secagg: bool = False
+    secagg: Secagg = False
     """Whether the job aggregates on shares, for methods that do not run without."""
 
     alone: str = ""

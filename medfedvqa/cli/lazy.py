@@ -1,7 +1,7 @@
 """Commands whose modules are imported only when they are called, since torch alone takes seconds to import."""
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from medfedvqa.cli.metavars import name_values
+
+LEFT_OUT = {"--secagg": ("masks", "crypten")}
+"""The values of options whose value may be left out, which means the first. Typer (0.29) knows no such options."""
 
 NAMES_OF_HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -39,6 +42,10 @@ class Command(TyperCommand):
     def get_help_option(self, ctx: Any) -> Any:
         """The option `--help`, without the type that Typer (0.29) shows for flags."""
         return _flag(super().get_help_option(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments as they are parsed: an option of `LEFT_OUT` may stand without its value."""
+        return super().parse_args(ctx, list(_with_values(args)))
 
 
 class LazyCommand(Command):
@@ -110,6 +117,14 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
             return super().parse_args(ctx, args)
 
     return Group
+
+
+def _with_values(args: Sequence[str]) -> Iterator[str]:
+    """The arguments, with the values that were left out."""
+    for argument, following in zip(args, [*args[1:], ""], strict=True):
+        yield argument
+        if argument in LEFT_OUT and following not in LEFT_OUT[argument]:
+            yield LEFT_OUT[argument][0]
 
 
 def _no_type(ctx: Any) -> None:

@@ -17,6 +17,7 @@ SETS = ("vqa-rad", "slake", "store", "phantom")
 ENTRY_POINTS = "medfedvqa.methods"
 
 EngineName = Literal["local", "simulator", "provisioned"]
+SecaggName = Literal["masks", "crypten"]
 GatherName = Literal["mean", "trimmed", "median"]
 SplitName = Literal["official", "patient"]
 QuestionsName = Literal["closed", "open", "all"]
@@ -166,7 +167,11 @@ DPOption = Annotated[
     ),
 ]
 SecaggOption = Annotated[
-    bool, typer.Option("--secagg", help="Aggregate on shares: nobody sees a single site's upload. Needs 3 sites.")
+    SecaggName | None,
+    typer.Option(
+        help="Aggregate on shares: nobody sees a single site's upload. Needs 3 sites. Means under masks, as with "
+        "--secagg alone, or by a committee with CrypTen.",
+    ),
 ]
 CommitteeOption = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from medfedvqa.checking import checked
 from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import EPSILON, Method, MethodConfig, State
-from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, MeanOnShares, MixOnShares, OnShares, mixing
+from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, OnShares, mixing
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import create, method_names, method_type, register
 from medfedvqa.core.scores import ACCURACY
@@ -18,6 +18,7 @@ __all__ = [
     "SHARED_BYTES",
     "Answering",
     "Hub",
+    "CommitteeMean",
     "MeanOnShares",
     "Method",
     "MethodConfig",

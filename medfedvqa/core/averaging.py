@@ -20,7 +20,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer
-from privacy import DPSettings
+from privacy import DPSettings, Secagg
 
 ServerState = dict[str, Tensors]
 """The server's state between rounds, such as a momentum: arrays by tensor name, in named groups."""
@@ -74,7 +74,7 @@ class Averaging(Alone[Config]):
     compares_features: ClassVar[bool] = False
     """Whether the method compares features, which never change where only the answer head is trained."""
 
-    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
         if self._shares_head and config.answers == "site":
             raise ConfigError("a shared head has one answer space: give 'answers' a list or a bundled list's name")

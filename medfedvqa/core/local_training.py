@@ -35,7 +35,7 @@ from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
 from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
-from privacy import Cost, DPSettings
+from privacy import Cost, DPSettings, Secagg
 
 
 class AloneConfig(MethodConfig, frozen=True):
@@ -98,7 +98,7 @@ class Alone(Method[Config]):
     separable: ClassVar[bool] = True
     """Whether the loss of a row depends on no other patient's rows, so that a patient's gradient can be clipped."""
 
-    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
         if dp is not None and not self.separable:
             raise ConfigError(

@@ -20,7 +20,7 @@ from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
-from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask
+from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask, Secagg
 from privacy.secagg import MINIMUM
 
 State = dict[str, Any]
@@ -48,8 +48,8 @@ class Method(ABC, Generic[Config]):
     gathering: Gathering = Gathering()
     """How the job's server takes means, and how long uploads may be. `create` sets it."""
 
-    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
-        """`dp`: train under differential privacy; `secagg`: aggregate on shares.
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
+        """`dp`: train under differential privacy; `secagg`: whether, and how, to aggregate on shares.
 
         Raises `ConfigError` if this method, so configured, cannot.
         """
@@ -74,6 +74,11 @@ class Method(ABC, Generic[Config]):
         Raises `ConfigError` if an option stands in the way.
         """
         return {}
+
+    @property
+    def aggregated(self) -> Mapping[str, OnShares]:
+        """`on_shares` as this job computes it; empty for a job that aggregates in clear."""
+        return {task: how.by(self.secagg) for task, how in self.on_shares.items()} if self.secagg else {}
 
     @property
     def in_clear(self) -> Collection[str]:
@@ -169,7 +174,7 @@ class Method(ABC, Generic[Config]):
         if self.dp is not None:
             exchange = replace(exchange, tasks=tuple(self._private(task) for task in exchange.tasks))
         if self.secagg:
-            at_sites = {n for task, how in self.on_shares.items() for n in how.kept(exchange.task(task))}
+            at_sites = {n for task, how in self.aggregated.items() for n in how.kept(exchange.task(task))}
             parts = (part for task in exchange.tasks for part in self._on_shares(task, at_sites))
             exchange = replace(exchange, tasks=(*parts, *DRAWING))
         return exchange
@@ -182,11 +187,12 @@ class Method(ABC, Generic[Config]):
     def _on_shares(self, task: TaskSpec, at_sites: set[str]) -> Iterator[TaskSpec]:
         in_clear = task.name in self.in_clear
         up = tuple(spec for spec in task.up if in_clear or spec.kind is Kind.PUBLIC)
-        if task.name in self.on_shares:
-            up += self.on_shares[task.name].beside
+        how = self.aggregated.get(task.name)
+        if how is not None:
+            up += how.beside
         yield replace(task, up=up, down=tuple(spec for spec in task.down if spec.name not in at_sites))
-        if task.name in self.on_shares:
-            yield from self.on_shares[task.name].tasks(task)
+        if how is not None:
+            yield from how.tasks(task)
 
     def trained(self, state: State) -> Mapping[str, torch.Tensor]:
         """Everything that a site trains, from its state."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from audits import Kind, Protection, TaskSpec, TensorSpec
+from audits import Kind, Protection, TaskSpec, Tensors, TensorSpec
 from audits.exchange import SITES
-from privacy import Unit
+from privacy import Secagg, Unit
 from privacy.secagg import TensorLayout
 
 MOST_SITES = 512
@@ -28,6 +28,9 @@ MASK_SECRETS = TensorSpec(
 MASK_KEY = TensorSpec("mask_key", (4,), "int64", Kind.PUBLIC, "public key of this attempt's masks")
 EQUAL_WEIGHT = TensorSpec("weight", (), "int64", Kind.PUBLIC, "one: all sites weigh the same", bounds=(1, 1))
 CONTRIBUTORS = TensorSpec("contributors", (), "int64", Kind.PUBLIC, "one: the sum counts the sites")
+OPENED = TensorSpec(
+    "opened", (), "int64", Kind.PUBLIC, "one if the member has sent its part of an opening", bounds=(0, 1)
+)
 OPENING = TensorSpec(
     "opening", (LARGEST_GROUP, 4), "int64", Kind.PUBLIC, "shares of keys of masks, of which enough open one sum"
 )
@@ -62,6 +65,10 @@ class MixOnShares:
         shapes = {spec.name: spec.shape for spec in task.up if spec.kind is Kind.PARAMETERS}
         return TensorLayout.of(shapes, self.unit)
 
+    def by(self, secagg: Secagg) -> "OnShares":
+        """This, as a job computes it: always with CrypTen."""
+        return self
+
     def joint(self, task: str) -> tuple[str, ...]:
         """The tasks in which sites talk to each other, and so must run at the same time."""
         return (mixing(task),)
@@ -94,6 +101,8 @@ class MeanOnShares:
     `weight` names the scalar in the upload that weighs it; None gives all sites the same weight.
     """
 
+    hiding: ClassVar[str] = "under masks"
+    """How the log says that a site's own value is hidden."""
     weight: str | None = None
     to: Literal["server", "sites"] = "server"
 
@@ -106,6 +115,10 @@ class MeanOnShares:
     def hidden(self) -> bool:
         """Whether the server must not read the mean."""
         return self.to == "sites"
+
+    def by(self, secagg: Secagg) -> "OnShares":
+        """This, as a job computes it."""
+        return CommitteeMean(self.weight, self.to) if secagg == "crypten" else self
 
     def layout(self, task: TaskSpec) -> TensorLayout:
         """The layout of the averaged part of the upload: everything but the weight."""
@@ -121,14 +134,16 @@ class MeanOnShares:
         return {name for name, _ in self.layout(task).shapes} if self.hidden else set()
 
     def summands(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
-        """The parts of the masked upload, in the order of the sum: the averaged tensors, the weight, a one."""
-        specs = {spec.name: spec for spec in task.up}
-        averaged = [specs[name] for name, _ in self.layout(task).shapes]
+        """The parts of the sum, in order, as one site puts them in: the averaged tensors, the weight, a one."""
+        declared = {spec.name: spec for spec in task.up}
+        averaged = [declared[name] for name, _ in self.layout(task).shapes]
         weight = self._weight(task)
         weighted = [replace(spec, meaning=f"{spec.meaning}, times the weight") for spec in averaged]
-        # Under masks every value is as likely as any other: bounds hold for what is masked.
+        # Of what is masked, and of a sum, every value may be right: bounds hold for what goes in.
         return tuple(
-            replace(spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, under masks", bounds=None)
+            replace(
+                spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, {self.hiding}", bounds=None
+            )
             for spec in (*weighted, weight, CONTRIBUTORS)
         )
 
@@ -141,16 +156,49 @@ class MeanOnShares:
 
     def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
         """The tasks that replace the task's upload."""
-        result = tuple(
+        up = (MASK_SECRETS, *self.summands(task), MASK_KEY, SHARED_BYTES)
+        yield TaskSpec(averaging(task.name), up, self._result(task))
+        yield TaskSpec(broken(task.name), up=(FAULT, SHARED_BYTES), down=())
+        yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
+
+    def replied(self, asked: str, task: str, tensors: Tensors) -> str:
+        """The name under which an answer to what was `asked` is declared: a site may also name who broke it."""
+        return broken(task) if FAULT.name in tensors else asked
+
+    def _result(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
+        """The tensors of a mean that only sites know."""
+        return tuple(
             replace(spec, recipients=(SITES,), protection=_masked(spec), meaning=f"{spec.meaning}: the mean")
             for spec in task.up
             if spec.name in self.kept(task)
         )
-        yield TaskSpec(
-            averaging(task.name), up=(MASK_SECRETS, *self.summands(task), MASK_KEY, SHARED_BYTES), down=result
-        )
-        yield TaskSpec(broken(task.name), up=(FAULT, SHARED_BYTES), down=())
-        yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
+
+
+@dataclass(frozen=True)
+class CommitteeMean(MeanOnShares):
+    """The same, computed by members with CrypTen: they open the sum to each other, and each sends it to the server."""
+
+    hiding = "as shares"
+
+    def joint(self, task: str) -> tuple[str, ...]:
+        """The tasks in which sites talk to each other, and so must run at the same time."""
+        return (averaging(task),)
+
+    def tasks(self, task: TaskSpec) -> Iterator[TaskSpec]:
+        """The tasks that replace the task's upload."""
+        parts = self.summands(task)
+        shares = tuple(replace(spec, recipients=(SITES,)) for spec in parts)
+        total = tuple(replace(spec, meaning=f"{spec.meaning}: the sum over all sites") for spec in parts)
+        yield TaskSpec(averaging(task.name), shares, self._result(task))
+        yield TaskSpec(summed(task.name), (*total, SHARED_BYTES), ())
+        yield TaskSpec(handed_over(task.name), (SHARED_BYTES,), ())
+        yield TaskSpec(broken(task.name), (FAULT, SHARED_BYTES, OPENED), ())
+
+    def replied(self, asked: str, task: str, tensors: Tensors) -> str:
+        """The name under which an answer is declared: see `CommitteeMeanSite.answer`."""
+        if FAULT.name in tensors:
+            return broken(task)
+        return summed(task) if CONTRIBUTORS.name in tensors else handed_over(task)
 
 
 OnShares = MixOnShares | MeanOnShares
@@ -179,6 +227,16 @@ def averaging(task: str) -> str:
 def broken(task: str) -> str:
     """The name under which a site answers `averaging` without an upload."""
     return f"{task}/mean/broken"
+
+
+def summed(task: str) -> str:
+    """The name under which a member answers `averaging` with the sum that it has opened."""
+    return f"{task}/mean/sum"
+
+
+def handed_over(task: str) -> str:
+    """The name under which a site that is no member answers `averaging`: its shares are with the members."""
+    return f"{task}/mean/shared"
 
 
 def unmasking(task: str) -> str:

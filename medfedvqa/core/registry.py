@@ -12,7 +12,7 @@ from medfedvqa.code_identity import remember
 from medfedvqa.core.method import Method
 from medfedvqa.core.scores import FINISH
 from medfedvqa.errors import ConfigError
-from privacy import DPSettings, Gathering
+from privacy import DPSettings, Gathering, Secagg
 
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
 
@@ -74,7 +74,7 @@ def create(
     name: str,
     options: Mapping[str, Any],
     dp: DPSettings | None = None,
-    secagg: bool = False,
+    secagg: Secagg = False,
     gathering: Gathering | None = None,
 ) -> Method[Any]:
     """A configured method. Raises `ConfigError` for an unknown method or option, or a value out of range."""

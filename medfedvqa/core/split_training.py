@@ -25,7 +25,7 @@ from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.models import BackboneShape, ServerNetworks, Shapes, SiteNetworks
 from medfedvqa.models.split import adam, average
 from medfedvqa.training import Site, cached
-from privacy import DPSettings
+from privacy import DPSettings, Secagg
 
 ROWS = "v_mha"
 """The activations of a batch's pictures and questions. Their gradient comes back under the same name."""
@@ -73,7 +73,7 @@ class SplitTraining(Method[Config]):
     why_not_private: ClassVar[str]
     """Why the method does not train under differential privacy."""
 
-    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         if dp is not None:
             raise ConfigError(
                 f"the method '{self.name}' does not train under differential privacy: {self.why_not_private}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audits import Tensors
+from privacy import Secagg
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class RunFacts:
     engine: str
     sites: tuple[str, ...]
     rounds_planned: int
-    secagg: bool = False
-    """Whether uploads were aggregated on shares."""
+    secagg: Secagg = False
+    """Whether, and how, uploads were aggregated on shares."""
     expected: tuple[str, ...] = ()
     """The sites that the job names; empty if it names none. Those that are not among `sites` were never there."""
     dp: dict[str, Any] | None = None

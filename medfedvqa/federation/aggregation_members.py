@@ -7,7 +7,8 @@ from medfedvqa.errors import FederationError
 from privacy.secagg.committee import Beacon, colluding
 from privacy.secagg.pairwise_masks import threshold
 
-Protocol = Literal["mix", "mean"]
+Protocol = Literal["mix", "mean", "sum"]
+"""A mixture by CrypTen, a mean under masks, and a sum by CrypTen of which the mean is made."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class MembersRule:
 
     def sentence(self, sites: tuple[str, ...], members: tuple[str, ...], protocol: Protocol) -> str:
         """A sentence for the log: who computes, how they were chosen, and how many colluding sites could open what."""
-        if protocol == "mix":
+        if protocol != "mean":
             enough, could = len(members), f"all {len(members)} of them together could open every input"
         else:
             enough = 2 * threshold(len(members)) - len(members)

@@ -44,7 +44,7 @@ class LocalEngine:
         self._sites, self._job, self._job_id, self._load_data = sites, job, job_id, load_data
         # Sites that exchange messages must all stay in memory.
         self._resident = max(resident, len(sites)) if job.secagg else resident
-        shared = job.build().on_shares if job.secagg else {}
+        shared = job.build().aggregated
         self._together = {name for task, how in shared.items() for name in how.joint(task)}
         self._relays: dict[str, InProcessRelay] = defaultdict(InProcessRelay)
         self._running: OrderedDict[str, SiteRuntime] = OrderedDict()

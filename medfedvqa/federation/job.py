@@ -19,7 +19,7 @@ from medfedvqa.bounds import (
     Identifier,
     SiteName,
 )
-from medfedvqa.core import Method, checked, create
+from medfedvqa.core import CommitteeMean, Method, checked, create
 from medfedvqa.data import CLOSED_ANSWERS, Split
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
@@ -27,7 +27,7 @@ from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.quorum import QuorumRule
 from medfedvqa.models import BackboneShape, shape_of, shape_on
 from medfedvqa.shape_cards import ShapeCard
-from privacy import DPSettings, Gathering
+from privacy import DPSettings, Gathering, Secagg
 from privacy.secagg import MINIMUM
 from privacy.secagg.committee import Beacon
 
@@ -53,7 +53,11 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     backbone: BackboneName = Field("medclip2-slake", description="name of the frozen backbone, never a path")
     seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
-    secagg: bool = Field(False, description="aggregate on shares: neither server nor other sites see an upload")
+    secagg: Secagg = Field(
+        False,
+        description="aggregate on shares: neither server nor other sites see an upload; 'crypten': means with CrypTen "
+        "among the sites that compute, instead of masks",
+    )
     min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job neither begins nor continues with fewer sites")
     wait_for: int | None = Field(
         None, ge=1, le=MOST_SITES, description="a round ends with this many answers; null: it waits for all sites"
@@ -75,6 +79,12 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         None, description="shape of a backbone that only sites have, by `medfedvqa backbone card`"
     )
     terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
+
+    @field_validator("secagg", mode="before")
+    @classmethod
+    def _as_written(cls, secagg: Any) -> Any:
+        # Earlier versions know true and false only, and a job that they run keeps its definition.
+        return True if secagg == "masks" else secagg
 
     @field_validator("card")
     @classmethod
@@ -139,7 +149,7 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
     @property
     def keeps_scores(self) -> bool:
         """Whether test results stay at the sites."""
-        return self.secagg or self.dp is not None
+        return bool(self.secagg) or self.dp is not None
 
     def offer(self) -> Offer:
         """What the job promises its sites; each site compares it with its policy."""
@@ -147,7 +157,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
         delta, unit = (self.dp.delta, self.dp.unit) if self.dp else (None, None)
-        return Offer(sites, self.secagg, delta, unit, members, rule.named)
+        by_crypten = any(isinstance(how, CommitteeMean) for how in self.build().aggregated.values())
+        return Offer(sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten)
 
     @property
     def definition(self) -> str:

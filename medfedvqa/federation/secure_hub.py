@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from audits import MessageRefused, TaskSpec
-from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, OnShares, Tensors, mixing
+from medfedvqa.core import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, OnShares, Tensors, mixing
 from medfedvqa.core.on_shares import (
     CONTRIBUTORS,
     DRAWING,
     MASK_KEY,
     OPENING,
     averaging,
-    broken,
     seeding,
     tossing,
     unmasking,
@@ -26,6 +25,7 @@ from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw
+from medfedvqa.federation.committee_replies import agreed_sum, check_repeatable, without_key
 from medfedvqa.federation.hub import Excused, Reply, ServerHub, excuse_none
 from medfedvqa.federation.journal import RecordedCall
 from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
@@ -129,8 +129,10 @@ class SecureHub(ServerHub):
     def _declared(self, task: str, tensors: Tensors) -> Tensors:
         """See `ServerHub._declared`. A site may also answer a mean, or its opening, by naming who broke it."""
         aggregated, _, step = task.rpartition("/")
-        declared = broken(aggregated) if FAULT.name in tensors and step in ("mean", "unmask") else task
-        return super()._declared(declared, tensors)
+        how = self._on_shares.get(aggregated)
+        if isinstance(how, MeanOnShares) and step in ("mean", "unmask"):
+            task = how.replied(task, aggregated, tensors)
+        return super()._declared(task, tensors)
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
         """See `ServerHub._refused`. In an attempt the site counts as silent, and the attempt is repeated without it."""
@@ -193,12 +195,12 @@ class SecureHub(ServerHub):
         self.collect(task, down)
         layout, self._number = self._layouts[task], 0
         try:
-            attempt, uploads = self._uploads(task, how, self.sites if down is None else down)
-            total = self._opened(task, attempt, uploads)
+            addressed = self.sites if down is None else down
+            attempt, total, contributors = self._sum(task, how, addressed)
             if how.hidden:
-                message = Opening(attempt.name, tuple(sorted(uploads))).message(total)
-                self._hidden = {site: message for site in uploads}
-            self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(uploads))
+                message = Opening(attempt.name, contributors).message(total)
+                self._hidden = {site: message for site in contributors}
+            self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(contributors))
         except SecureAggregationError as error:
             if layout not in self._means:
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
@@ -212,6 +214,39 @@ class SecureHub(ServerHub):
         mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
         check_mean(mean, shared.most_norm)
         return mean
+
+    def _sum(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, Ring, tuple[str, ...]]:
+        """The attempt that gave a sum, the sum and the sites whose input is in it. Raises `SecureAggregationError`."""
+        if isinstance(how, CommitteeMean):
+            attempt, total = self._summed(task, how, addressed)
+            return attempt, total, attempt.sites
+        attempt, uploads = self._uploads(task, how, addressed)
+        return attempt, self._opened(task, attempt, uploads), tuple(sorted(uploads))
+
+    def _summed(self, task: str, how: CommitteeMean, addressed: Collection[str]) -> tuple[Attempt, Ring]:
+        """The sum that the members have opened in the first attempt that no site breaks off before.
+
+        Raises `SecureAggregationError` if members have opened different sums, or if no other attempt may follow one
+        that was broken off.
+        """
+        while True:
+            attempt = self._next_attempt(addressed)
+            messages = dict.fromkeys(attempt.sites, attempt.message())
+            excused = _with_deadline(_excuse_accused(attempt.sites), attempt.sites)
+            replies = self._step(averaging(task), messages, excused)
+            if replies is None:
+                # Members that have the sum say it once more. The others broke off, as the server did.
+                replies = self._ask_members(averaging(task), messages)
+                self._leave_out(set(attempt.sites) - replies.keys())
+            else:
+                self._leave_out(_sites_to_leave_out(attempt.sites, replies))
+            self._count_shares(replies)
+            read = {site: self._values(task, how, reply.tensors) for site, reply in replies.items()}
+            if sums := {site: total for site, total in read.items() if total is not None}:
+                if how.hidden:
+                    self._leave_out(without_key(replies))
+                return attempt, agreed_sum(sums)
+            check_repeatable(attempt, replies, self.sites)
 
     def _uploads(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, dict[str, Upload]]:
         """The masked uploads of the first attempt that no site breaks off.
@@ -240,13 +275,17 @@ class SecureHub(ServerHub):
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
         """The upload in a reply; None for a reply that is no upload of this task."""
+        values, key = self._values(task, how, reply), np.asarray(reply.get(MASK_KEY.name, ()), "<i8").tobytes()
+        return Upload(values, key) if values is not None and len(key) == 32 else None
+
+    def _values(self, task: str, how: MeanOnShares, reply: Tensors) -> Ring | None:
+        """The parts of a sum, or of an upload to it, in one vector; None for a reply that has another form."""
         layout, weight = self._layouts[task], how.weight or "weight"
         names = [*(name for name, _ in layout.shapes), weight, CONTRIBUTORS.name]
-        if not {*names, MASK_KEY.name} <= reply.keys():
+        if not {*names} <= reply.keys():
             return None
         values = np.concatenate([np.asarray(reply[name], np.int64).reshape(-1) for name in names]).view(np.uint64)
-        key = np.asarray(reply[MASK_KEY.name], "<i8").tobytes()
-        return Upload(values, key) if (values.shape, len(key)) == ((layout.size + 2,), 32) else None
+        return values if values.shape == (layout.size + 2,) else None
 
     def _opened(self, task: str, attempt: Attempt, uploads: Mapping[str, Upload]) -> Ring:
         """The sum of the uploads. Raises `SecureAggregationError` if too few members answer."""

@@ -5,16 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
-from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
-from audits.earlier_sums import EarlierSums
+from audits import Refusal
 from audits.escaping import for_log
-from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors, mixing
+from medfedvqa.core import SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, Tensors, mixing
 from medfedvqa.core.on_shares import (
-    LARGEST_GROUP,
     MASK_KEY,
     MASK_SECRETS,
     OPENING,
@@ -26,31 +23,16 @@ from medfedvqa.core.on_shares import (
 )
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation.admission import Admission
-from medfedvqa.federation.aggregation_attempt import (
-    HIDDEN_SUM,
-    UPLOADED,
-    Attempt,
-    Links,
-    Opening,
-    Relays,
-    admit,
-    load_identity,
-    mix_with_others,
-    peers_of,
-)
-from medfedvqa.federation.aggregation_members import MembersRule, Protocol
+from medfedvqa.federation.aggregation_attempt import HIDDEN_SUM, UPLOADED, Attempt, Opening, mix_with_others
 from medfedvqa.federation.committee_draw import DrawingSite
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_budget import JobBudget, log_charge
-from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.federation.site_state import Contribution, Saved, StateFile
+from medfedvqa.federation.committee_mean import CommitteeMeanSite
+from medfedvqa.federation.job_budget import log_charge
+from medfedvqa.federation.sharing_steps import SharingSteps, in_attempt, report
+from medfedvqa.federation.site_state import Contribution, Saved
 from medfedvqa.federation.tuple_dealing import DealingSite
-from privacy.secagg import EquivocationError, MisdealtError, SecureAggregationError, SiteError, TensorLayout, connect
-from privacy.secagg.channel import joined
-from privacy.secagg.differencing import sites_shown
+from privacy.secagg import MisdealtError, SecureAggregationError, SiteError
 from privacy.secagg.group import Group
-from privacy.secagg.masked_mean import check_mean, mean_of_sum, summand
+from privacy.secagg.masked_mean import check_mean, mean_of_sum
 from privacy.secagg.pairwise_masks import agree, answer, exchange, new_secrets, threshold, unhidden
 
 _logger = logging.getLogger(__name__)
@@ -63,18 +45,8 @@ def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
 
 
 @dataclass(frozen=True)
-class SecureSite:
-    """Takes part in the attempts of one job. The site has answered and saved the aggregated task before."""
-
-    config: SiteConfig
-    job: JobSpec
-    job_id: str
-    method: Method[Any]
-    gate: Gate
-    budget: JobBudget
-    file: StateFile
-    relays: Relays
-    admission: Admission
+class SecureSite(SharingSteps):
+    """Takes part in the attempts of one job: see `SharingSteps`."""
 
     def handler(self, task: str) -> Callable[[int, Tensors], Tensors] | None:
         """The handler of a task that aggregates; None for any other task."""
@@ -83,75 +55,17 @@ class SecureSite:
     @cached_property
     def _handlers(self) -> dict[str, Callable[[int, Tensors], Tensors]]:
         handlers = DrawingSite(self.config, self.job, self.job_id, self.gate, self.file, self.admission).handlers
-        for task, how in self.method.on_shares.items():
+        for task, how in self.method.aggregated.items():
             if isinstance(how, MixOnShares):
                 handlers[seeding(task)] = partial(self._seed, task, how)
                 handlers[tossing(task)] = partial(self._toss, task)
                 handlers[mixing(task)] = partial(self._mix, task, how)
+            elif isinstance(how, CommitteeMean):
+                handlers[averaging(task)] = partial(CommitteeMeanSite(self).answer, task, how)
             else:
                 handlers[averaging(task)] = partial(self._upload, task, how)
                 handlers[unmasking(task)] = partial(self._unmask, task, how)
         return handlers
-
-    # Steps of any attempt.
-
-    def _admitted(self, attempt: Attempt, saved: Saved) -> tuple[dict[str, str], MembersRule]:
-        """The fingerprints of the attempt's other parties, and the rule that chose the members.
-
-        Raises `FederationError` if the site must take no part.
-        """
-        pinned, rule = peers_of(self.config, attempt, self.job.least_sites), self.job.members_rule(saved.beacon)
-        admit(attempt, saved, rule)
-        return pinned, rule
-
-    @cached_property
-    def _earlier(self) -> EarlierSums:
-        return EarlierSums(self.config.audit)
-
-    @property
-    def _private(self) -> bool:
-        return self.job.dp is not None
-
-    def _sharing(self, attempt: Attempt, saved: Saved, protocol: Protocol, rule: MembersRule) -> Sharing:
-        stage = Stage.REPEATED if saved.number else Stage.BEGUN
-        return attempt.sharing(protocol, rule, stage, self._private)
-
-    def _check_cohort(self, sharing: Sharing, round: int) -> None:
-        """Refuse the job if this sum and earlier ones of other jobs combine to a sum over too few sites.
-
-        The caller holds the lock of the earlier sums until it has logged this one. Raises `JobRefused`. Of the attempts
-        at one input only one has a result, see `_group`, and the others do not count.
-        """
-        if self._private:
-            return
-        last = None if sharing.stage is Stage.BEGUN else self.job_id
-        earlier = self._earlier.cohorts(self.method.name, round, but_last_of=last)
-        if exposed := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
-            self.gate.refuse_job(
-                Refusal.COHORT,
-                f"in round {round} a sum over {', '.join(sharing.sites)} and earlier ones of the same method could be "
-                f"combined to show what {', '.join(exposed)} put in: run the job with the sites of the earlier ones",
-            )
-
-    def _connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, transcript: bytes = b"") -> Links:
-        """Links to the sites to which the server announced the same attempt, draw and `transcript`.
-
-        Raises `SiteError`, or `JobRefused` if the server told a site something else.
-        """
-        session, relay = f"{self.job_id}/{saved.round}/{attempt.name}", self.relays(attempt.name)
-        announced = joined(attempt.label(saved.round), saved.beacon.value if saved.beacon else b"", transcript)
-        me, key = self.config.name, load_identity(self.config)
-        timeout = attempts.MESSAGE_TIMEOUT * (1 if me in attempt.members else 2)
-        with self._refusing_equivocation():
-            return connect(key, session, me, pinned, relay, timeout, announced)
-
-    @contextmanager
-    def _refusing_equivocation(self) -> Iterator[None]:
-        """Refuse the job once it shows that the server tells sites different things."""
-        try:
-            yield
-        except EquivocationError as error:
-            self.gate.refuse_job(Refusal.VIEWS, str(error))
 
     # Steps of a mixture: the dealing of its tuples, and the computation.
 
@@ -178,7 +92,7 @@ class SecureSite:
         self.gate.receive(seeding(task), round, {})
         self._check_attempt(attempt, saved)
         with self._refusing_misdealing():
-            return self._dealing.seed(task, saved, attempt, message, self._layout(task, how))
+            return self._dealing.seed(task, saved, attempt, message, self.layout(task, how))
 
     def _toss(self, task: str, round: int, message: Tensors) -> Tensors:
         """A member's coin, once the dealer has committed to what it deals."""
@@ -189,9 +103,9 @@ class SecureSite:
 
     def _check_attempt(self, attempt: Attempt, saved: Saved) -> None:
         """Check first that the site would share its input in the attempt. Raises `FederationError` or `JobRefused`."""
-        _, rule = self._admitted(attempt, saved)
-        with self._earlier.locked():
-            self._check_cohort(self._sharing(attempt, saved, "mix", rule), saved.round)
+        _, rule = self.admitted(attempt, saved)
+        with self.earlier.locked():
+            self.check_cohort(self.sharing(attempt, saved, "mix", rule), saved.round)
 
     @contextmanager
     def _refusing_misdealing(self) -> Iterator[None]:
@@ -202,7 +116,7 @@ class SecureSite:
             self.gate.refuse_job(Refusal.DEALER, str(error))
 
     def _unmixed(self, task: str, round: int) -> Saved:
-        saved = self._answered(task, round)
+        saved = self.answered(task, round)
         if saved.mixed == round:
             # The difference of two mixtures of one round would show a single input.
             raise FederationError("this site has its mixture of this round already, and takes part in no second one")
@@ -210,7 +124,7 @@ class SecureSite:
 
     def _mix(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
         """Attempt to mix the saved answer to `task` with those of the other sites, and report the outcome."""
-        attempt, saved = Attempt.read(message), self._answered(task, round)
+        attempt, saved = Attempt.read(message), self.answered(task, round)
         self.gate.receive(mixing(task), round, {})
         fault, nbytes = -1, 0
         if saved.mixed != round and saved.attempt != attempt.name:
@@ -224,24 +138,24 @@ class SecureSite:
         elif saved.mixed != round:
             # The site died in this very attempt, whose dealt tuples must not serve twice.
             fault = attempt.sites.index(self.config.name)
-        return self.gate.release(mixing(task), round, _report(nbytes, fault))
+        return self.gate.release(mixing(task), round, report(nbytes, fault))
 
     def _mix_with_others(self, task: str, how: MixOnShares, saved: Saved, attempt: Attempt, message: Tensors) -> int:
         """Share the saved answer and save the mixture; returns the bytes that were sent. Raises `SiteError`."""
-        round, me, layout = saved.round, self.config.name, self._layout(task, how)
-        pinned, rule = self._admitted(attempt, saved)
+        round, me, layout = saved.round, self.config.name, self.layout(task, how)
+        pinned, rule = self.admitted(attempt, saved)
         with self._refusing_misdealing():
             dealt = self._dealing.checked(saved, attempt, message, layout)
-        group, sharing = Group(me, attempt.sites, attempt.members), self._sharing(attempt, saved, "mix", rule)
+        group, sharing = Group(me, attempt.sites, attempt.members), self.sharing(attempt, saved, "mix", rule)
         charge = self.budget.settle(task, round)
         dealing = {spec.name for spec in how.beside}
         reply = {name: array for name, array in saved.reply.items() if name not in dealing}
-        with self._earlier.locked():
-            self._check_cohort(sharing, round)
+        with self.earlier.locked():
+            self.check_cohort(sharing, round)
             upload = self.gate.share(mixing(task), round, reply, sharing, log_charge(charge) if charge else None)
-        saved = replace(_in_attempt(saved, attempt), dealt=None)  # A dealing serves once.
+        saved = replace(in_attempt(saved, attempt), dealt=None)  # A dealing serves once.
         self.file.save(saved)
-        links = self._connected(pinned, attempt, saved, dealt.transcript)
+        links = self.connected(pinned, attempt, saved, dealt.transcript)
         with self._refusing_misdealing():
             mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
@@ -256,50 +170,38 @@ class SecureSite:
 
     def _upload(self, task: str, how: MeanOnShares, round: int, message: Tensors) -> Tensors:
         """The saved answer to `task` under masks, or the site that broke off the exchange of the masks' keys."""
-        attempt, saved = Attempt.read(message), self._answered(task, round)
+        attempt, saved = Attempt.read(message), self.answered(task, round)
         self.gate.receive(averaging(task), round, {})
         if saved.attempt == attempt.name:
             # The site died in this very attempt, for which the others have its former keys.
-            return self.gate.release(broken(task), round, _report(0, attempt.sites.index(self.config.name)))
-        pinned, rule = self._admitted(attempt, saved)
-        group, sharing = self._group(attempt, saved), self._sharing(attempt, saved, "mean", rule)
-        values = self._summand(task, how, saved.reply, len(group.sites))
+            return self.gate.release(broken(task), round, report(0, attempt.sites.index(self.config.name)))
+        pinned, rule = self.admitted(attempt, saved)
+        group, sharing = self.group(attempt, saved), self.sharing(attempt, saved, "mean", rule)
+        values = self.summand(task, how, saved.reply, len(group.sites))
         contributions = tuple(Contribution(past.attempt, past.sites, past.members) for past in saved.contributions)
-        saved, secrets = replace(_in_attempt(saved, attempt), contributions=contributions), new_secrets()
-        with self._earlier.locked():
-            self._check_cohort(sharing, round)
+        saved, secrets = replace(in_attempt(saved, attempt), contributions=contributions), new_secrets()
+        with self.earlier.locked():
+            self.check_cohort(sharing, round)
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
             self.file.save(saved)
         try:
-            masks, nbytes = exchange(group, self._connected(pinned, attempt, saved), secrets)
+            masks, nbytes = exchange(group, self.connected(pinned, attempt, saved), secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, for_log(str(error)))
-            return self.gate.release(broken(task), round, _report(0, attempt.sites.index(error.site)))
+            return self.gate.release(broken(task), round, report(0, attempt.sites.index(error.site)))
         shares, keys = dict(masks.shares), dict(masks.opening_keys)
         contribution = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
         self.file.save(replace(saved, contributions=(*contributions, contribution)))
         charge = self.budget.settle(task, round)
-        upload = self._split_upload(task, how, masks.apply(values, how.hidden))
+        upload = self.split_sum(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
         upload[SHARED_BYTES.name] = np.array(nbytes)
         charged = log_charge(charge) if charge else None
         return self.gate.release(averaging(task), round, upload, charge=charged, sharing=sharing)
 
-    def _group(self, attempt: Attempt, saved: Saved) -> Group:
-        """Raises `FederationError` if the site must take no part because an earlier upload could be opened as well."""
-        if len(attempt.sites) > LARGEST_GROUP:
-            raise FederationError(f"a mean is of at most {LARGEST_GROUP} sites: split the federation")
-        for past in saved.contributions:
-            still = set(past.members) & set(attempt.members)
-            if past.answered or len(still) < threshold(len(past.members)):
-                raise FederationError(
-                    "this site takes part in no other attempt at the mean of this round: the first may yet be opened"
-                )
-        return Group(self.config.name, attempt.sites, attempt.members)
-
     def _unmask(self, task: str, how: MeanOnShares, round: int, message: Tensors) -> Tensors:
         """This member's shares of the keys that open the sum over the uploads. A member answers for one sum only."""
-        opening, saved = Opening.read(message), self._answered(task, round)
+        opening, saved = Opening.read(message), self.answered(task, round)
         self.gate.receive(unmasking(task), round, {})
         contribution = saved.contributions[-1] if saved.contributions else None
         if contribution is None or contribution.attempt != opening.attempt or not contribution.shares:
@@ -310,13 +212,13 @@ class SecureSite:
         parts = answer(group, contribution.shares, opening.uploaded, self.job.least_sites)
         shares = np.zeros(OPENING.shape, "<i8")
         shares[: len(group.sites)] = [np.frombuffer(parts[site], "<i8") for site in group.sites]
-        sharing = opening.sharing("mean to be opened", self._private)
-        with self._earlier.locked():
-            self._check_cohort(sharing, round)
+        sharing = opening.sharing("mean to be opened", self.private)
+        with self.earlier.locked():
+            self.check_cohort(sharing, round)
         if not contribution.answered and not self._agreed(contribution, opening):
-            return self.gate.release(broken(task), round, _report(0, contribution.sites.index(self.config.name)))
-        with self._earlier.locked():
-            self._check_cohort(sharing, round)
+            return self.gate.release(broken(task), round, report(0, contribution.sites.index(self.config.name)))
+        with self.earlier.locked():
+            self.check_cohort(sharing, round)
             answered = replace(contribution, answered=opening.uploaded)
             self.file.save(replace(saved, contributions=(*saved.contributions[:-1], answered)))
             return self.gate.release(unmasking(task), round, {OPENING.name: shares}, sharing=sharing)
@@ -326,29 +228,12 @@ class SecureSite:
         me, relay = self.config.name, self.relays(f"{contribution.attempt}-opening")
         keys = {member: key for member, key in contribution.opening_keys.items() if member in opening.uploaded}
         try:
-            with self._refusing_equivocation():
+            with self.refusing_equivocation():
                 agree(me, keys, relay, opening.label, attempts.MESSAGE_TIMEOUT, threshold(len(contribution.members)))
         except SecureAggregationError as error:
             _logger.warning("%s", for_log(str(error)))
             return False
         return True
-
-    def _summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
-        """The values to mask. Raises `JobRefused` unless they are as declared: nobody can check them under masks."""
-        layout = self._layout(task, how)
-        try:
-            reply = self._exchange.check(task, "up", reply)
-        except MessageRefused as error:
-            self.gate.refuse_job(Refusal.MESSAGE, str(error))
-        averaged = {name: reply[name] for name, _ in layout.shapes}
-        return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
-
-    def _split_upload(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
-        """The parts of a masked upload, by name."""
-        specs = how.summands(self._declared(task))
-        ends = np.cumsum([int(np.prod(spec.shape)) for spec in specs])[:-1]
-        parts = np.split(values.view(np.int64), ends)
-        return {spec.name: part.reshape(spec.shape) for spec, part in zip(specs, parts, strict=True)}
 
     # Results.
 
@@ -357,43 +242,16 @@ class SecureSite:
         opening, contribution = Opening.read(message), saved.contributions[-1] if saved.contributions else None
         if contribution is None or contribution.attempt != opening.attempt or contribution.group_key is None:
             raise FederationError("the server's message holds the mean of an attempt in which this site had no part")
-        task = saved.task
-        total = np.array(message.get(HIDDEN_SUM, ()), np.int64).view(np.uint64)
-        layout = self._layout(task, self.method.on_shares[task])
-        how = self.method.on_shares[task]
-        weights = how.weight_bounds(self._declared(task)) if isinstance(how, MeanOnShares) else None
+        task, how = saved.task, self.method.on_shares[saved.task]
+        total, layout = np.array(message.get(HIDDEN_SUM, ()), np.int64).view(np.uint64), self.layout(task, how)
+        weights = how.weight_bounds(self.declared(task)) if isinstance(how, MeanOnShares) else None
         mean = mean_of_sum(
             unhidden(total, contribution.group_key, opening.uploaded), len(opening.uploaded), layout, weights
         )
-        check_mean(mean, self._declared(task).most_norm)
-        mean = self.gate.reveal(averaging(task), saved.round, mean, opening.sharing("mean", self._private))
+        check_mean(mean, self.declared(task).most_norm)
+        mean = self.gate.reveal(averaging(task), saved.round, mean, opening.sharing("mean", self.private))
         return replace(saved, mixture=saved.mixture | mean)
 
     def results(self, task: str, saved: Saved) -> Tensors:
         """The tensors of the message declared for a task that only the sites know."""
-        return {spec.name: saved.mixture[spec.name] for spec in self._declared(task).down if spec.name in saved.mixture}
-
-    def _answered(self, task: str, round: int) -> Saved:
-        saved = self.file.load()
-        if saved is None or (saved.task, saved.round) != (task, round) or type(round) is not int:
-            # With the number of another round, its cohort would be compared with the wrong ones.
-            self.gate.refuse_job(Refusal.ORDER, "what is to be shared is not what the site answered last")
-        return saved
-
-    def _declared(self, task: str) -> TaskSpec:
-        return self._exchange.task(task)
-
-    @cached_property
-    def _exchange(self) -> Exchange:
-        return self.method.declared(self.job.shape)
-
-    def _layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
-        return how.layout(self._declared(task))
-
-
-def _in_attempt(saved: Saved, attempt: Attempt) -> Saved:
-    return replace(saved, attempt=attempt.name, number=attempt.number, group=attempt.sites)
-
-
-def _report(nbytes: int, fault: int) -> Tensors:
-    return {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}
+        return {spec.name: saved.mixture[spec.name] for spec in self.declared(task).down if spec.name in saved.mixture}

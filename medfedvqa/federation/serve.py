@@ -84,9 +84,9 @@ def _privacy(dp: DPSettings, method: Method[Any]) -> dict[str, Any]:
 def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
     if not job.secagg:
         return ServerHub(*arguments)
-    shared = {task: method.declared(job.shape).task(task) for task in method.on_shares}
+    shared = {task: method.declared(job.shape).task(task) for task in method.aggregated}
     rule = job.members_rule()
-    return SecureHub(*arguments, on_shares=method.on_shares, shared=shared, least=job.least_sites, rule=rule)
+    return SecureHub(*arguments, on_shares=method.aggregated, shared=shared, least=job.least_sites, rule=rule)
 
 
 def check_sites(job: JobSpec, count: int) -> None:

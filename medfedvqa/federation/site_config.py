@@ -99,6 +99,8 @@ policy:
   # round; and the fewest that must compute.
   committee: {committee}
   min_committee: {min_committee}
+  # Whether means must be computed under masks, which bear sites that die, and not by those sites with CrypTen.
+  require_masks: {require_masks}
   # Without differential privacy: the fewest sites whose sum may follow from sums over different sites, of this job and
   # all earlier ones that this site was in. 2: no single site's; 3: nor two sites', one of which could subtract itself.
   min_difference: {min_difference}
@@ -127,8 +129,8 @@ DEFAULTS: dict[str, Any] = {
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
-    "min_committee": 3, "min_difference": 2, "allowed_backbones": [], "submitters": [], "require_fresh": True,
-    "repeats": 3, "data_refusals": 3, "allow_export": False,
+    "min_committee": 3, "require_masks": False, "min_difference": 2, "allowed_backbones": [], "submitters": [],
+    "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
     "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 

@@ -34,7 +34,9 @@ class Contribution:
     opening_keys: dict[str, bytes] = field(default_factory=dict)
     """A key for each other member, with which the members compare the server's announcement before they open a sum."""
     answered: tuple[str, ...] = ()
-    """The sites over whose sum this member has answered, which it does once."""
+    """The sites over whose sum this member has answered, which it does once. With CrypTen: whose sum it opens."""
+    total: bytes | None = None
+    """With CrypTen, the sum that this member has opened."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.library.data_set import Data
 from medfedvqa.library.job_options import checked_job
 from medfedvqa.models import bundled_for
-from privacy import PrivacyCost, PrivacyError, spent
+from privacy import PrivacyCost, PrivacyError, Secagg, spent
 
 AUTO = "auto"
 
@@ -23,7 +23,7 @@ class Job:
         *,
         epsilon: float | None = None,
         dp: Mapping[str, Any] | None = None,
-        secagg: bool = False,
+        secagg: Secagg = False,
         committee: int | Sequence[str] | None = None,
         gather: str = "mean",
         most_norm: float | None = None,
@@ -40,14 +40,14 @@ class Job:
         """Every other keyword is an option of the method, as `medfedvqa.options` lists them: `rounds=10`.
 
         `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
-        settings of it by name, as `clip`. `secagg`: aggregate on shares; `committee`: how many sites compute then, or
-        which. `gather`: how the server combines uploads, `mean`, `trimmed` or `median`. `most_norm`: the largest L2
-        norm of an upload. `min_sites`: the job neither begins nor continues with fewer sites; `wait_for`: a round ends
-        with this many answers, by default with all; `round_timeout`: it ends after this many seconds, by default never,
-        since all sites run on this machine. `split`: `official`, or `patient` for parts that share no patient.
-        `questions`: `closed`, `open` or `all`. `seed`: of the split, the phantom set and training. `backbone`: its
-        name; `auto` is the bundled one that has not seen the data. `method_options`: options as a mapping, for names
-        that are only known when the program runs.
+        settings of it by name, as `clip`. `secagg`: aggregate on shares; 'crypten': means too with CrypTen, not under
+        masks; `committee`: how many sites compute then, or which. `gather`: how the server combines uploads, `mean`,
+        `trimmed` or `median`. `most_norm`: the largest L2 norm of an upload. `min_sites`: the job neither begins nor
+        continues with fewer sites; `wait_for`: a round ends with this many answers, by default with all;
+        `round_timeout`: it ends after this many seconds, by default never, since all sites run on this machine.
+        `split`: `official`, or `patient` for parts that share no patient. `questions`: `closed`, `open` or `all`.
+        `seed`: of the split, the phantom set and training. `backbone`: its name; `auto` is the bundled one that has not
+        seen the data. `method_options`: options as a mapping, for names that are only known when the program runs.
 
         Raises `ConfigError` for an unknown method or option, or a value out of range, and `BackboneError` for a name
         that no backbone has.

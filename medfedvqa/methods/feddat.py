@@ -18,7 +18,7 @@ from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, OTHER, AnswerModel, Values, divergence
 from medfedvqa.training import Rows, Site, Trainer
-from privacy import Chance, DPSettings
+from privacy import Chance, DPSettings, Secagg
 
 LOCAL, FROZEN = "local", "frozen"
 """Keys of a site's state: the local adapter, and the shared adapter at the start of the last round."""
@@ -65,7 +65,7 @@ class FedDAT(Averaging[FedDATConfig]):
     name = "feddat"
     config_type = FedDATConfig
 
-    def __init__(self, config: FedDATConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: FedDATConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
         if config.ablation == "local" and config.inference != "shared":
             raise ConfigError("without a local adapter there is none to test with: use inference 'shared'")

@@ -13,7 +13,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Rows, Site
-from privacy import DPSettings, SeededChance
+from privacy import DPSettings, Secagg, SeededChance
 
 Filter = Literal["eq12", "eq11", "teacher", "student", "random", "all"]
 
@@ -41,7 +41,7 @@ class FedP3(Preserving[FedP3Config]):
     name = "fedp3"
     config_type = FedP3Config
 
-    def __init__(self, config: FedP3Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: FedP3Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
         if not self._filters:
             return

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from audits.excerpt import Excerpt
+from privacy.aggregation import Secagg
 
 
 class Frozen(BaseModel):
@@ -86,7 +87,7 @@ class Run(Frozen):
     engine: str
     rounds_planned: int
     rounds_done: int
-    secagg: bool
+    secagg: Secagg
     dp: dict[str, JsonValue] | None
     """The settings of differential privacy, with the noise multipliers that follow from them."""
     sites: tuple[str, ...]

@@ -14,18 +14,25 @@ What is changed, for the whole process, by importing this module:
 - Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked_opening` take
   one.
 
-What stays: its shared tensors, how they are opened, its multiplication (D. Beaver, 1991) and its communicator.
+- Its encoder cuts off what is below a step, so that every mean would be a little too short, turns a number that is not
+  finite into an integer, and lets large ones wrap. `privacy.secagg.ring.FixedPoint` makes the same integers, rounds to
+  the nearest and refuses these values; CrypTen gets integers only (`precision=0`).
+
+What stays: its shared tensors, how they are added up and opened, its multiplication (D. Beaver, 1991) and the interface
+of its communicator.
 
 Source: B. Knott et al., "CrypTen: Secure Multi-Party Computation Meets Machine Learning", 2021.
 """
 
 import importlib
+import operator
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,6 +70,16 @@ class Party:
     def share(self, mine: Ring) -> torch.Tensor:
         """Shares of the sum of what each member puts in, [the same shape]; costs no message."""
         return tensor(mine + self.zero.additive(mine.shape))
+
+    def sum(self, shares: Iterable[Ring]) -> Ring:
+        """Shares of the sum of these secrets, all of one shape; costs no message."""
+        with self._at_work():
+            first, *rest = (_wrapped(tensor(each)) for each in shares)
+            return _plain(reduce(operator.add, rest, first))
+
+    def wait_for_all(self) -> None:
+        """Returns once every member has come to this point; one exchange of 8 bytes."""
+        self.communicator.barrier()
 
     def open(self, *shares: Ring) -> list[Ring]:
         """The secrets, to every member; one exchange for all."""

@@ -66,7 +66,7 @@ class Masks:
         total = values + Stream(self._own).ring(values.shape)
         for peer, key in self._common.items():
             total = _shifted(total, key, self.group.me < peer)
-        return total + _hiding(self.group_key, self.group.me, values) if hide else total
+        return hidden(total, self.group_key, [self.group.me]) if hide else total
 
 
 def new_secrets() -> bytes:
@@ -206,6 +206,13 @@ def opened(
         for peer in uploads.keys() & set(sites if site in members else members):
             # What the peer did with the common stream is undone.
             total = _shifted(total, _agreed(private, peer, uploads[peer].public), peer > site)
+    return total
+
+
+def hidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:
+    """A sum over these sites as the server may have it. `unhidden` is the inverse."""
+    for site in contributors:
+        total = total + _hiding(group_key, site, total)
     return total
 
 

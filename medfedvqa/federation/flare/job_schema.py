@@ -102,7 +102,7 @@ class JobFields(_StrictSchema):
     backbone: BackboneName
     seed: Seed
     dp: PrivacyFields | None
-    secagg: bool
+    secagg: bool | Literal["crypten"]
     min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
     wait_for: Annotated[int, Field(ge=1, le=MOST_SITES)] | None = None
     round_timeout: Annotated[float, Field(ge=1, le=MOST_SECONDS)] | None = None

@@ -53,7 +53,7 @@ from medfedvqa.models import (
 )
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
-from privacy import Cost, DPSettings, SeededChance
+from privacy import Cost, DPSettings, Secagg, SeededChance
 
 Sees = Literal["image", "text", "multimodal"]
 MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
@@ -139,7 +139,7 @@ class CreamFL(Averaging[CreamFLConfig]):
     shares = False
     compares_features = True
 
-    def __init__(self, config: CreamFLConfig, dp: DPSettings | None = None, secagg: bool = False) -> None:
+    def __init__(self, config: CreamFLConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         if dp is not None and config.kinds != ("multimodal",):
             raise ConfigError(
                 "under differential privacy a job's charges are planned alike for all sites: let 'creamfl' train "
