@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audits import Tensors
+from medfedvqa.evaluation.server_score import ServerScore
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class History:
     """Tensor bytes that each site received after the last round."""
     closing_missing: set[str] = field(default_factory=set)
     """The sites that did not answer after the last round."""
+    server: ServerScore | None = None
+    """The test of the server's own model; None if it has none, or is not tested."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from audits import Exchange, MessageRefused
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
+from medfedvqa.evaluation.server_score import ServerScore
 from medfedvqa.federation.journal import Journal, RecordedCall
 from medfedvqa.federation.quorum import NOBODY_MISSES, RECONNECT, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts
@@ -167,6 +168,10 @@ class ServerHub:
         self.history.shared.update(mixture.shared)
         self._weights = {name: self._by_site(tuple(present), table) for name, table in mixture.weights.items()}
         return mixture.shared
+
+    def tested(self, score: ServerScore) -> None:
+        """See `Hub.tested`."""
+        self.history.server = score
 
     def _by_site(self, sites: tuple[str, ...], weights: np.ndarray) -> np.ndarray:
         """Weights among these sites, [sites, sites], as weights among all sites of the run; those of others are 0."""
