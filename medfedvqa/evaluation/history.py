@@ -16,7 +16,7 @@ class RoundRecord:
     seconds: float
     """The wall-clock time at the server."""
     site_seconds: dict[str, float]
-    """Seconds until each site had answered, summed over the round's tasks."""
+    """Seconds until each site that was called had answered, summed over the round's tasks."""
     bytes_up: dict[str, int]
     """Tensor bytes that each site sent."""
     bytes_down: dict[str, int]

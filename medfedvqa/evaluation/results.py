@@ -226,6 +226,11 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
     if history.gathering:
         notes.append(history.gathering)
+    if sampled := facts.options.get("sampled"):
+        notes.append(
+            f"Each round trained {sampled} of the sites, drawn anew by the server, which knows whom it drew: under "
+            "differential privacy a site's cost is that of all rounds that it trained in, without amplification."
+        )
     if history.committee:
         notes.append(f"{history.committee}.")
     notes += _missing(facts, history)

@@ -295,7 +295,8 @@ class _Tally:
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.up = dict.fromkeys(sites, 0)
         self.down = dict.fromkeys(sites, 0)
-        self.seconds = dict.fromkeys(sites, 0.0)
+        self.seconds: dict[str, float] = {}
+        """Of the sites that answered."""
         self.missing: set[str] = set()
         """Sites that did not answer a task of the round."""
 
@@ -304,4 +305,4 @@ class _Tally:
 
     def received(self, site: str, reply: Reply) -> None:
         self.up[site] += sum(array.nbytes for array in reply.tensors.values())
-        self.seconds[site] += reply.seconds
+        self.seconds[site] = self.seconds.get(site, 0.0) + reply.seconds

@@ -38,7 +38,7 @@ QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
     "steps": 2, "public_pairs": 8,
 }  # fmt: skip
-MORE = {"creamfl": {"trunk": "medclip2-slake"}}
+MORE = {name: {"trunk": "medclip2-slake"} for name in ("creamfl", "fedet", "fedgems")}
 """Options that one method has, or has in a sense of its own."""
 PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)

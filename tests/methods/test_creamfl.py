@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from audits import Kind
-from medfedvqa.core import Method, Site, State, create
+from medfedvqa.core import Method, Site, State, create, public_server
 from medfedvqa.data import held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.creamfl import method as creamfl_method
 from medfedvqa.methods.creamfl.ensemble import aggregate
 from medfedvqa.methods.creamfl.retrieval_and_answers import server_score
 from medfedvqa.methods.creamfl.server_model import EnsembleServer
@@ -44,7 +43,7 @@ def cream(dp: DPSettings | None = None, **options: object) -> Method:
 @pytest.fixture(autouse=True)
 def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of all tests share the weights that never change."""
-    monkeypatch.setattr(creamfl_method, "load_backbone", trunk)
+    monkeypatch.setattr(public_server, "load_backbone", trunk)
 
 
 @cache

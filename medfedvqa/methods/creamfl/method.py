@@ -19,9 +19,7 @@ from medfedvqa.bounds import (
     MOST_ROWS,
     MOST_SITES,
     BackboneName,
-    Blocks,
     Passes,
-    Rank,
     Rate,
     SiteName,
     Space,
@@ -31,7 +29,9 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Handler, MethodConfig, State, arrays_of, tensors_of
+from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
+from medfedvqa.core.public_outputs import SiteModel
+from medfedvqa.core.public_server import check_trunk, one_thread, server_backbone
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import held_out_pairs, public_pairs
@@ -39,20 +39,16 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.methods.creamfl.ensemble import OTHER, Positive, aggregate, mean
 from medfedvqa.methods.creamfl.public_pass import Contrast, PublicPass
 from medfedvqa.methods.creamfl.retrieval_and_answers import server_score
-from medfedvqa.methods.creamfl.server_model import EnsembleServer, ServerConfig, one_thread
+from medfedvqa.methods.creamfl.server_model import EnsembleServer, ServerConfig
 from medfedvqa.models import (
     IMAGE,
     TEXT,
-    Backbone,
     BackboneShape,
     PairedModel,
     Shapes,
     Values,
     check_apart,
-    has_seen,
-    load_backbone,
 )
-from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import FrozenRows, Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings, SeededChance
 
@@ -60,15 +56,10 @@ Sees = Literal["image", "text", "multimodal"]
 MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
 
 
-class SiteModelConfig(MethodConfig, frozen=True):
+class SiteModelConfig(SiteModel, frozen=True):
     """One site's model. A null field takes the job's option."""
 
     sees: Sees | None = None
-    tuning: TuningKind | None = None
-    blocks: Blocks = None
-    reduction: Width | None = None
-    rank: Rank | None = None
-    hidden: Width | None = None
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
@@ -209,9 +200,7 @@ class CreamFL(Averaging[CreamFLConfig]):
 
     def setup(self, site: Site) -> State:
         """The initial model of local training, and projections. Raises `ConfigError`."""
-        trunk = self.config.trunk
-        if trunk is not None and has_seen(trunk, site.data.name):
-            raise ConfigError("the server's 'trunk' has seen this site's data set, its test rows too: choose another")
+        check_trunk(self.config.trunk, site)
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
         return {**super().setup(site), "projection": projection}
 
@@ -243,14 +232,16 @@ class CreamFL(Averaging[CreamFLConfig]):
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds in which the server learns from pairs and from the sites' ensemble. Raises `ConfigError`."""
         sites = self._by_kind(hub.sites)
-        pairs, backbone = public_pairs(self.config.public_pairs), self._trunk(hub.backbone)
+        pairs, backbone = public_pairs(self.config.public_pairs), server_backbone(self.config.trunk, hub.backbone)
         # The sites draw from the seed itself: the server must not draw the same numbers.
         server = EnsembleServer(backbone, pairs, self.config.server, hub.seed + 1)
-        for _ in hub.rounds(self.config.rounds):
+        for number in hub.rounds(self.config.rounds):
             server.supervise()
             shared, uploads = server.representations(), dict[str, Tensors]()
+            drawn = self.drawn(hub, number, hub.sites)
             for kind, names in sites.items():
-                uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in names})
+                if called := [name for name in names if name in drawn]:
+                    uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in called})
             server.distil(self.ensemble(uploads, shared))
         if self.config.test_pairs:
             held_out = held_out_pairs(self.config.test_pairs)
@@ -258,10 +249,12 @@ class CreamFL(Averaging[CreamFLConfig]):
         return hub.collect("evaluate")
 
     def ensemble(self, uploads: Mapping[str, Tensors], shared: Values) -> Values:
-        """The combined representations of the public set by the sites that see each modality."""
+        """The combined representations of the public set by the sites that see each modality, if there is one."""
         combined, config = {}, self.config
         for modality, other in OTHER.items():
             local = {site: torch.from_numpy(np.array(up[modality])) for site, up in uploads.items() if modality in up}
+            if not local:  # none of the sites of this round sees it
+                continue
             with one_thread():
                 combined[modality] = (
                     aggregate(local, shared[other], config.gca_temperature, config.positive)
@@ -309,12 +302,6 @@ class CreamFL(Averaging[CreamFLConfig]):
         if missing := OTHER.keys() - {modality for kind in by_kind for modality in MODALITIES[kind]}:
             raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
         return by_kind
-
-    def _trunk(self, backbone: str) -> Backbone:
-        name = self.config.trunk or backbone
-        if "@" in name:
-            raise ConfigError("the server has no file of the job's backbone: give it a bundled one by 'trunk'")
-        return load_backbone(name)
 
     def _representations(self, modality: str, whose: str) -> TensorSpec:
         shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "

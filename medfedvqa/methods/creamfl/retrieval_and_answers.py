@@ -6,6 +6,7 @@ Everything here is public and at the server: pictures, captions, questions and a
 import torch
 import torch.nn.functional as F
 
+from medfedvqa.core.public_server import one_thread
 from medfedvqa.data import PublicPairs
 from medfedvqa.evaluation import ServerScore
 from medfedvqa.evaluation.retrieval import found_first
@@ -14,7 +15,6 @@ from medfedvqa.methods.creamfl.server_model import (
     features,
     network,
     numbers,
-    one_thread,
     pairs_of,
     untuned,
 )

@@ -1,7 +1,6 @@
 """CreamFL's server model, which learns from public pairs and from the sites' ensemble."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from medfedvqa.core.public_server import one_thread
 from medfedvqa.data import PublicPairs
 from medfedvqa.models import Backbone, Depth, Tuning, Values, check_apart
 from medfedvqa.training import FrozenRows
@@ -108,17 +108,6 @@ def network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) 
         for parameter in layer.parameters():
             nn.init.uniform_(parameter, -(layer.in_features**-0.5), layer.in_features**-0.5, generator=generator)
     return nn.Sequential(layers[0], nn.ReLU(), layers[1])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs torch on one thread, so that sums have the same order wherever the server runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def pairs_of(backbone: Backbone, pairs: PublicPairs) -> FrozenRows:
