@@ -226,6 +226,17 @@ def test_a_job_of_separate_processes_is_the_same_to_the_bit(run: Runs) -> None:
         assert one[:3] == other[:3] and all(np.array_equal(array, other[3][name]) for name, array in one[3].items())
 
 
+def test_sampled_sites_alone_make_a_rounds_ensemble(run: Runs) -> None:
+    """A modality that none of them sees is left as it is in that round: the server learns from the other alone."""
+    done = run(cream(models=MIXED, sampled=1, rounds=4), "eye", "ear", "both")
+    called = [[site for task, n, site, _ in done.sent if n == number and task != "evaluate"] for number in (1, 2, 3, 4)]
+    assert all(len(sites) == 1 for sites in called) and len({*map(tuple, called)}) > 1
+    job = done.method
+    upload = {"eye": {"image": np.eye(6, 5, dtype=np.float32)}}
+    shared = {name: F.normalize(torch.ones(6, 5), dim=1) for name in ("image", "text")}
+    assert job.ensemble(upload, shared).keys() == {"image"}
+
+
 def test_a_task_of_another_kind_is_refused_by_the_site(site: Sites) -> None:
     """A server cannot ask a picture site for texts."""
     method, there = cream(models={"here": {"sees": "image"}}), site()
