@@ -7,6 +7,8 @@ from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
+from medfedvqa.benchmark.server_table import HEAD as SERVER_HEAD
+from medfedvqa.benchmark.server_table import READING, server_lines, with_server_models
 from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
 from medfedvqa.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 from medfedvqa.evaluation.flatness import late_gain
@@ -27,6 +29,8 @@ def markdown(comparison: Comparison) -> str:
     if trunks_in(comparison):
         lines = table(HEAD, beside_tables_2_and_3(comparison))
         parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
+    if with_server_models(comparison):
+        parts += ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class RunOutcome:
     """Whether the question of each test row is closed; a site that tests closed questions only is absent."""
     types: dict[str, str] = field(default_factory=dict)
     """The letter of the type of each test row's answer, see `ANSWER_TYPES`; empty unless all questions are tested."""
+    server: dict[str, Any] = field(default_factory=dict)
+    """The counts of the server's own model on public rows, see `ServerScore`; empty if there is none."""
     seed: int = 0
     cohort: int = 0
     """The first seed with the same test rows. Runs of one cohort are about the same patients."""

@@ -23,6 +23,7 @@ from medfedvqa.answer_types import ANSWER_TYPES
 from medfedvqa.atomic_files import PRIVATE
 from medfedvqa.benchmark.outcome import RunOutcome
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation import FIRST
 from medfedvqa.ingest.file_lock import locked
 
 FORMAT: Literal[1] = 1
@@ -66,6 +67,29 @@ class SiteResult(BaseModel, frozen=True, extra="forbid"):
         return {name: value for name, value in content.items() if name not in ("closed", "types") or value}
 
 
+class ServerResult(BaseModel, frozen=True, extra="forbid"):
+    """The counts of the server's own model on public rows, see `ServerScore`."""
+
+    questions: Annotated[int, Field(gt=0)]
+    correct: Count
+    pictures: Count
+    captions: Count
+    image_to_text: tuple[Count, ...]
+    text_to_image: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> "ServerResult":
+        places = len(FIRST) if self.pictures and self.captions else 0
+        within = (
+            self.correct <= self.questions
+            and max(self.image_to_text, default=0) <= self.pictures
+            and max(self.text_to_image, default=0) <= self.captions
+        )
+        if not within or {len(self.image_to_text), len(self.text_to_image)} != {places}:
+            raise ValueError("a server's model finds and answers at most what there is")
+        return self
+
+
 class Result(BaseModel, frozen=True, extra="forbid"):
     """One run."""
 
@@ -105,6 +129,14 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     seconds: Amount
     """Processor seconds per round."""
     parameters: Count
+    server: ServerResult | None = None
+    """The test of the server's own model; None, and not in the line, if there is none."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without an empty later field, as in `SiteResult`."""
+        content: dict[str, Any] = whole(self)
+        return {name: value for name, value in content.items() if name != "server" or value is not None}
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -134,6 +166,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
             personal=personal,
             closed=closed,
             types={site: each.types for site, each in self.sites.items() if each.types},
+            server={} if self.server is None else self.server.model_dump(),
             seed=self.seed,
             cohort=self.cohort,
         )
@@ -152,7 +185,7 @@ def parts_of(outcome: RunOutcome) -> dict[str, Any]:
         for site, rows in outcome.right.items()
     }
     names = ("validated", "bytes_up", "bytes_down", "seconds", "parameters", "seed", "cohort")
-    return {"sites": sites, **{name: getattr(outcome, name) for name in names}}
+    return {"sites": sites, "server": outcome.server or None, **{name: getattr(outcome, name) for name in names}}
 
 
 def append(path: Path, results: Iterable[Result]) -> None:

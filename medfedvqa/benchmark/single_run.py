@@ -142,7 +142,16 @@ def _outcome(
         personal=_personal(job, method, states, data, machine),
         closed=closed_of(data),
         types=types_of(job, data),
+        server=_server(results["server_model"]),
     )
+
+
+def _server(tested: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The counts of the server's model, see `RunOutcome.server`."""
+    if tested is None:
+        return {}
+    found = {way: tested[way]["found"] for way in ("image_to_text", "text_to_image")}
+    return {"questions": tested["n"], **{name: tested[name] for name in ("correct", "pictures", "captions")}, **found}
 
 
 def _personal(

@@ -31,7 +31,7 @@ def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
     summaries = {}
     for site in outcomes[0].right:
         each = [fmean(outcome.right[site]) for outcome in outcomes]
-        summaries[site] = Summary(fmean(each), _deviation(each), _proportion(outcomes, site).wilson())
+        summaries[site] = Summary(fmean(each), deviation(each), _proportion(outcomes, site).wilson())
     return summaries
 
 
@@ -39,7 +39,7 @@ def average(outcomes: Sequence[RunOutcome]) -> Summary:
     """The summary of the mean over sites, which all count the same."""
     each = [fmean(fmean(rows) for rows in outcome.right.values()) for outcome in outcomes]
     mean = mean_accuracy([_proportion(outcomes, site) for site in outcomes[0].right])
-    return Summary(fmean(each), _deviation(each), mean[1] if mean else (0.0, 1.0))
+    return Summary(fmean(each), deviation(each), mean[1] if mean else (0.0, 1.0))
 
 
 def over_rows(outcomes: Sequence[RunOutcome]) -> float:
@@ -176,5 +176,6 @@ def _proportion(outcomes: Sequence[RunOutcome], site: str) -> Proportion:
     return Proportion(round(fmean(sum(outcome.right[site]) for outcome in outcomes)), rows, effective)
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of a sample; 0 for a single value."""
     return stdev(values) if len(values) > 1 else 0.0

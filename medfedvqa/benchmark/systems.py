@@ -258,8 +258,24 @@ def _on_trunk(trunk: TrunkName) -> Iterator[System]:
     yield System(f"local {trunk}", "local", answered)
 
 
+CREAMFL_ABLATIONS: dict[str, dict[str, Any]] = {
+    "CreamFL: server alone": {"kd": 0.0},
+    "CreamFL: mean": {"gca": False, "inter": False, "intra": False},
+    "CreamFL: GCA": {"inter": False, "intra": False},
+    "CreamFL: mean + inter": {"gca": False, "intra": False},
+    "CreamFL: mean + intra": {"gca": False, "inter": False},
+    "CreamFL: mean + inter + intra": {"gca": False},
+    "CreamFL: GCA + inter": {"intra": False},
+    "CreamFL: GCA + intra": {"inter": False},
+}
+"""The paper's ablations: how the server combines representations, and which contrasts the sites have."""
+
 AT_REQUEST = (
     *(system for trunk in TRUNKS for system in _on_trunk(trunk)),
+    *(
+        System(label, "creamfl", options, baseline=False, family="CreamFL")
+        for label, options in CREAMFL_ABLATIONS.items()
+    ),
     System(CONTRASTIVE, "unicon", UNICON | ALONE, baseline=False, centralised=True),
     System(
         "FedAvg full local head",

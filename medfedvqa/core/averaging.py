@@ -1,6 +1,7 @@
 """The base of methods whose sites train a model and whose server averages the shared part of it."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -63,6 +64,9 @@ class AveragingConfig(AloneConfig, TunedConfig, HeadOptions, frozen=True):
     unseen: tuple[SiteName, ...] = Field(
         (), max_length=MOST_SITES, description="sites that never train, and test the last mean on their rows"
     )
+    sampled: int | None = Field(
+        None, ge=1, le=MOST_SITES, description="sites that train in a round, drawn anew for each round; null is all"
+    )
 
 
 Config = TypeVar("Config", bound=AveragingConfig)
@@ -91,6 +95,8 @@ class Averaging(Alone[Config]):
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
         if config.unseen and not (self.shares and self._shares_head):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+        if config.sampled is not None:
+            self._check_sampling()
         if self.steps_at_server:
             self._check_server_step()
 
@@ -181,13 +187,26 @@ class Averaging(Alone[Config]):
             raise ConfigError("'unseen' names a site that is not there, or leaves none to train")
         for number in hub.rounds(self.config.rounds):
             task = "start" if number == 1 else "train"
-            down = {site: shared for site in training}
+            down = dict.fromkeys(self.drawn(hub, number, training), shared)
             if self.shares:
                 mean = hub.mean(task, down, weight)
                 shared, state = self.server_step(shared, mean, state) if shared else (mean, state)
             else:
                 hub.collect(task, down)
         return hub.collect("evaluate", {site: shared for site in hub.sites})
+
+    def drawn(self, hub: Hub, round: int, sites: Sequence[str]) -> tuple[str, ...]:
+        """The sites that train in this round: all, or `sampled` of them, uniformly and without replacement.
+
+        The draw follows from the job's seed and the round, so that a server that died draws the same again. Raises
+        `ConfigError` if there are fewer sites.
+        """
+        count = len(sites) if self.config.sampled is None else self.config.sampled
+        if count > len(sites):
+            raise ConfigError(f"'sampled' is {count}, and {len(sites)} sites train: give at most as many")
+        digest = hashlib.sha256(f"{hub.seed}/sampled/{round}".encode()).digest()
+        order = torch.randperm(len(sites), generator=torch.Generator().manual_seed(int.from_bytes(digest[:6], "big")))
+        return tuple(sites[place] for place in sorted(order[:count].tolist()))
 
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
         """The model that the server sends after a round, and its new state: here the mean, and an unchanged state.
@@ -203,6 +222,18 @@ class Averaging(Alone[Config]):
     def steps_at_server(self) -> bool:
         """Whether the method has a `server_step` of its own."""
         return type(self).server_step is not Averaging.server_step
+
+    def _check_sampling(self) -> None:
+        """Raises `ConfigError` if not all sites can train in some rounds only."""
+        if self.silent:
+            raise ConfigError(f"the sites of '{self.name}', so configured, share nothing: leave out 'sampled'")
+        if not self.rejoins:
+            raise ConfigError(f"a site of '{self.name}' must take part in every round: leave out 'sampled'")
+        if self.secagg:
+            raise ConfigError(
+                "'sampled' does not run with secure aggregation: sums of rounds whose sites differ by one would show "
+                "the upload of that site"
+            )
 
     def _check_server_step(self) -> None:
         """Raises `ConfigError` if the server never learns the mean."""

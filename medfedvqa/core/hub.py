@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from audits import Tensors
+from medfedvqa.evaluation import ServerScore
 from privacy import Reliability
 
 
@@ -37,3 +38,6 @@ class Hub(Protocol):
         targets: tuple[str, ...] | None = None,
     ) -> dict[str, Tensors]:
         """For each target site, the mixture of the other sites' uploads by reliability. Uploads carry `accuracy`."""
+
+    def tested(self, score: ServerScore) -> None:
+        """Record the test of the server's own model on public rows, for the results. It calls no site."""

@@ -5,7 +5,7 @@ from medfedvqa.data.augmentation import views
 from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures, PictureViews, Source
-from medfedvqa.data.public import PublicPairs, public_pairs
+from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
 from medfedvqa.data.readers import (
     READERS,
     is_built_in,
@@ -28,6 +28,7 @@ __all__ = [
     "PictureViews",
     "Pictures",
     "PublicPairs",
+    "PublicQuestions",
     "Questions",
     "Row",
     "SiteData",
@@ -40,6 +41,7 @@ __all__ = [
     "bundled_list",
     "check_reviewed",
     "fold",
+    "held_out_pairs",
     "is_built_in",
     "is_part",
     "is_registered",

@@ -5,14 +5,17 @@ from medfedvqa.evaluation.accuracy_table import write_table
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
 from medfedvqa.evaluation.results import add_scores, results_schema, write_results
 from medfedvqa.evaluation.run_plots import draw_plots
+from medfedvqa.evaluation.server_score import FIRST, ServerScore
 from medfedvqa.evaluation.server_view import Transcript, load_transcript, save_transcript
 
 __all__ = [
+    "FIRST",
     "History",
     "Proportion",
     "RoundRecord",
     "RunFacts",
     "Score",
+    "ServerScore",
     "Transcript",
     "add_scores",
     "draw_plots",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audits import Tensors
+from medfedvqa.evaluation.server_score import ServerScore
 from privacy import Secagg
 
 
@@ -16,7 +17,7 @@ class RoundRecord:
     seconds: float
     """The wall-clock time at the server."""
     site_seconds: dict[str, float]
-    """Seconds until each site had answered, summed over the round's tasks."""
+    """Seconds until each site that was called had answered, summed over the round's tasks."""
     bytes_up: dict[str, int]
     """Tensor bytes that each site sent."""
     bytes_down: dict[str, int]
@@ -61,6 +62,8 @@ class History:
     """Tensor bytes that each site received after the last round."""
     closing_missing: set[str] = field(default_factory=set)
     """The sites that did not answer after the last round."""
+    server: ServerScore | None = None
+    """The test of the server's own model; None if it has none, or is not tested."""
 
 
 @dataclass(frozen=True)

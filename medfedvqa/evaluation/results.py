@@ -12,6 +12,7 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
+from medfedvqa.evaluation.server_score import ServerScore
 from medfedvqa.version import code_version
 
 SCHEMA_VERSION = 3
@@ -96,6 +97,7 @@ def _document(
         "expected": list(facts.expected) or list(facts.sites),
         "missing_at_end": sorted(_missing_at_end(history)),
         "average": _average(present),
+        "server_model": _server_model(history.server),
         "sites": {site: _site(site, facts, history, present.get(site)) for site in facts.sites},
         "rounds": [_round(record, facts.sites) for record in history.rounds],
         "versions": _versions(),
@@ -187,6 +189,22 @@ def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
     return {**released, "finished": mean("finished"), "baselines": {name: mean(name) for name in BASELINES}}
 
 
+def _server_model(score: ServerScore | None) -> dict[str, Any] | None:
+    """The test of the server's own model on public rows; None without."""
+    if score is None:
+        return None
+    recalls = list(score.recalls)
+    return {
+        "n": score.questions,
+        **(_accuracy(Proportion(score.correct, score.questions)) or {}),
+        "pictures": score.pictures,
+        "captions": score.captions,
+        "image_to_text": {"found": list(score.image_to_text), "recall": recalls[:3]},
+        "text_to_image": {"found": list(score.text_to_image), "recall": recalls[3:]},
+        "rsum": score.rsum,
+    }
+
+
 def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
     traffic = {site: {"up": record.bytes_up.get(site, 0), "down": record.bytes_down.get(site, 0)} for site in sites}
     return {
@@ -208,6 +226,11 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The run was stopped after {len(history.rounds)} of {facts.rounds_planned} rounds.")
     if history.gathering:
         notes.append(history.gathering)
+    if sampled := facts.options.get("sampled"):
+        notes.append(
+            f"Each round trained {sampled} of the sites, drawn anew by the server, which knows whom it drew: under "
+            "differential privacy a site's cost is that of all rounds that it trained in, without amplification."
+        )
     if history.committee:
         notes.append(f"{history.committee}.")
     notes += _missing(facts, history)
@@ -222,6 +245,8 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"What the backbone {facts.backbone} was trained on is unknown: it may have seen the test data.")
     elif facts.data is None:
         notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
+    if history.server is not None:
+        notes.append(history.server.sentence)
     if scores == {} and failure is None:
         notes.append(_KEPT)
     return [*notes, *_judgements(facts.method, scores or {})]

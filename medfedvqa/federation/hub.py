@@ -12,6 +12,7 @@ from audits import Exchange, MessageRefused
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
+from medfedvqa.evaluation.server_score import ServerScore
 from medfedvqa.federation.journal import Journal, RecordedCall
 from medfedvqa.federation.quorum import NOBODY_MISSES, RECONNECT, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts
@@ -168,6 +169,10 @@ class ServerHub:
         self._weights = {name: self._by_site(tuple(present), table) for name, table in mixture.weights.items()}
         return mixture.shared
 
+    def tested(self, score: ServerScore) -> None:
+        """See `Hub.tested`."""
+        self.history.server = score
+
     def _by_site(self, sites: tuple[str, ...], weights: np.ndarray) -> np.ndarray:
         """Weights among these sites, [sites, sites], as weights among all sites of the run; those of others are 0."""
         places = [self.history.sites.index(site) for site in sites]
@@ -290,7 +295,8 @@ class _Tally:
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.up = dict.fromkeys(sites, 0)
         self.down = dict.fromkeys(sites, 0)
-        self.seconds = dict.fromkeys(sites, 0.0)
+        self.seconds: dict[str, float] = {}
+        """Of the sites that answered."""
         self.missing: set[str] = set()
         """Sites that did not answer a task of the round."""
 
@@ -299,4 +305,4 @@ class _Tally:
 
     def received(self, site: str, reply: Reply) -> None:
         self.up[site] += sum(array.nbytes for array in reply.tensors.values())
-        self.seconds[site] += reply.seconds
+        self.seconds[site] = self.seconds.get(site, 0.0) + reply.seconds

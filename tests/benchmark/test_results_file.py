@@ -194,3 +194,38 @@ def test_a_table_is_made_of_files_alone(
     assert (out / "benchmark.md").read_text() == markdown(compared(read([first, second])[0]))
     assert command(monkeypatch, "--from", str(first), "--methods", "SAN", "--out", str(out)) != 0
     assert "leave out --methods" in capsys.readouterr().err
+
+
+SERVER = {
+    "questions": 200, "correct": 130, "pictures": 10, "captions": 5, "image_to_text": (1, 5, 10),
+    "text_to_image": (1, 2, 5),
+}  # fmt: skip
+
+
+def test_a_servers_own_model_has_a_table_of_its_own(tmp_path: Path) -> None:
+    """Recalls and rsum as means over seeds; other systems are not in it, and their lines are as before."""
+    append(path := tmp_path / RESULTS, [result("CreamFL", server=SERVER), result("SAN")])
+    lines = path.read_text().splitlines()
+    assert [("server" in json.loads(line)) for line in lines] == [True, False]
+    results, _ = read([path])
+    page = markdown(compared(results)).split("## The server's own model")
+    assert (
+        len(page) == 2 and "| CreamFL | 1 | 10.0 | 50.0 | 100.0 | 20.0 | 40.0 | 100.0 | 320.0 | 65.0 ± 0.0" in page[1]
+    )
+    assert "| SAN" not in page[1] and "server's own" not in markdown(compared([result("SAN")]))
+
+
+def test_a_server_that_finds_no_pictures_has_dashes() -> None:
+    """A model of answers alone, such as FedGEMS's."""
+    alone = SERVER | {"pictures": 0, "captions": 0, "image_to_text": (), "text_to_image": ()}
+    assert "| X | 1 | – | – | – | – | – | – | – | 65.0" in markdown(compared([result("X", server=alone)]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"correct": 201}, {"image_to_text": (1, 5, 11)}, {"text_to_image": (1, 2)}, {"pictures": 0}, {"questions": 0}],
+)
+def test_impossible_counts_of_a_server_are_no_result(changes: dict[str, Any]) -> None:
+    """More right than asked, more found than there are, or other places than three."""
+    with pytest.raises(ValueError, match="server"):
+        result(server=SERVER | changes)

@@ -2,7 +2,7 @@
 
 import torch
 
-from medfedvqa.data import Split, load_site, organs, public_pairs
+from medfedvqa.data import CLOSED_ANSWERS, Split, held_out_pairs, load_site, organs, public_pairs
 
 
 def test_the_public_set_is_the_same_wherever_it_is_drawn() -> None:
@@ -28,3 +28,24 @@ def test_captions_say_what_tells_pictures_apart() -> None:
         shown.setdefault(caption, set()).add((scene.anatomy, scene.enlarged, scene.mass))
     assert all(len(findings) == 1 for findings in shown.values()) and len(shown) > 50
     assert {caption.split(",")[0] for caption in shown} == {"chest", "abdomen", "head"}
+
+
+def test_the_held_out_pairs_are_others_of_the_same_kind() -> None:
+    """No picture of the public set is among them; captions are."""
+    public, held_out = public_pairs(64), held_out_pairs(64)
+    assert torch.cdist(public.pictures(32).flatten(1), held_out.pictures(32).flatten(1)).min() > 0.1
+    assert {*public.captions} & {*held_out.captions} and len(held_out) == 64
+
+
+def test_words_alone_answer_half_of_the_public_questions() -> None:
+    """Each wording has both of its answers equally often; answers are closed ones, and those of the pictures."""
+    pairs = public_pairs(64)
+    rows = pairs.questions
+    by_words: dict[str, list[str]] = {}
+    for question, answer in zip(rows.questions, rows.answers, strict=True):
+        by_words.setdefault(question, []).append(answer)
+    assert all(answers.count(answers[0]) * 2 == len(answers) for answers in by_words.values()) and len(by_words) > 24
+    assert {*rows.answers} <= {*CLOSED_ANSWERS} and len(rows) > 200
+    enlarged = [row for row, question in enumerate(rows.questions) if "enlargement" in question]
+    for row in enlarged:
+        assert (rows.answers[row] == "yes") == pairs.scenes[rows.pictures[row]].enlarged

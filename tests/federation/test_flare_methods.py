@@ -36,10 +36,10 @@ SITES = ("site-001", "site-002", "site-003")
 BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "public_pairs": 8,
+    "steps": 2, "public_pairs": 8, "test_pairs": 8,
 }  # fmt: skip
-MORE = {"creamfl": {"trunk": "medclip2-slake"}}
-"""Options that one method has, or has in a sense of its own."""
+MORE = {name: {"trunk": "medclip2-slake"} for name in ("creamfl", "fedet", "fedgems")}
+"""Options that one method has, or has in a sense of its own. These have a model at the server."""
 PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)
 IN_CLEAR, WITH_PRIVACY, ON_SHARES = "in clear", "differential privacy", "secure aggregation"
@@ -159,6 +159,7 @@ def test_a_submitted_job_runs_and_logs_the_declared_bytes(
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = json.loads((federation.results(job_id) / "results.json").read_text())
     assert (results["status"], results["method"]) == ("finished", job.method)
+    assert (results["server_model"] is not None) is (job.method in MORE)
     exchange = job.build().final_exchange(shape_of(BACKBONE))
     for site in sites_of(protection):
         folder = federation.kits / site / "audit"

@@ -92,6 +92,23 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
         assert [entry.job == "local" for entry in opened] == [False, True] and opened[0].code == opened[1].code
 
 
+@pytest.mark.parametrize("method", ["creamfl", "fedgems"])
+def test_simulator_and_in_process_engine_test_the_same_server_model(
+    method: str, tmp_path: Path, site_files: SiteFiles, quick_job: Job
+) -> None:
+    """Recalls and answers of the server's own model are equal, and no site logs a task for them."""
+    options = {"public_pairs": 8, "test_pairs": 16, "rounds": 1, "local_unit": "batches", "trunk": "medclip2-slake"}
+    job = JobSpec.from_dict(quick_job().to_dict() | {"method": method, "options": options})
+    paths = site_files("chest", "head", methods=[method], kinds=["representations", "statistic"])
+    simulated = run_on_flare(job, paths, tmp_path / "flare", "simulator")
+    (local := tmp_path / "local").mkdir()
+    configs = {name: load_site_config(path, name) for name, path in paths.items()}
+    in_process = serve_job(job, tuple(paths), LocalEngine(configs, job, "local").call, local, "local")
+    assert simulated["server_model"] == in_process["server_model"] and simulated["server_model"]["n"] > 0
+    tasks = {entry.task for config in configs.values() for entry in read(config.audit) if entry.task}
+    assert tasks == {task.name for task in job.exchange().tasks}
+
+
 def test_the_recipe_runs_in_flares_simulation_environment(
     tmp_path: Path, site_files: SiteFiles, quick_job: Job
 ) -> None:

@@ -27,12 +27,15 @@ class Federation:
     sent: list[tuple[str, int, str, Tensors]] = field(default_factory=list)
     """Task, round, site, upload."""
     received: list[tuple[str, int, str, Tensors]] = field(default_factory=list)
+    hub: ServerHub | None = None
+    """The server's hub, once the job runs."""
     forgetful: bool = False
     """Whether each task runs in a process of its own, with nothing but the saved state."""
 
     def run(self) -> dict[str, Tensors]:
         exchange = self.method.exchange(next(iter(self.sites.values())).backbone.shape)
-        return self.method.serve(ServerHub(tuple(self.sites), self._call, exchange))
+        self.hub = ServerHub(tuple(self.sites), self._call, exchange)
+        return self.method.serve(self.hub)
 
     def uploads(self, task: str, round: int) -> dict[str, Tensors]:
         return {site: tensors for name, number, site, tensors in self.sent if (name, number) == (task, round)}

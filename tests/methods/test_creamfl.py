@@ -1,5 +1,6 @@
 """CreamFL against its paper and its card; that it keeps what all methods promise is in test_all_methods."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from audits import Kind
-from medfedvqa.core import Method, Site, State, create
-from medfedvqa.data import public_pairs
+from medfedvqa.core import Method, Site, State, create, public_server
+from medfedvqa.data import held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.creamfl import method as creamfl_method
 from medfedvqa.methods.creamfl.ensemble import aggregate
+from medfedvqa.methods.creamfl.retrieval_and_answers import server_score
 from medfedvqa.methods.creamfl.server_model import EnsembleServer
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from privacy import DPSettings, PrivateStep
@@ -24,7 +26,7 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 CREAM: dict[str, Any] = {
     **QUICK, "public_pairs": 6, "public_rows": 4, "space": 5, "server_hidden": 7, "server_epochs": 1,
-    "trunk": "medclip2-slake",
+    "trunk": "medclip2-slake", "test_pairs": 0,
 }  # fmt: skip
 MIXED = {"eye": {"sees": "image", "hidden": 4}, "ear": {"sees": "text", "blocks": 1, "tuning": "lora"}}
 DP = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2, physical_patients=4)
@@ -41,7 +43,7 @@ def cream(dp: DPSettings | None = None, **options: object) -> Method:
 @pytest.fixture(autouse=True)
 def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of all tests share the weights that never change."""
-    monkeypatch.setattr(creamfl_method, "load_backbone", trunk)
+    monkeypatch.setattr(public_server, "load_backbone", trunk)
 
 
 @cache
@@ -63,6 +65,53 @@ def run(site: Sites, federation: type) -> Runs:
 
 def same(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_without_either_contrast_a_site_trains_as_without_gamma(run: Runs) -> None:
+    """inter and intra off is gamma = 0 bit for bit, in turn and jointly; each of them alone is something else."""
+    for order in ("alternating", "joint"):
+        plain = run(cream(gamma=0, order=order), "here").states["here"]["values"]
+        assert same(run(cream(inter=False, intra=False, order=order), "here").states["here"]["values"], plain)
+    whole = run(cream(), "here").states["here"]["values"]
+    parts = [run(cream(**{off: False}), "here").states["here"]["values"] for off in ("inter", "intra")]
+    for one, other in itertools.combinations([plain, whole, *parts], 2):
+        assert not same(one, other)
+
+
+def test_without_gca_the_ensemble_is_the_plain_mean(run: Runs) -> None:
+    """All sites weigh the same for every pair; with it they do not."""
+    uploads = run(cream(), "here", "there").uploads("train_multimodal", 1)
+    shared = {name: F.normalize(torch.randn(6, 5), dim=1) for name in ("image", "text")}
+    mean = {name: torch.from_numpy(sum(up[name] for up in uploads.values())) / 2 for name in shared}
+    plain, weighed = (cream(gca=gca).ensemble(uploads, shared) for gca in (False, True))
+    for name in shared:
+        assert torch.allclose(plain[name], mean[name], atol=1e-7)
+        assert not torch.allclose(weighed[name], mean[name], atol=1e-4)
+
+
+def test_the_servers_model_is_tested_and_calls_no_site_for_it(run: Runs) -> None:
+    """All that travels is the same bit for bit; the score is of held-out pairs, whatever the sites' rows are."""
+    tested, plain = (run(cream(test_pairs=count), "here") for count in (12, 0))
+    for one, other in zip(tested.sent, plain.sent, strict=True):
+        assert one[:3] == other[:3] and all(np.array_equal(array, other[3][name]) for name, array in one[3].items())
+    assert plain.hub.history.server is None
+    score = tested.hub.history.server
+    assert score.pictures == 12 and score.captions == len({*held_out_pairs(12).captions})
+    assert score.questions == len(held_out_pairs(12).questions) and 0 <= score.correct <= score.questions
+
+
+def test_a_server_that_has_learned_finds_partners_and_one_that_has_not_does_not() -> None:
+    """On pictures that neither has seen; the test leaves its model as it is."""
+    pairs, held_out = public_pairs(96), held_out_pairs(48)
+    config = cream(public_rows=32, space=64, server_hidden=256, server_epochs=20, server_rate=3e-3).config
+    backbone = trunk("medclip2-slake")
+    learned = EnsembleServer(backbone, pairs, config.server, 1)
+    fresh = server_score(learned, backbone, pairs, held_out, 2)
+    learned.supervise()
+    before = learned.representations()
+    after = server_score(learned, backbone, pairs, held_out, 2)
+    assert same(before, learned.representations()) and after == server_score(learned, backbone, pairs, held_out, 2)
+    assert after.rsum > 1.5 * fresh.rsum
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "joint"}, {"local_unit": "batches"}])
@@ -175,6 +224,17 @@ def test_a_job_of_separate_processes_is_the_same_to_the_bit(run: Runs) -> None:
     kept, forgot = (run(cream(models=MIXED), "eye", "ear", "both", forgetful=how) for how in (False, True))
     for one, other in zip(kept.sent, forgot.sent, strict=True):
         assert one[:3] == other[:3] and all(np.array_equal(array, other[3][name]) for name, array in one[3].items())
+
+
+def test_sampled_sites_alone_make_a_rounds_ensemble(run: Runs) -> None:
+    """A modality that none of them sees is left as it is in that round: the server learns from the other alone."""
+    done = run(cream(models=MIXED, sampled=1, rounds=4), "eye", "ear", "both")
+    called = [[site for task, n, site, _ in done.sent if n == number and task != "evaluate"] for number in (1, 2, 3, 4)]
+    assert all(len(sites) == 1 for sites in called) and len({*map(tuple, called)}) > 1
+    job = done.method
+    upload = {"eye": {"image": np.eye(6, 5, dtype=np.float32)}}
+    shared = {name: F.normalize(torch.ones(6, 5), dim=1) for name in ("image", "text")}
+    assert job.ensemble(upload, shared).keys() == {"image"}
 
 
 def test_a_task_of_another_kind_is_refused_by_the_site(site: Sites) -> None:

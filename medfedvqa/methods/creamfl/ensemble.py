@@ -57,11 +57,23 @@ def aggregate(
 
     Raises `ConfigError` if there is none.
     """
-    if not uploads:
-        raise ConfigError("no site sent representations of this modality: let one of them see it")
-    local = torch.stack([uploads[site] for site in sorted(uploads)])
+    local = _stacked(uploads)
     fits = torch.stack([scores(each, other, temperature, positive, block) for each in local])
     return (weights(fits)[..., None] * local).sum(dim=0)
+
+
+def mean(uploads: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The plain mean of the sites' representations of one modality, [items, space]: the ablation of `aggregate`.
+
+    Raises `ConfigError` if there is none.
+    """
+    return _stacked(uploads).mean(dim=0)
+
+
+def _stacked(uploads: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if not uploads:
+        raise ConfigError("no site sent representations of this modality: let one of them see it")
+    return torch.stack([uploads[site] for site in sorted(uploads)])
 
 
 def weights(fits: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,7 @@ from medfedvqa.bounds import (
     MOST_ROWS,
     MOST_SITES,
     BackboneName,
-    Blocks,
     Passes,
-    Rank,
     Rate,
     SiteName,
     Space,
@@ -31,43 +29,37 @@ from medfedvqa.bounds import (
 )
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Handler, MethodConfig, State, arrays_of, tensors_of
+from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
+from medfedvqa.core.public_outputs import SiteModel
+from medfedvqa.core.public_server import check_trunk, one_thread, server_backbone
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import public_pairs
+from medfedvqa.data import held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.creamfl.ensemble import OTHER, Positive, aggregate
-from medfedvqa.methods.creamfl.public_pass import FrozenPairs, PublicPass
-from medfedvqa.methods.creamfl.server_model import EnsembleServer, ServerConfig, one_thread
+from medfedvqa.methods.creamfl.ensemble import OTHER, Positive, aggregate, mean
+from medfedvqa.methods.creamfl.public_pass import Contrast, PublicPass
+from medfedvqa.methods.creamfl.retrieval_and_answers import server_score
+from medfedvqa.methods.creamfl.server_model import EnsembleServer, ServerConfig
 from medfedvqa.models import (
     IMAGE,
     TEXT,
-    Backbone,
     BackboneShape,
     PairedModel,
     Shapes,
     Values,
     check_apart,
-    has_seen,
-    load_backbone,
 )
-from medfedvqa.models.tuning import Kind as TuningKind
-from medfedvqa.training import Site, Trainer, TrainingConfig, answer_losses
+from medfedvqa.training import FrozenRows, Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings, Secagg, SeededChance
 
 Sees = Literal["image", "text", "multimodal"]
 MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
 
 
-class SiteModelConfig(MethodConfig, frozen=True):
+class SiteModelConfig(SiteModel, frozen=True):
     """One site's model. A null field takes the job's option."""
 
     sees: Sees | None = None
-    tuning: TuningKind | None = None
-    blocks: Blocks = None
-    reduction: Width | None = None
-    rank: Rank | None = None
-    hidden: Width | None = None
 
 
 class CreamFLConfig(AveragingConfig, frozen=True):
@@ -85,6 +77,11 @@ class CreamFLConfig(AveragingConfig, frozen=True):
     )
     public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
     space: Space = Field(256, description="width of representations (code: 256)")
+    inter: bool = Field(True, description="inter-modal contrast: with the server's other modality, all items")
+    intra: bool = Field(True, description="intra-modal contrast: with the server's and the last own, same item")
+    gca: bool = Field(
+        True, description="global-local contrastive aggregation; false: the plain mean of the sites' representations"
+    )
     gamma: Weight = Field(0.5, description="weight of the contrast (code: 0.5); 0 is local training")
     temperature: Temperature = Field(0.5, description="of the sites' contrast (code: 0.5)")
     order: Literal["alternating", "joint"] = Field(
@@ -94,6 +91,9 @@ class CreamFLConfig(AveragingConfig, frozen=True):
     positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
     kd: Weight = Field(0.3, description="weight of the ensemble in the server's training (code: 0.3); 0 is none")
     distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
+    test_pairs: int = Field(
+        128, ge=0, le=MOST_PAIRS, description="other public pairs, on which the server's model is tested; 0 is no test"
+    )
     public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
     server_hidden: Width = Field(512, description="width of the server's hidden layers")
     server_epochs: Passes = Field(5, description="the server's own passes over the public pairs per round (code: 1)")
@@ -107,6 +107,11 @@ class CreamFLConfig(AveragingConfig, frozen=True):
     def server(self) -> ServerConfig:
         """The server's model and training."""
         return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.__dataclass_fields__})
+
+    @property
+    def contrast(self) -> Contrast:
+        """The contrast of the sites' training."""
+        return Contrast(self.gamma, self.temperature, self.inter, self.intra)
 
     @property
     def training(self) -> TrainingConfig:
@@ -195,9 +200,7 @@ class CreamFL(Averaging[CreamFLConfig]):
 
     def setup(self, site: Site) -> State:
         """The initial model of local training, and projections. Raises `ConfigError`."""
-        trunk = self.config.trunk
-        if trunk is not None and has_seen(trunk, site.data.name):
-            raise ConfigError("the server's 'trunk' has seen this site's data set, its test rows too: choose another")
+        check_trunk(self.config.trunk, site)
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
         return {**super().setup(site), "projection": projection}
 
@@ -229,24 +232,35 @@ class CreamFL(Averaging[CreamFLConfig]):
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds in which the server learns from pairs and from the sites' ensemble. Raises `ConfigError`."""
         sites = self._by_kind(hub.sites)
-        pairs = public_pairs(self.config.public_pairs)
+        pairs, backbone = public_pairs(self.config.public_pairs), server_backbone(self.config.trunk, hub.backbone)
         # The sites draw from the seed itself: the server must not draw the same numbers.
-        server = EnsembleServer(self._trunk(hub.backbone), pairs, self.config.server, hub.seed + 1)
-        for _ in hub.rounds(self.config.rounds):
+        server = EnsembleServer(backbone, pairs, self.config.server, hub.seed + 1)
+        for number in hub.rounds(self.config.rounds):
             server.supervise()
             shared, uploads = server.representations(), dict[str, Tensors]()
+            drawn = self.drawn(hub, number, hub.sites)
             for kind, names in sites.items():
-                uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in names})
+                if called := [name for name in names if name in drawn]:
+                    uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in called})
             server.distil(self.ensemble(uploads, shared))
+        if self.config.test_pairs:
+            held_out = held_out_pairs(self.config.test_pairs)
+            hub.tested(server_score(server, backbone, pairs, held_out, hub.seed + 2))
         return hub.collect("evaluate")
 
     def ensemble(self, uploads: Mapping[str, Tensors], shared: Values) -> Values:
-        """The combined representations of the public set by the sites that see each modality."""
+        """The combined representations of the public set by the sites that see each modality, if there is one."""
         combined, config = {}, self.config
         for modality, other in OTHER.items():
             local = {site: torch.from_numpy(np.array(up[modality])) for site, up in uploads.items() if modality in up}
+            if not local:  # none of the sites of this round sees it
+                continue
             with one_thread():
-                combined[modality] = aggregate(local, shared[other], config.gca_temperature, config.positive)
+                combined[modality] = (
+                    aggregate(local, shared[other], config.gca_temperature, config.positive)
+                    if config.gca
+                    else mean(local)
+                )
         return combined
 
     def _after_round(self, trainer: Trainer, public: PublicPass, state: State, server: Values, round: int) -> State:
@@ -255,7 +269,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         loss = answer_losses(trainer.model)
         model, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
         contrasts = public.contrasts(self.trained(state), projection.values, server, seed + 1)
-        joint, apart = (config.gamma > 0 and config.order == order for order in ("joint", "alternating"))
+        joint, apart = (config.contrast.applies and config.order == order for order in ("joint", "alternating"))
         chance = SeededChance(seed)
         for _ in range(config.turns):
             for (draw,) in trainer.draws(chance):
@@ -273,11 +287,11 @@ class CreamFL(Averaging[CreamFLConfig]):
         model, config = self.model(site), self.config
         pairs = site.derive(
             ("public", config.public_pairs, model.cache_key, tuple(model.depth.items())),
-            lambda: FrozenPairs.of(
+            lambda: FrozenRows.of_pairs(
                 model.cache, site.backbone.shape.image_size, model.depth, public_pairs(config.public_pairs)
             ),
         )
-        return PublicPass(model, pairs, config.gamma, config.temperature, config.public_rows)
+        return PublicPass(model, pairs, config.contrast, config.public_rows)
 
     def _by_kind(self, sites: tuple[str, ...]) -> dict[Sees, list[str]]:
         if not self.config.models.keys() <= set(sites):
@@ -288,12 +302,6 @@ class CreamFL(Averaging[CreamFLConfig]):
         if missing := OTHER.keys() - {modality for kind in by_kind for modality in MODALITIES[kind]}:
             raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
         return by_kind
-
-    def _trunk(self, backbone: str) -> Backbone:
-        name = self.config.trunk or backbone
-        if "@" in name:
-            raise ConfigError("the server has no file of the job's backbone: give it a bundled one by 'trunk'")
-        return load_backbone(name)
 
     def _representations(self, modality: str, whose: str) -> TensorSpec:
         shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "

@@ -3,40 +3,33 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from medfedvqa.data import PublicPairs
 from medfedvqa.methods.creamfl.ensemble import OTHER, inter_modal
 from medfedvqa.methods.moon import contrast
-from medfedvqa.models import Cache, Depth, PairedModel, Stacked, Values
-from medfedvqa.training import MakeCache, Penalty
+from medfedvqa.models import PairedModel, Values
+from medfedvqa.training import FrozenRows, Penalty
 
 CHUNK = 64
 """Public pairs that go through the model together in evaluation."""
 
 
 @dataclass(frozen=True)
-class FrozenPairs:
-    """The cache of the public pairs: the outputs of the backbone's frozen part."""
+class Contrast:
+    """What of the contrast there is (Sec. 3.2), and its weight."""
 
-    cache: Cache
-    captions: torch.Tensor
-    """The cache's numbers of the captions, int64 [items]."""
+    gamma: float
+    temperature: float
+    inter: bool = True
+    """Whether a representation is held against the server's of all items in the other modality."""
+    intra: bool = True
+    """Whether it is held against the server's and the site's last one of the same item and modality."""
 
-    @classmethod
-    def of(cls, make: MakeCache, size: int, depth: Depth, pairs: PublicPairs) -> "FrozenPairs":
-        """The cache that `make` makes of these pairs, with pictures of `size` pixels, at this depth of tuning."""
-        cache = make(depth, Stacked(pairs.pictures(size)), pairs.captions)
-        return cls(cache, cache.question_ids(pairs.captions))
-
-    def __len__(self) -> int:
-        return len(self.captions)
-
-    def batch(self, items: torch.Tensor) -> Any:
-        """The selected pairs, int64 [rows], as the backbone takes them. Their answers mean nothing."""
-        return self.cache.batch(items, self.captions[items], torch.zeros_like(items))
+    @property
+    def applies(self) -> bool:
+        """Whether there is any."""
+        return self.gamma > 0 and (self.inter or self.intra)
 
 
 @dataclass(frozen=True)
@@ -44,9 +37,8 @@ class PublicPass:
     """The public pairs as a site's model sees them, and how it learns from them."""
 
     model: PairedModel
-    pairs: FrozenPairs
-    gamma: float
-    temperature: float
+    pairs: FrozenRows
+    contrast: Contrast
     rows: int
     """Pairs per step."""
 
@@ -64,20 +56,23 @@ class PublicPass:
     def contrasts(
         self, before: Mapping[str, torch.Tensor], projection: Values, server: Values, seed: int
     ) -> Iterator[Penalty]:
-        """Endless steps over the pairs in random order: gamma times both contrasts, as functions of the VQA model.
+        """Endless steps over the pairs in random order: gamma times the contrasts, as functions of the VQA model.
 
         `before`: all values that the round starts from; `projection`: those in training; `server`: representations.
         """
         generator, previous = torch.Generator().manual_seed(seed), self.represent(before)
+        how = self.contrast
 
         def loss(items: torch.Tensor, values: Values) -> torch.Tensor:
             partners = items.to(self.model.backbone.device)
             terms = []
             for modality, local in self._of({**values, **projection}, items).items():
-                terms.append(inter_modal(local, server[OTHER[modality]], partners, self.temperature))
-                pair = server[modality][partners], previous[modality][partners]
-                terms.append(contrast(local, *pair, self.temperature))
-            return self.gamma * torch.stack(terms).sum(dim=0).mean()
+                if how.inter:
+                    terms.append(inter_modal(local, server[OTHER[modality]], partners, how.temperature))
+                if how.intra:
+                    pair = server[modality][partners], previous[modality][partners]
+                    terms.append(contrast(local, *pair, how.temperature))
+            return how.gamma * torch.stack(terms).sum(dim=0).mean()
 
         while True:
             for items in torch.split(torch.randperm(len(self.pairs), generator=generator), self.rows):

@@ -1,0 +1,185 @@
+"""The base of methods whose sites exchange answers to public questions, and never weights.
+
+Server and sites draw the same public pictures, with closed questions, that no site holds. In a round a site learns from
+the others' logits on them, then from its own rows, and sends its own logits. So each site may choose its model's size.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import ClassVar, TypeVar
+
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
+from medfedvqa.bounds import MOST_PAIRS, MOST_ROWS, MOST_SITES, Blocks, ExtraPasses, Rank, SiteName, Width
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
+from medfedvqa.core.probe import Probe
+from medfedvqa.core.scores import counts, validated
+from medfedvqa.data import public_pairs
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import AnswerModel, BackboneShape, Shapes, TunedModel
+from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.training import FrozenRows, Part, Site, answer_losses
+from privacy import DPSettings
+
+LOGITS = "logits"
+MOST_LOGIT = 30.0
+"""Logits are cut to -30..30 before they leave: a probability of e^-60 is as good as none."""
+_BOUND = 30.01
+"""The bound in the exchange, with room for what rounding adds to a mean."""
+CHUNK = 64
+"""Public rows that go through a model together where nothing is learned."""
+
+OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The loss of each row, [rows], given a model's logits [rows, answers] and the public rows' numbers, int64 [rows]."""
+Lesson = tuple[OutputLoss, int]
+"""What is learned on public rows, and in how many passes."""
+
+
+class SiteModel(MethodConfig, frozen=True):
+    """One site's model. A null field takes the job's option."""
+
+    tuning: TuningKind | None = None
+    blocks: Blocks = None
+    reduction: Width | None = None
+    rank: Rank | None = None
+    hidden: Width | None = None
+
+
+class PublicOutputsConfig(AveragingConfig, frozen=True):
+    """Options. Those of FedAvg describe the sites' models, which are never averaged."""
+
+    models: dict[SiteName, SiteModel] = Field(
+        {},
+        max_length=MOST_SITES,
+        description="by site's name, what is different there: tuning, blocks, reduction, rank, hidden",
+    )
+    public_pairs: int = Field(
+        64, ge=4, le=MOST_PAIRS, description="public pictures; all closed questions about them are public rows"
+    )
+    public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public rows per step")
+    public_epochs: ExtraPasses = Field(
+        1, description="a site's passes over the public rows per round, before its own rows; 0 is local training"
+    )
+
+    def of(self, site: str) -> "PublicOutputsConfig":
+        """The options of this site's model."""
+        return self.model_copy(update=self.models.get(site, SiteModel()).model_dump(exclude_none=True))
+
+
+Config = TypeVar("Config", bound=PublicOutputsConfig)
+
+
+class PublicOutputs(Averaging[Config]):
+    """Lessons on public rows, private training, and the site's logits on the public rows."""
+
+    shares = False
+    teacher: ClassVar[str] = "the server's"
+    """Whose logits come down."""
+
+    def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
+        super().__init__(config, dp, secagg)
+        asked = {*public_pairs(config.public_pairs).questions.answers}
+        if missing := asked - {*(self.answers or ())}:
+            raise ConfigError(
+                f"'{self.name}' compares answers to public questions by their numbers: 'answers' must be a list for "
+                f"all sites that holds {', '.join(sorted(missing))}"
+            )
+
+    @abstractmethod
+    def lessons(self, state: State, rows: FrozenRows, received: torch.Tensor | None) -> Iterator[Lesson]:
+        """What a site learns on public rows at the beginning of a round.
+
+        `state`: before the round; `received`: the teacher's logits, [rows, answers]; None before there are any.
+        """
+
+    @property
+    def silent(self) -> bool:
+        """No: logits go up in every round."""
+        return False
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """Nothing: no weights travel."""
+        return {}
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """A site's logits on the public rows go up, the teacher's come down, and counts go up at the end."""
+        self.config.check_head(self.config.tuned, shape)
+        up, down = (self._logits("the site's"),), (self._logits(self.teacher),)
+        evaluate = TaskSpec("evaluate", counts(*self.scores), ())
+        return Exchange(self.name, (TaskSpec("start", up, ()), TaskSpec("train", up, down), evaluate))
+
+    def model(self, site: Site) -> TunedModel:
+        """The site's model, by its options."""
+        config = self.config.of(site.name)
+        plain = self.model_of(site, config.tuned)
+        return replace(plain, head=replace(plain.head, hidden=config.hidden))
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Lessons on public rows, then the private steps. The site's logits on the public rows go up."""
+        trainer, rows, seed = self.trainer(site), self.public(site), site.task_seed("train", round)
+        part, model = trainer.part(state["values"], round), trainer.model
+        generator = torch.Generator().manual_seed(seed + 1)
+        for loss, passes in self.lessons(state, rows, tensors_of(received, site.device).get(LOGITS)):
+            learn(part, model, rows, loss, passes, self.config.public_rows, generator)
+        private = answer_losses(model)
+        for (draw,) in trainer.draws(seed):
+            trainer.step([part], private, draw)
+        state = {**state, "values": part.trained(), "begun": True}
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        return state, arrays_of({LOGITS: logits_on(model, state["values"], rows)})
+
+    def without_others(self, local_epochs: int | None = None) -> "PublicOutputs[Config]":
+        """See `Alone.without_others`. The public rows, from which the others teach, are left out."""
+        alone = super().without_others(local_epochs)
+        return type(self)(alone.config.model_copy(update={"public_epochs": 0}))
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """See `Method.probe`. Raises `ConfigError`."""
+        raise ConfigError(f"the method '{self.name}' cannot be attacked: its round learns from public rows too")
+
+    def check_models(self, sites: tuple[str, ...]) -> None:
+        """Raises `ConfigError` if `models` names a site that is not there."""
+        if not self.config.models.keys() <= {*sites}:
+            raise ConfigError("'models' names a site that is not there")
+
+    def public(self, site: Site) -> FrozenRows:
+        """The public rows, which go through the frozen part of the site's backbone once."""
+        model, count, size = self.model(site), self.config.public_pairs, site.backbone.shape.image_size
+        return site.derive(
+            ("public questions", count, self.answers, model.cache_key, tuple(model.depth.items())),
+            lambda: FrozenRows.of_questions(model.cache, size, model.depth, public_pairs(count), self.answers or ()),
+        )
+
+    def _logits(self, whose: str) -> TensorSpec:
+        rows = len(public_pairs(self.config.public_pairs).questions)
+        meaning = f"{whose} logits of answers to public questions"
+        shape = rows, len(self.answers or ())
+        return TensorSpec(LOGITS, shape, "float32", Kind.REPRESENTATIONS, meaning, bounds=(-_BOUND, _BOUND))
+
+
+def learn(
+    part: Part,
+    model: AnswerModel,
+    rows: FrozenRows,
+    loss: OutputLoss,
+    passes: int,
+    size: int,
+    generator: torch.Generator,
+) -> None:
+    """Passes over the public rows in random order, `size` rows a step, without dropout."""
+    for _ in range(passes):
+        for items in torch.split(torch.randperm(len(rows), generator=generator), size):
+            logits = model.logits(part.values, rows.batch(items))
+            torch.autograd.backward(loss(logits, items).mean())
+            part.step()
+
+
+@torch.no_grad()
+def logits_on(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: FrozenRows) -> torch.Tensor:
+    """The model's logits on all public rows, [rows, answers], within what may travel."""
+    parts = torch.split(torch.arange(len(rows)), CHUNK)
+    return torch.cat([model.logits(values, rows.batch(items)) for items in parts]).clamp(-MOST_LOGIT, MOST_LOGIT)

@@ -1,0 +1,23 @@
+"""Retrieval between pictures and captions: which of them find their partner among the first."""
+
+import torch
+import torch.nn.functional as F
+
+from medfedvqa.evaluation.server_score import FIRST
+
+
+def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many pictures find their caption, and captions a picture of theirs, among the first 1, 5 and 10.
+
+    `cosines`: [pictures, captions]; `captions`: the number of each picture's caption, int64 [pictures]. Whatever is
+    as near as the right one comes before it.
+    """
+    right = F.one_hot(captions, cosines.shape[1]).bool()
+    return _found(cosines, right), _found(cosines.T, right.T)
+
+
+def _found(cosines: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:
+    """How many rows have one of their right columns among the first 1, 5 and 10."""
+    best = cosines.masked_fill(~right, -torch.inf).amax(dim=1, keepdim=True)
+    before = ((cosines >= best) & ~right).sum(dim=1)
+    return tuple(int((before < first).sum()) for first in FIRST)
