@@ -63,7 +63,7 @@ class HeadConfig:
         widths = {name: self.units for name in inputs} | {"hidden": self.hidden, "answers": self.answers}
         if "places" in inputs:
             widths["looking"] = inputs["places"]
-        shapes = {
+        shapes: Shapes = {
             f"{HEAD}{layer}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
             for member in range(self.members)
             for name in inputs

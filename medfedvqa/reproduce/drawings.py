@@ -6,7 +6,7 @@ from textwrap import fill
 
 import torch
 
-from medfedvqa.figures import BLUE, COLOURS, GREEN, GREY, MARKERS, VERMILION, encoded, new_figure, styled
+from medfedvqa.figures import BLUE, COLOURS, GREEN, GREY, INK, MARKERS, VERMILION, encoded, new_figure, styled
 
 Candidates = tuple[tuple[str, float], ...]
 """Answers with their shares in 0..1, the largest first."""
@@ -43,8 +43,8 @@ def draw_samples(samples: Sequence[Sample]) -> bytes:
         if sample.given:
             lines.append(f"model: {sample.given}")
         lines += [f"r = {share:.2f}  {answer}" for answer, share in sample.candidates]
-        right = sample.given in ("", "right", sample.answer)
-        axes.set_xlabel("\n".join(fill(line, 34) for line in lines), color=GREEN if right else VERMILION)
+        colour = GREEN if sample.given in ("right", sample.answer) else VERMILION if sample.given else INK
+        axes.set_xlabel("\n".join(fill(line, 34) for line in lines), color=colour)
     return encoded(figure, "png")
 
 
