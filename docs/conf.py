@@ -59,7 +59,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "verifier",
             "hospital-it-transcript",
         ],
-        "Research": ["comparison", "benchmark", "results", "answer", "backbones", "benchmarks"],
+        "Research": ["comparison", "benchmark", "reproduce", "results", "answer", "backbones", "benchmarks"],
         "Inside": ["architecture", "maintainers", "formats", "api/index"],
     },
     "methods/index": {

@@ -26,7 +26,7 @@ FLOORS = [
     {"medfedvqa.federation"},
     {"medfedvqa.attack"},
     {"medfedvqa.answering", "medfedvqa.backup", "medfedvqa.benchmark", "medfedvqa.report"},
-    {"medfedvqa.library"},
+    {"medfedvqa.library", "medfedvqa.reproduce"},
     {"medfedvqa.cli"},
 ]
 PACKAGES = ("audits", "privacy", "medfedvqa")

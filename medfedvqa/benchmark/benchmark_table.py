@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from audits.escaping import NAME, for_markdown
-from medfedvqa.benchmark.comparison import Comparison
+from medfedvqa.benchmark.comparison import PERSONAL, Comparison
 from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.server_table import HEAD as SERVER_HEAD
@@ -19,11 +19,11 @@ ABSENT = "–"
 
 def markdown(comparison: Comparison) -> str:
     """The whole page: the settings, every system, and the paper's table if it has one for this data."""
-    parts = [_facts(comparison), _table_of(comparison), _reading(comparison)]
+    parts = [settings_and_systems(comparison)]
     if comparison.setting["data"] in PRINTED and comparison.questions != "open":
         printed = PRINTED[comparison.setting["data"]]
         closed = {label: of_kind(runs, True) for label, runs in comparison.rows.items()}
-        parts += [f"## {printed.title}", beside_printed(printed, closed)]
+        parts += [f"## {printed.title}", beside_printed(printed, closed, comparison.unseen)]
         if comparison.questions == "all":
             parts.append("Here: the closed rows, of systems that train on open questions as well.")
     if trunks_in(comparison):
@@ -35,6 +35,11 @@ def markdown(comparison: Comparison) -> str:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
     return "\n\n".join(parts) + "\n"
+
+
+def settings_and_systems(comparison: Comparison) -> str:
+    """The settings, the table of all systems, and how it is read."""
+    return "\n\n".join([_facts(comparison), _table_of(comparison), _reading(comparison)])
 
 
 def corrected(comparison: Comparison) -> dict[str, float]:
@@ -72,17 +77,29 @@ def _table_of(comparison: Comparison) -> str:
     return table(head, rows)
 
 
-def beside_printed(printed: PrintedTable, outcomes: Outcomes) -> str:
-    """The paper's table in its own layout, with its figures and ours, and what differs in each row."""
-    head = ["", *(f"{column} ({which})" for column in printed.columns for which in ("paper", "here")), "what differs"]
+def beside_printed(printed: PrintedTable, outcomes: Outcomes, unseen: Sequence[str] = ()) -> str:
+    """The paper's table in its own layout, with its figures and ours, and what differs in each row.
+
+    `unseen`: the sites that only test. Where the paper leaves a cell of a row empty, so is ours.
+    """
+    tested = next(iter(outcomes.values()))[0].right if outcomes else {}
+    places = {heading: place.sites(list(tested), unseen) for heading, place in printed.columns.items()}
+    head = [""]
+    for heading, place in printed.columns.items():
+        named = place.number is not None and places[heading]
+        head += [f"{heading} (paper)", f"{for_markdown(places[heading][0], NAME) if named else heading} (here)"]
     rows = []
     for row in printed.rows:
-        ours = by_site(outcomes[row.label]) if row.label in outcomes else {}
+        runs = outcomes.get(row.label + PERSONAL, ()) if printed.personal else ()
+        ours = by_site(runs) if (runs := runs or outcomes.get(row.label, ())) else {}
         cells = []
-        for site, figure in zip(printed.columns.values(), row.figures, strict=True):
-            cells += [f"{figure:.2f}", f"{100 * ours[site].mean:.2f}" if site in ours else "–"]
+        for heading, figure in zip(printed.columns, row.figures, strict=True):
+            means = [100 * ours[site].mean for site in places[heading] if site in ours]
+            leaves_out = figure is None and any(each is not None for each in row.figures)
+            here = f"{fmean(means):.2f}" if means and not leaves_out else ABSENT
+            cells += [ABSENT if figure is None else f"{figure:.2f}", here]
         rows.append([row.name, *cells, row.differs])
-    return "\n\n".join([table(head, rows), *printed.notes])
+    return "\n\n".join([table([*head, "what differs"], rows), *printed.notes])
 
 
 def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
@@ -135,20 +152,26 @@ def _reading(comparison: Comparison) -> str:
     return (
         f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
         "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
-        f"{together if both else ''}{types}p: paired permutation test over patients against "
-        f"{for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for all rows. From "
-        "pictures: points of the average more than the same system on black pictures; from federation: more than the "
-        "same model alone with equal steps; each with its 95 % interval by patient, not corrected. (personal): each "
-        "site's own model before the last mean, of the same run. Late: by how many points the mean of the sites' "
-        "validation rows is higher at its best round than at the best of the first two thirds of the rounds. Bytes per "
-        "site and round; s are processor seconds per round, of all sites together, without decoding pictures. All "
-        f"runs together: {comparison.seconds / 3600:.1f} processor hours."
+        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: paired permutation test over "
+        f"patients against {for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for "
+        "all rows. From pictures: points of the average more than the same system on black pictures; from federation: "
+        "more than the same model alone with equal steps; each with its 95 % interval by patient, not corrected. "
+        "(personal): each site's own model before the last mean, of the same run. Late: by how many points the mean of "
+        "the sites' validation rows is higher at its best round than at the best of the first two thirds of the "
+        "rounds. Bytes per site and round; s are processor seconds per round, of all sites together, without decoding "
+        f"pictures. All runs together: {comparison.seconds / 3600:.1f} processor hours."
     )
 
 
 _TYPES = (
     "Yes/no, number and other are types of answers, as in VQA v2: a number stands alone, in digits or as a word up to "
     "twelve. "
+)
+
+
+_UNSEEN = (
+    "Seen: the mean over sites that train; unseen: over sites that only test the others' last mean, where rows of "
+    "training alone, and majority and prior, have learned from the site's own training rows. "
 )
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from medfedvqa.answer_types import ANSWER_TYPES
-from medfedvqa.benchmark.outcome import RunOutcome, of_kind, of_type
+from medfedvqa.benchmark.outcome import RunOutcome, at_sites, of_kind, of_type
 from medfedvqa.benchmark.results_file import Result
 from medfedvqa.benchmark.statistics import Summary, average, paired
 from medfedvqa.errors import ConfigError
@@ -31,6 +31,8 @@ class Comparison:
     """The label of the same system without the picture, by label."""
     seconds: float
     """Processor seconds of all runs, without decoding pictures."""
+    unseen: tuple[str, ...] = ()
+    """The sites that never train and test the others' last mean."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -55,13 +57,15 @@ class Comparison:
     def averages(self, label: str) -> dict[str, Summary]:
         """A row's averages over sites by heading. The last is that of all rows, before it those of parts of them.
 
-        Parts are the kinds of questions, where both are tested, and the types of answers, where results say them.
+        Parts are the kinds of questions, where both are tested, the types of answers, where results say them, and the
+        sites that train and those that do not, where some do not.
         """
         runs = self.rows[label]
+        parts = self._by_type(runs) | self._by_training(runs)
         if self.questions != "all":
-            return self._by_type(runs) | {"average": average(runs)}
+            return parts | {"average": average(runs)}
         kinds = {"closed": average(of_kind(runs, True)), "open": average(of_kind(runs, False))}
-        return kinds | self._by_type(runs) | {"together": average(runs)}
+        return kinds | parts | {"together": average(runs)}
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -72,6 +76,12 @@ class Comparison:
 
     def _by_type(self, runs: Sequence[RunOutcome]) -> dict[str, Summary]:
         return {name: average(of_type(runs, ANSWER_TYPES[name])) for name in self.types}
+
+    def _by_training(self, runs: Sequence[RunOutcome]) -> dict[str, Summary]:
+        if not self.unseen:
+            return {}
+        seen = [site for site in self.sites if site not in self.unseen]
+        return {"seen": average(at_sites(runs, seen)), "unseen": average(at_sites(runs, self.unseen))}
 
     def pair(self, label: str, others: Mapping[str, str]) -> str | None:
         """The row that `others` names for this one, if both have outcomes of a common seed."""
@@ -106,7 +116,8 @@ def compared(results: Iterable[Result]) -> Comparison:
             blind[row] = each[0].without_picture and each[0].without_picture + row.removeprefix(label)
         baselines |= set(labels) if each[0].baseline else set()
     seconds = sum(result.processor_seconds for result in ordered)
-    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind, seconds)
+    unseen = dict.fromkeys(site for result in ordered for site in result.options.get("unseen", ()))
+    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind, seconds, tuple(unseen))
 
 
 def _check_rows(results: Sequence[Result]) -> None:

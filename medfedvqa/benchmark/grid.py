@@ -21,6 +21,8 @@ from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, 
 from medfedvqa.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.core import create
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.local_training import Alone
 from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
 from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
@@ -103,10 +105,21 @@ class Grid:
     def _options(self, system: System) -> dict[str, Any]:
         """The system's options under the budget. With open questions a list that the job names is the longer one."""
         options, listed = system.with_budget(dict(self.budget)), self.answers or "public"
+        if self.regime.unseen and not system.centralised:
+            options |= self._unseen(system, options)
         if (self.questions == "closed" and not self.answers) or "answers" in options:
             return options
         names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS
         return options | {"answers": listed} if names_closed else options
+
+    def _unseen(self, system: System, options: dict[str, Any]) -> dict[str, Any]:
+        """What a method needs to know of unseen sites: one that sends nothing trains at them, too, as a reference."""
+        method = create(system.method, options, secagg=system.secagg)
+        if isinstance(method, Alone) and method.silent:
+            return {}
+        if not isinstance(method, Averaging):
+            raise ConfigError(f"'{system.label}' sends no model that an unseen site could test: leave it out")
+        return {"unseen": list(self.regime.unseen)}
 
     def folder(self, system: System, seed: int) -> Path:
         """The folder of one run."""
@@ -163,7 +176,7 @@ def _saved(grid: Grid, system: System, seed: int) -> Result:
 
 
 def _free(grid: Grid, label: str, seed: int) -> Result:
-    data = _data(grid, seed)
+    data = data_of(grid, seed)
     if grid.regime.late:
         data = {site: newcomer(each, grid.regime.late) for site, each in data.items()}
     outcome = RunOutcome(
@@ -251,11 +264,11 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     folder, job, machine = grid.folder(system, seed), grid.job(system, seed), Machine(device, grid.store)
     if folder.exists():
         shutil.rmtree(folder)
-    data = _data(grid, seed, system.pictures)
+    data = data_of(grid, seed, system.pictures)
     if grid.regime.late:
         outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, machine)
     elif system.centralised:
-        outcome = centralised(job, folder, data, machine)
+        outcome = centralised(job, folder, grid.regime.pooled(data), machine)
     else:
         outcome, _ = federated(job, grid.root, folder, data, machine)
     content = {
@@ -271,7 +284,7 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     append(grid.results_file, [_saved(grid, system, seed)])
 
 
-def _data(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
+def data_of(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
     """The data of each site, without `pictures` all black ones."""
     job = grid.job(grid.systems[0], seed)
     data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone))

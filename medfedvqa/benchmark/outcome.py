@@ -1,6 +1,6 @@
 """The outcome of one run of a benchmark, by site, without any text of a row."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from statistics import fmean
@@ -53,6 +53,11 @@ def of_kind(outcomes: Sequence[RunOutcome], closed: bool) -> list[RunOutcome]:
 def of_type(outcomes: Sequence[RunOutcome], letter: str) -> list[RunOutcome]:
     """Like `of_kind`, on the test rows whose answer is of this type; empty if an outcome does not say types."""
     return _where(outcomes, lambda outcome, site: [each == letter for each in outcome.types.get(site, "")])
+
+
+def at_sites(outcomes: Sequence[RunOutcome], sites: Collection[str]) -> list[RunOutcome]:
+    """The outcomes at these sites only; empty if none of them is tested."""
+    return _where(outcomes, lambda outcome, site: [site in sites] * len(outcome.right[site]))
 
 
 def _kinds(outcome: RunOutcome, site: str) -> list[bool]:

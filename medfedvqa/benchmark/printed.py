@@ -4,8 +4,9 @@
 trains on all rows, closed and open. A figure without a source that could be read is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 PM = "prompt_pfl (PM)"
 ABLATIONS = {
@@ -18,23 +19,43 @@ ABLATIONS = {
 
 
 @dataclass(frozen=True)
+class Place:
+    """The sites here whose mean stands beside a printed column: one by its name or number, or all of a kind."""
+
+    site: str = ""
+    of: Literal["all", "seen", "unseen", "none"] = "all"
+    """Those that train, those that only test, or none, where nothing here is of that kind."""
+    number: int | None = None
+    """One of these sites, from 0; None: all of them."""
+
+    def sites(self, sites: Sequence[str], unseen: Collection[str] = ()) -> tuple[str, ...]:
+        """Which of a table's sites these are; empty if it has none of them."""
+        kinds = {"all": sites, "seen": [each for each in sites if each not in unseen], "unseen": unseen, "none": ()}
+        chosen = [each for each in sites if each in kinds[self.of] and self.site in ("", each)]
+        return tuple(chosen if self.number is None else chosen[self.number : self.number + 1])
+
+
+@dataclass(frozen=True)
 class PrintedRow:
-    """A row as printed; `label` names this project's system that it is compared with."""
+    """A row as printed; `label` names this project's system that it is compared with, if there is one."""
 
     name: str
-    figures: tuple[float, ...]
+    figures: tuple[float | None, ...]
+    """None where the paper prints none."""
     label: str
     differs: str
 
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """A table as printed; `columns` maps the paper's headings, in its order, to the sites here."""
+    """A table as printed; `columns` maps the paper's headings, in its order, to places here."""
 
     title: str
-    columns: Mapping[str, str]
+    columns: Mapping[str, Place]
     rows: tuple[PrintedRow, ...]
     notes: tuple[str, ...] = ()
+    personal: bool = False
+    """Whether its figures at sites that train are those of their own models before the last mean."""
 
 
 _BACKBONE = "backbone (CLIP ViT-B there), budget"
@@ -43,7 +64,7 @@ _SIZE = "network and pre-training"
 PRINTED = {
     "slake": PrintedTable(
         "Table 1 of the prompt paper: SLAKE",
-        {"Brain": "brain", "Abdomen": "abdomen", "Others": "others", "Lung": "lung"},
+        {heading: Place(heading.lower()) for heading in ("Brain", "Abdomen", "Others", "Lung")},
         (
             PrintedRow("VGG+SAN", (76.92, 72.34, 74.41, 75.89), "SAN", _SIZE),
             PrintedRow("PMCLIP", (79.12, 80.85, 76.74, 82.98), "PubMedCLIP-style", _SIZE),
@@ -58,7 +79,7 @@ PRINTED = {
     ),
     "vqa-rad": PrintedTable(
         "Table 2 of the prompt paper: VQA-RAD",
-        {"Brain": "head", "Abdomen": "abdomen", "Chest": "chest"},
+        {"Brain": Place("head"), "Abdomen": Place("abdomen"), "Chest": Place("chest")},
         (
             PrintedRow("MEVF", (68.63, 66.67, 60.61), "MEVF-style", _SIZE),
             PrintedRow("PMCLIP", (73.53, 70.00, 62.12), "PubMedCLIP-style", _SIZE),

@@ -24,10 +24,14 @@ class Regime:
     """The number of hospitals into which the patients of each organ are divided."""
     late: int = 0
     """The number of patients with training rows with which each site in turn joins the others late; 0: none does."""
+    unseen: tuple[str, ...] = ()
+    """The sites that never train what is shared, and test the others' last mean."""
 
     @property
     def name(self) -> str:
         """The name in tables and results."""
+        if self.unseen:
+            return f"{' and '.join(self.unseen)} unseen"
         if self.late:
             return f"a late site with {self.late} patients"
         if self.hospitals > 1:
@@ -49,6 +53,15 @@ class Regime:
             return {organ: fewer_rows(data, self.share) for organ, data in organs.items()}
         parts = [part for data in organs.values() for part in hospitals(data, self.hospitals)]
         return dict(zip(self.sites(list(organs)), parts, strict=True))
+
+    def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
+        """The data for one model of all rows: an unseen site has no training and no validation rows."""
+        return {site: tested_only(data) if site in self.unseen else data for site, data in sites.items()}
+
+
+def tested_only(data: SiteData) -> SiteData:
+    """The site with its test rows alone."""
+    return replace(data, train=_of(data.train, ()), validate=_of(data.validate, ()))
 
 
 def fewer_rows(data: SiteData, share: float) -> SiteData:

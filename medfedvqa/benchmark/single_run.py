@@ -157,12 +157,18 @@ def _server(tested: Mapping[str, Any] | None) -> dict[str, Any]:
 def _personal(
     job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData], machine: Machine
 ) -> dict[str, list[bool]]:
-    """Which test rows each site's own model before the last mean answers right; none if it has no other model."""
+    """Which test rows each site's own model before the last mean answers right; none if it has no other model.
+
+    A site that never trains has the last mean in both places.
+    """
     if not isinstance(method, Averaging) or not method.shares or method.config.evaluated == "personal":
         return {}
     personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}), secagg=job.secagg)
     backbone, right = machine.backbone(job), {}
     for name, state in states.items():
+        if name in method.config.unseen:
+            right[name] = state[RIGHT].tolist()
+            continue
         site = Site(name, data[name], backbone, machine.device, job.seed)
         right[name] = personal.answered(site, state, {}, site.data.test).tolist()
     return right

@@ -112,6 +112,12 @@ FEDDAT_VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+def _fedp3(label: str, changes: dict[str, Any]) -> System:
+    """A line of FedP3's frame, with the list that its filter needs."""
+    options = FEDP3 | PUBLIC | {"weight": WEIGHT} | changes
+    return System(label, "fedp3", options, baseline=False, alone=BLOCKS_ALONE_PUBLIC, family=BLOCKS_ALONE)
+
+
 def _tuned(kind: str) -> dict[str, Any]:
     return {"tuning": kind.lower()}
 
@@ -193,17 +199,7 @@ _LISTED = (
     System(AS2_FIVE, "prompt_pfl", PROMPT_PFL | FIVE | {"ablation": "AS2"}, baseline=False, family=PM),
     # FedP3: its own rows; "Eq. 11" and "Eq. 12" are two ways to choose answers. FedDAT: without parts of the
     # teacher, and with other parts tested.
-    *(
-        System(
-            label,
-            "fedp3",
-            FEDP3 | PUBLIC | {"weight": WEIGHT} | changes,
-            baseline=False,
-            alone=BLOCKS_ALONE_PUBLIC,
-            family=BLOCKS_ALONE,
-        )
-        for label, changes in FEDP3_VARIANTS.items()
-    ),
+    *(_fedp3(label, changes) for label, changes in FEDP3_VARIANTS.items()),
     *(
         System(label, "feddat", changes, baseline=False, alone=OWN_HEAD_ALONE, family="FedDAT")
         for label, changes in FEDDAT_VARIANTS.items()
@@ -270,12 +266,43 @@ CREAMFL_ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """The paper's ablations: how the server combines representations, and which contrasts the sites have."""
 
+
+PAPER_PROMPTS: dict[str, Any] = PROMPT_PFL | {
+    **{"optimizer": "adam", "learning_rate": 0.01, "decay": 0.1, "decay_every": 10},
+    **{"similarity": "paper", "fusion": "concat", "question_input": "tower"},
+}
+"""The prompt paper's own rate, decay, head, and one cosine over both prompts in L_d and in eta."""
+
+
+def _kl(temperature: float, weight: float = 1.0, tau_squared: bool = True) -> dict[str, Any]:
+    return {"preserve": "kl", "temperature": temperature, "weight": weight, "tau_squared": tau_squared}
+
+
+def _sweeps() -> Iterator[System]:
+    """What FedP3's Tables 4 and 6 and Figs. 4 and 7, and the prompt paper's choice of r, vary."""
+    yield System("centralised last 3 blocks", "local", FEDP3, baseline=False, centralised=True, family=BLOCKS_ALONE)
+    for temperature in (1, 2, 3):
+        yield _fedp3(f"KP T = {temperature}", _kl(temperature))
+    for temperature in (2, 3):
+        yield _fedp3(f"KP T = {temperature} without tau^2", _kl(temperature, tau_squared=False))
+    for weight in (0.1, 0.5, 2.0):
+        yield _fedp3(f"KP lambda = {weight:g}", _kl(2, weight))
+        yield _fedp3(f"FedP3 lambda = {weight:g}", {"weight": weight})
+    for top in (5, 10, 50, 100):
+        yield _fedp3(f"FedP3 N = {top}", {"top": top})
+    yield _fedp3("FedP3 with LayerNorm", {"normed": True})
+    for blocks in (1, 2, 3, 6, 9):
+        yield System(f"prompt_pfl r = {blocks}", "prompt_pfl", PROMPT_PFL | {"blocks": blocks}, False, family=PM)
+    yield System("prompt_pfl as printed", "prompt_pfl", PAPER_PROMPTS, baseline=False)
+
+
 AT_REQUEST = (
     *(system for trunk in TRUNKS for system in _on_trunk(trunk)),
     *(
         System(label, "creamfl", options, baseline=False, family="CreamFL")
         for label, options in CREAMFL_ABLATIONS.items()
     ),
+    *_sweeps(),
     System(CONTRASTIVE, "unicon", UNICON | ALONE, baseline=False, centralised=True),
     System(
         "FedAvg full local head",

@@ -17,6 +17,7 @@ COMMANDS = {
     "benchmark": Source("benchmark", "benchmark"),
     "tune": Source("tune", "tune"),
     "study": Source("study", "study"),
+    "reproduce": Source("reproduce", "reproduce", {"list": Source("reproduce", "list_command")}),
     "answer": Source("answer", "answer"),
     "export": Source("export", "export"),
     "attention": Source("attention", "attention"),

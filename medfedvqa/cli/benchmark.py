@@ -16,6 +16,7 @@ from medfedvqa.errors import ConfigError
 if TYPE_CHECKING:
     from medfedvqa.benchmark.comparison import Comparison
     from medfedvqa.benchmark.grid import Grid
+    from medfedvqa.benchmark.regimes import Regime
     from medfedvqa.benchmark.results_file import Result
     from medfedvqa.benchmark.systems import System
 
@@ -41,6 +42,9 @@ def benchmark(
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     questions: options.QuestionsOption = "closed",
+    unseen: Annotated[
+        str, typer.Option(help="Sites, with commas between, that never train and test the others' last mean.")
+    ] = "",
     budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
@@ -61,7 +65,7 @@ def benchmark(
     if from_files:
         given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
         given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
-        given["--questions"] = questions != "closed"
+        given |= {"--questions": questions != "closed", "--unseen": unseen}
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced
@@ -71,8 +75,9 @@ def benchmark(
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
+    grid = replace(grid, regime=regime_with(unseen, grid.organs))
     if scale:
-        path = _scale(progress, numbers(scale), replace(grid, organs=()), workers)
+        path = scaled(progress, numbers(scale), replace(grid, organs=()), workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
         return
     complete(progress, grid, workers)
@@ -181,6 +186,19 @@ def named_systems(listed: str) -> "tuple[System, ...]":
     return systems_named(names)
 
 
+def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
+    """The regime in which the listed sites never train. Raises `ConfigError` for other names, or if none is left."""
+    from medfedvqa.benchmark.regimes import Regime
+    from medfedvqa.near_miss import check_name
+
+    unseen = tuple(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+    for name in unseen:
+        check_name("site", name, sites, f"the sites are {', '.join(sites)}", " in this data")
+    if len(unseen) == len(sites):
+        raise ConfigError("--unseen names all sites: leave at least one to train")
+    return Regime(unseen=unseen)
+
+
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for an option that none of the methods has. A method ignores options that it lacks."""
     from medfedvqa.core import method_type
@@ -191,7 +209,7 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
         check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
 
 
-def _scale(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
+def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
     """Run the grid at each number of sites, and plot accuracy by number of sites. Raises `ConfigError`."""
     from dataclasses import replace
 

@@ -21,6 +21,7 @@ class HeadOptions(MethodConfig, frozen=True):
     units: Width = Field(192, description="tanh units of picture and of question in a product")
     hidden: Width = Field(512, description="width of the answer head's hidden layer")
     dropout: Share = Field(0.2, description="dropout in the answer head")
+    normed: bool = Field(False, description="a LayerNorm of the hidden layer before ReLU, as in FedP3's paper")
     heads: int = Field(
         1,
         ge=1,
@@ -31,7 +32,9 @@ class HeadOptions(MethodConfig, frozen=True):
 
     def head_of(self, answers: int) -> HeadConfig:
         """The answer head for this number of answers."""
-        return HeadConfig(answers, self.hidden, self.dropout, self.fusion, self.question_input, self.units, self.heads)
+        names = ("hidden", "dropout", "fusion", "units", "normed")
+        options = {name: getattr(self, name) for name in names}
+        return HeadConfig(answers, **options, question=self.question_input, members=self.heads)
 
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
         """Raises `ConfigError` for a head that this backbone does not allow, or that does not see all that is tuned.

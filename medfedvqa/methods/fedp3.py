@@ -6,9 +6,11 @@ import torch
 from pydantic import Field
 
 from medfedvqa.bounds import MOST_ANSWERS, Blocks, Rate, Rounds, Temperature
+from medfedvqa.core.answering import TESTED, Answering
 from medfedvqa.core.knowledge_preserving import Outputs, Preserving, PreservingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
+from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import divergence
 from medfedvqa.models.tuning import Kind as TuningKind
@@ -27,6 +29,7 @@ class FedP3Config(PreservingConfig, frozen=True):
     blocks: Blocks = Field(3, description="how many of each tower's last blocks are tuned; null is all")
     preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
     temperature: Temperature = Field(2.0, description="of preserve 'kl'")
+    tau_squared: bool = Field(True, description="temperature^2 times preserve 'kl', as usual; Eq. 4 has no such factor")
     filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
     top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), fewer than all")
     clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")
@@ -73,7 +76,8 @@ class FedP3(Preserving[FedP3Config]):
         """L_p3 of each row, or the divergence."""
         config = self.config
         if config.preserve == "kl":
-            return divergence(teacher.logits, student.logits, config.temperature)
+            factor = 1 if config.tau_squared else config.temperature**-2
+            return factor * divergence(teacher.logits, student.logits, config.temperature)
         scores = [teacher.logits, student.logits]
         if config.space == "probability":
             scores = [logits.softmax(dim=1) for logits in scores]
@@ -82,6 +86,21 @@ class FedP3(Preserving[FedP3Config]):
             scores = [values.gather(1, chosen) for values in scores]
         differences = (matchups(scores[0]) - matchups(scores[1])).abs()
         return differences.sum((1, 2)) if config.pairs == "sum" else differences.mean((1, 2))
+
+    @torch.no_grad()
+    def forgetting(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
+        """r of each of a site's rows after the evaluation, [rows, answers] (Figs. 5 and 8); it stays at the site.
+
+        The student is the site's own last model, the teacher the last mean. Raises `ConfigError` for a state of before
+        the evaluation, and for the filters 'random' and 'all', which have no r.
+        """
+        by = self.config.filter
+        if TESTED not in state or by in ("random", "all"):
+            raise ConfigError("r takes a site's state after the evaluation, and a filter that ranks answers")
+        student, last = state["values"], {name: value.to(site.device) for name, value in state[TESTED].items()}
+        teacher = Answering(self.model(site), {**student, **last}, self._space(site)).probabilities(site, examples)
+        learnt = Answering(self.model(site), student, self._space(site)).probabilities(site, examples)
+        return forgotten(teacher.log(), learnt.log(), by, self.config.clamp).softmax(dim=1)
 
     @torch.no_grad()
     def chosen(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:

@@ -26,6 +26,8 @@ from medfedvqa.models.tuning import Shapes
 from privacy import Chance
 
 HEAD = "head."
+NORM = "norm"
+"""The layer of a LayerNorm, whose values begin at 1 and 0."""
 Fusion = Literal["concat", "product", "attend", "text"]
 QuestionInput = Literal["tower", "ngrams", "both"]
 Named = Mapping[str, torch.Tensor]
@@ -44,6 +46,8 @@ class HeadConfig:
     """The tanh units of picture and question in a product."""
     members: int = 1
     """The heads that answer together."""
+    normed: bool = False
+    """Whether the hidden units pass a LayerNorm before ReLU, as in FedP3's paper."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or min(self.hidden, self.units, self.members) < 1:
@@ -59,13 +63,15 @@ class HeadConfig:
         widths = {name: self.units for name in inputs} | {"hidden": self.hidden, "answers": self.answers}
         if "places" in inputs:
             widths["looking"] = inputs["places"]
-        return {
+        shapes: Shapes = {
             f"{HEAD}{layer}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
             for member in range(self.members)
             for name in inputs
             for layer in (_layer_name(name, member),)
             for part in ("weight", "bias")
         }
+        norms = [_layer_name(NORM, member) for member in range(self.members if self.normed else 0)]
+        return shapes | {f"{HEAD}{norm}.{part}": (self.hidden,) for norm in norms for part in ("weight", "bias")}
 
     def sees(self, tower: str) -> bool:
         """Whether the answer depends on the features of this tower."""
@@ -104,8 +110,11 @@ class HeadConfig:
         """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`."""
         each = []
         for member in range(self.members):
-            hidden = _layer(values, "hidden", self._joined(values, shape, features, batch, member), member).relu()
-            each.append(_layer(values, "answers", dropped(hidden, self.dropout, chance), member))
+            hidden = _layer(values, "hidden", self._joined(values, shape, features, batch, member), member)
+            if self.normed:
+                norm = f"{HEAD}{_layer_name(NORM, member)}"
+                hidden = F.layer_norm(hidden, (self.hidden,), values[f"{norm}.weight"], values[f"{norm}.bias"])
+            each.append(_layer(values, "answers", dropped(hidden.relu(), self.dropout, chance), member))
         return each[0] if self.members == 1 else torch.stack(each).log_softmax(dim=2).mean(dim=0)
 
     def _joined(

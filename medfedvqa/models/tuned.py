@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.answer_head import HeadConfig
+from medfedvqa.models.answer_head import NORM, HeadConfig
 from medfedvqa.models.answer_rows import AnswerBatch, AnswerCache
 from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
 from medfedvqa.models.picture_stream import PictureStream, streamed
@@ -95,13 +95,17 @@ class TunedModel(AnswerModel):
         return self.head.fusion == "attend"
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """Initial values. Those of the head are uniform in +-1/sqrt(inputs), like torch's default."""
+        """Initial values. Those of the head's linear layers are uniform in +-1/sqrt(inputs), like torch's default."""
         shape, device = self.shape, self.backbone.device
         values = self.tuning.initial(shape, self.backbone, generator)
         aside = shape.embed if self.join == "product" else 0
         inputs = self.head.layers(shape, aside)
         for name, size in self.head.shapes(shape, aside).items():
-            bound = inputs[name.split(".")[1]] ** -0.5
+            layer = name.split(".")[1]
+            if layer == NORM:
+                values[name] = torch.full(size, float(name.endswith("weight")))
+                continue
+            bound = inputs[layer] ** -0.5
             values[name] = torch.empty(size).uniform_(-bound, bound, generator=head)
         return {name: value.to(device) for name, value in values.items()}
 

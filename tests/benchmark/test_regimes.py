@@ -58,6 +58,15 @@ def test_hospitals_share_out_an_organs_patients(site: SiteData, count: int) -> N
     assert first.trained_patients == {site.patients[each] for each in patients(first.train) | patients(first.validate)}
 
 
+def test_an_unseen_site_lends_one_model_of_all_rows_its_test_rows_alone(site: SiteData) -> None:
+    """What it would train on, or choose its best round by, is left out; a site that trains keeps all."""
+    sites = {"site-001": site, "site-002": site}
+    pooled = Regime(unseen=("site-002",)).pooled(sites)
+    assert [len(part) for part in pooled["site-002"].parts] == [0, 0, len(site.test)]
+    assert pooled["site-001"] is site and Regime().pooled(sites) == sites
+    assert Regime(unseen=("site-002",)).divided(sites)["site-002"].train.questions == site.train.questions
+
+
 def test_an_organ_with_too_few_patients_is_refused(site: SiteData) -> None:
     """A hospital without test rows would have no accuracy."""
     with pytest.raises(ConfigError, match="too few patients for 500 hospitals"):
@@ -67,5 +76,6 @@ def test_an_organ_with_too_few_patients_is_refused(site: SiteData) -> None:
 def test_sites_and_names_of_regimes() -> None:
     """A plain benchmark is the regime of all rows."""
     assert Regime().name == "all rows" and Regime().sites(["a", "b"]) == ("a", "b")
+    assert Regime(unseen=("a", "b")).name == "a and b unseen"
     assert Regime(0.25).name == "25 % of the rows"
     assert Regime(hospitals=2).sites(["a", "b"]) == ("a-1", "a-2", "b-1", "b-2")

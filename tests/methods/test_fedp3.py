@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from medfedvqa.core import Site, Tensors, create
+from medfedvqa.core.answering import TESTED, Answering
 from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
@@ -125,6 +126,38 @@ def test_the_divergence_has_its_closed_form_gradients(logits: Logits) -> None:
     ratio = (learnt / taught).log()
     assert torch.allclose(forward, 3 * (learnt - taught), atol=1e-12)
     assert torch.allclose(backward, 3 * learnt * (ratio - (learnt * ratio).sum(1, keepdim=True)), atol=1e-12)
+
+
+def test_knowledge_preserving_as_eq_4_is_printed_has_no_factor(logits: Logits) -> None:
+    """`tau_squared` false: KL of softened answers alone; at T = 1 both are Eq. 4."""
+    teacher, student = logits
+    for temperature in (1.0, 2.0, 3.0):
+        taught, learnt = ((each / temperature).softmax(1) for each in logits)
+        plain = (taught * (taught / learnt).log()).sum(1)
+        options = {"preserve": "kl", "temperature": temperature}
+        assert torch.allclose(term(teacher, student, **options, tau_squared=False), plain, atol=1e-12)
+        assert torch.allclose(term(teacher, student, **options), temperature**2 * plain, atol=1e-12)
+
+
+def test_a_site_s_forgotten_answers_are_r_of_the_mean_and_its_own_model(site: Callable[..., Site]) -> None:
+    """Figs. 5 and 8 after the evaluation: Eq. 12 by hand of both models' probabilities; before it there is no mean."""
+    method = create("fedp3", {"answers": "closed", "blocks": 1, "hidden": 4})
+    assert isinstance(method, FedP3)
+    place = site()
+    state = method.setup(place)
+    with pytest.raises(ConfigError, match="after the evaluation"):
+        method.forgetting(place, state, place.data.test)
+    mean = {name: 6 * value for name, value in state["values"].items()}
+    kept = {**state, TESTED: mean}
+    taught, learnt = (
+        Answering(method.model(place), values, method.answers or ()).probabilities(place, place.data.test)
+        for values in (mean, state["values"])
+    )
+    w = torch.log((taught * taught.log()).sum(1) / (learnt * learnt.log()).sum(1))
+    expected = taught * learnt ** -w[:, None]
+    found = method.forgetting(place, kept, place.data.test)
+    assert torch.allclose(found, expected / expected.sum(1, keepdim=True), atol=1e-6)
+    assert not torch.allclose(found, taught, atol=1e-3)
 
 
 def test_lambda_0_is_fedavg_bit_for_bit(rounds: Rounds) -> None:

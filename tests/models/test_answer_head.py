@@ -58,6 +58,23 @@ def test_the_product_head_is_the_product_of_tanh_units(single: ClipBackbone) -> 
     assert torch.allclose(model.logits(values, batch), expected, **EXACT)
 
 
+def test_a_normed_head_has_a_layernorm_before_its_relu(single: ClipBackbone) -> None:
+    """It begins at weight 1 and bias 0, has weights in each member, and adds two values for each hidden unit."""
+    model, values = made(single, normed=True)
+    batch = batch_of(model, [0, 1, 2], [0, 2, 1])
+    hidden = layer(values, "hidden", model.features(values, batch))
+    centred = hidden - hidden.mean(1, keepdim=True)
+    normed = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    assert torch.allclose(model.logits(values, batch), layer(values, "answers", normed.relu()), **EXACT)
+    values["head.norm.weight"], values["head.norm.bias"] = torch.full((7,), 2.0), torch.full((7,), 0.5)
+    assert torch.allclose(model.logits(values, batch), layer(values, "answers", (2 * normed + 0.5).relu()), **EXACT)
+    plain, _ = made(single)
+    added = model.head.shapes(single.shape).keys() - plain.head.shapes(single.shape).keys()
+    assert added == {"head.norm.weight", "head.norm.bias"}
+    several, values = made(single, normed=True, members=2)
+    assert values["head.norm.1.weight"].tolist() == [1.0] * 7 and values["head.norm.1.bias"].tolist() == [0.0] * 7
+
+
 def test_the_attending_head_adds_the_places_that_the_question_weighs(single: ClipBackbone) -> None:
     """Place by place, with open_clip's own output tokens as the grid."""
     model, values = made(single, fusion="attend", question="ngrams")

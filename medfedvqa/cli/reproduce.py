@@ -1,0 +1,159 @@
+"""`medfedvqa reproduce`: the tables and figures of the founding papers, each with a command or the reason why not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfedvqa.cli import options
+from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.benchmark.grid import Grid
+    from medfedvqa.reproduce.entries import Entry, Program
+
+PAGE = "reproduced.md"
+WARNING = "The pictures show rows of patients: they must not leave this machine."
+
+
+def reproduce(
+    paper: Annotated[
+        str,
+        typer.Argument(help="A paper: fedp3, feddat, prompt-pfl, unicon, creamfl, or its number.", show_default=False),
+    ],
+    entry: Annotated[
+        str, typer.Argument(help="A table or figure of it; `medfedvqa reproduce list` has all.", show_default=False)
+    ],
+    data: options.DataOption = "",
+    data_root: options.RootOption = None,
+    rows: Annotated[str, typer.Option(help="Rows of the paper's table, with commas between. Default: all.")] = "",
+    unseen: Annotated[
+        str, typer.Option(help="Sites that never train, with commas between. Default: the last, as the paper has them.")
+    ] = "",
+    seeds: options.SeedsOption = 3,
+    backbone: options.UnseenBackboneOption = "auto",
+    rounds: options.RoundsOption = None,
+    local_epochs: options.EpochsOption = None,
+    option: options.MethodOptions = None,
+    questions: options.QuestionsOption = "closed",
+    workers: options.WorkersOption = 1,
+    device: options.DeviceOption = "auto",
+    cache: options.CacheOption = None,
+    tuned: options.TunedOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs, which resume. Default: reproduced/PAPER-ENTRY.")
+    ] = None,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Run a table or figure of a founding paper on your data, its figures beside this run's, and what differs."""
+    from medfedvqa.cli.benchmark import check_folder
+    from medfedvqa.reproduce.catalogue import entry_of, paper_of
+    from medfedvqa.reproduce.entries import Absent, Program, Scale
+
+    chosen = paper_of(paper)
+    asked = entry_of(chosen, entry)
+    folder, protocol = out or Path("reproduced") / f"{chosen.name}-{asked.name}", asked.protocol
+    if isinstance(protocol, Absent):
+        raise ConfigError(f"'{asked.name}' of '{chosen.name}' is not run here: {protocol.reason}")
+    check_folder(folder)
+    if isinstance(protocol, Program):
+        _run_program(protocol, folder)
+        return
+    from medfedvqa.cli.run import announced
+
+    progress = announced(f"medfedvqa reproduce {chosen.name} {asked.name}: loading PyTorch and the data", quiet)
+    from medfedvqa.cli.benchmark import planned_grid, regime_with, scaled
+    from medfedvqa.reproduce.tables import labels_of, on_paper_s_sites, with_budget
+
+    labels = labels_of(protocol, [name.strip() for name in rows.split(",") if name.strip()])
+    changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    grid = planned_grid(
+        *(",".join(labels), data or asked.data, data_root, backbone, changes, seeds, device, cache, folder),
+        *(tuned, questions),
+    )
+    grid = on_paper_s_sites(with_budget(grid, protocol, changes), protocol)
+    if unseen:
+        grid = replace(grid, regime=regime_with(unseen, grid.organs))
+    if isinstance(protocol, Scale):
+        path = scaled(progress, list(protocol.counts), replace(grid, organs=()), workers)
+        Terminal(quiet=quiet).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
+    else:
+        _write(asked, grid, progress, workers, quiet)
+
+
+def list_command(
+    paper: Annotated[
+        str | None, typer.Argument(help="A paper: only its tables and figures are listed.", show_default=False)
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """List every table and figure of the five founding papers, with its command or the reason why there is none."""
+    from rich.table import Table
+
+    from medfedvqa.reproduce.catalogue import PAPERS, lines, paper_of
+
+    papers = (paper_of(paper),) if paper else PAPERS
+    if as_json:
+        typer.echo(json.dumps({"entries": list(lines(papers))}, indent=2))
+        return
+    for each in papers:
+        table = Table("entry", "shows", "data", "command, or why there is none", title=f"{each.number}: {each.title}")
+        for line in lines((each,)):
+            table.add_row(
+                *(
+                    sentence(cell)
+                    for cell in (line["entry"], line["title"], line["data"], line["command"] or line["reason"])
+                )
+            )
+        Terminal().print(table)
+
+
+def _run_program(program: "Program", folder: Path) -> None:
+    """Runs a program of the source tree. Raises `ConfigError` if there is no source tree, or the program fails."""
+    import os
+    import subprocess
+    import sys
+
+    root = Path(__file__).parents[2]
+    path = root / "benchmarks" / f"{program.name}.py"
+    if not path.is_file():
+        raise ConfigError(f"benchmarks/{program.name}.py is in the source tree only: run it from there")
+    words = [str(folder / "runs") if word == "OUT" else word for word in program.options]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    if subprocess.run([sys.executable, str(path), *words], env=environment, check=False).returncode:
+        raise ConfigError(f"benchmarks/{program.name}.py failed: what it printed says why")
+
+
+def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet: bool) -> None:
+    """Run what is missing, write the page or the pictures, and show the page."""
+    from medfedvqa.atomic_files import write_whole
+    from medfedvqa.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.benchmark.comparison import compared
+    from medfedvqa.benchmark.grid import data_of, results
+    from medfedvqa.cli.benchmark import complete
+    from medfedvqa.reproduce import counts, pictures, tables
+    from medfedvqa.reproduce.entries import Counts, Picture, Table, Trunks
+
+    protocol, console = entry.protocol, Terminal(quiet=quiet)
+    if isinstance(protocol, Picture):
+        paths = pictures.draw(protocol, grid)
+        console.print(f"[bold]{WARNING}[/] They are {', '.join(map(sentence, paths))}", soft_wrap=True)
+        console.print(sentence(f"What differs: {entry.differs}."), soft_wrap=True)
+        return
+    if isinstance(protocol, Counts):
+        text = counts.page(entry, protocol, data_of(grid, 0))
+    else:
+        assert isinstance(protocol, Table | Trunks)
+        grid, remarks = tables.runnable(grid)
+        complete(progress, grid, workers)
+        comparison = compared(results(grid))
+        text = tables.page(entry, protocol, comparison, remarks)
+        if isinstance(protocol, Table) and protocol.curve:
+            draw_convergence(grid.out, comparison.rows)
+    path = write_whole(grid.out / PAGE, text.encode())
+    if not quiet:
+        typer.echo(text)
+    console.print(f"The page is in [bold]{sentence(path)}[/]", soft_wrap=True)

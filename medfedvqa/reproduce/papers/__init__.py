@@ -1,0 +1,1 @@
+"""The founding papers' tables and figures as data, one file for each paper. No file imports torch."""

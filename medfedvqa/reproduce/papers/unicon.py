@@ -1,0 +1,83 @@
+"""Y. Sun and H. Ochiai, "UniCon: Unidirectional Split Learning with Contrastive Loss for VQA", 2023."""
+
+from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
+from medfedvqa.reproduce.entries import Absent, Entry, Paper, Picture, Program, Table, Trunks
+
+BUDGET = {"rounds": 20, "local_epochs": 1}
+"""Section 4.2's epochs, of which each is a round."""
+SMALL = "-O trunk_width=128 makes trunks small enough for a processor"
+DIFFERS = (
+    "medical questions at organs in place of VQA v2 at two clients, a frozen grid in place of a detector's regions, "
+    f"the backbone's words in place of GloVe's unless --backbone names vectors; each site's answers. {SMALL}"
+)
+SCHEME = Absent("a drawing of the idea, nothing is measured")
+ALGORITHM_2 = PrintedTable(
+    "Algorithm 2 beside UniCon, on one trunk",
+    {"Average": Place()},
+    (
+        PrintedRow("split learning", (None,), "split learning mcan-small", ""),
+        PrintedRow("UniCon", (None,), "UniCon mcan-small", ""),
+        PrintedRow("centralised", (None,), "centralised mcan-small", ""),
+    ),
+    ("The paper describes Algorithm 2 and prints no figures of it.",),
+)
+
+PAPER = Paper(
+    "unicon",
+    3,
+    "UniCon: Unidirectional Split Learning with Contrastive Loss for Visual Question Answering",
+    (
+        Entry(
+            "table1",
+            "what earlier work shares",
+            Absent("a list of properties, nothing is measured; docs/methods/matrix.md has that of the methods here"),
+        ),
+        Entry("table2", "seven trunks, supervised", Trunks(("centralised",), BUDGET), DIFFERS),
+        Entry(
+            "table3",
+            "seven trunks by contrast and by UniCon",
+            Trunks(("centralised contrastive", "UniCon"), BUDGET),
+            DIFFERS,
+        ),
+        Entry("fig1", "the parts of the model", SCHEME),
+        Entry("fig2", "conventional split learning and UniCon", SCHEME),
+        Entry(
+            "fig3",
+            "similarity of rows and answers before and after",
+            Picture("similarity", "UniCon", BUDGET),
+            f"{DIFFERS}; cosines; the first test rows of each site",
+        ),
+        Entry(
+            "fig4",
+            "the networks of the server and of answers",
+            Absent("a drawing of layers; docs/methods/unicon.md has their numbers of values"),
+        ),
+        Entry(
+            "fig5",
+            "examples of questions",
+            Picture("samples", "UniCon", BUDGET),
+            f"{DIFFERS}; whether each is answered right, in place of the answer",
+        ),
+        Entry(
+            "fig6",
+            "accuracy under a Trojan",
+            Program("trojan", ("OUT",)),
+            "a pasted trigger, on the phantom set, in place of one that is made by inverting the network",
+            "phantom",
+        ),
+        Entry(
+            "fig7",
+            "maps of attention",
+            Picture("attention", "SAN", BUDGET),
+            f"{DIFFERS}; the network that the paper's Fig. 7 follows (its reference 40) in place of its trunks",
+        ),
+        Entry(
+            "a2",
+            "seconds of a step by part (Appendix A.2)",
+            Program("split_steps", ()),
+            "measured; the paper counts with symbols",
+            "phantom",
+        ),
+        Entry("algorithm2", "conventional split learning (Appendix A.3)", Table(ALGORITHM_2, BUDGET), DIFFERS),
+    ),
+)

@@ -1,0 +1,89 @@
+"""A paper's tables beside runs of the benchmark: which systems stand in them, on which sites, and the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from medfedvqa.benchmark.benchmark_table import beside_printed, settings_and_systems, table
+from medfedvqa.benchmark.comparison import Comparison
+from medfedvqa.benchmark.grid import Grid
+from medfedvqa.benchmark.regimes import Regime
+from medfedvqa.benchmark.systems import BUDGET, TRUNKS
+from medfedvqa.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
+from medfedvqa.data import phantom
+from medfedvqa.data.data_roots import PHANTOM
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.serve import check_sites
+from medfedvqa.models import load_backbone
+from medfedvqa.near_miss import check_name
+from medfedvqa.reproduce.entries import Entry, Picture, Protocol, Scale, Table, Trunks
+
+UNTRAINED = "bag of words"
+"""The system that stands for none: it says which data are read, and is not run."""
+
+
+def labels_of(protocol: Protocol, rows: Sequence[str] = ()) -> list[str]:
+    """The systems of an entry; of a table those of its rows with these printed names, or of all its rows.
+
+    The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
+    """
+    by_row: dict[str, list[str]] = {}
+    if isinstance(protocol, Table):
+        by_row = {row.name: [row.label] for row in protocol.printed.rows if row.label}
+    elif isinstance(protocol, Trunks):
+        by_row = {trunk: [f"{column} {trunk}" for column in protocol.columns] for trunk in TRUNKS}
+    elif isinstance(protocol, Scale):
+        by_row = {label: [label] for label in protocol.systems}
+    elif isinstance(protocol, Picture) and protocol.system:
+        by_row = {protocol.system: [protocol.system]}
+    for row in rows:
+        check_name("row", row, by_row, f"its rows are {', '.join(by_row) or 'none'}", " of this table")
+    return [label for row in rows or by_row for label in by_row[row]] or [UNTRAINED]
+
+
+def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
+    """The grid with the paper's budget, as far as `changes` sets no other."""
+    return replace(grid, budget={**BUDGET, **getattr(protocol, "budget", {}), **changes})
+
+
+def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
+    """The grid with as many sites, and as many of them unseen, as the paper has, as far as the data has them."""
+    if not isinstance(protocol, Table):
+        return grid
+    if protocol.sites and grid.reader == PHANTOM:
+        grid = replace(grid, organs=phantom.organs(protocol.sites))
+    unseen = min(protocol.unseen, max(1, len(grid.organs) // 3)) if protocol.unseen else 0
+    return replace(grid, regime=Regime(unseen=grid.organs[len(grid.organs) - unseen :]))
+
+
+def runnable(grid: Grid) -> tuple[Grid, list[str]]:
+    """The grid with the systems that its sites and backbone allow, and a remark on each of the others.
+
+    Raises `ConfigError` if none is left, or `BackboneError`.
+    """
+    kept, remarks = [], []
+    for system in grid.systems:
+        try:
+            job = grid.job(system, 0)
+            check_sites(job, 1 if system.centralised else len(grid.sites))
+            job.build().exchange(load_backbone(job.backbone).shape)
+            kept.append(system)
+        except ConfigError as error:
+            remarks.append(f"Left out: {system.label}. {str(error)[:1].upper()}{str(error)[1:]}.")
+    if not kept:
+        raise ConfigError(f"no row of this table can run so: {remarks[0]}")
+    return replace(grid, systems=tuple(kept)), remarks
+
+
+def page(entry: Entry, protocol: Table | Trunks, comparison: Comparison, remarks: Sequence[str]) -> str:
+    """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run."""
+    if isinstance(protocol, Trunks):
+        lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
+        parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
+        parts += [tests(comparison)] if SPLIT in protocol.columns else []
+    else:
+        parts = [f"# {protocol.printed.title}", beside_printed(protocol.printed, comparison.rows, comparison.unseen)]
+    if entry.differs:
+        parts.append(f"What differs in all rows: {entry.differs}.")
+    parts += ["\n".join(f"- {remark}" for remark in remarks), "## All systems of this run"]
+    return "\n\n".join(part for part in (*parts, settings_and_systems(comparison)) if part) + "\n"

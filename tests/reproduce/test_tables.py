@@ -1,0 +1,75 @@
+"""A paper's table beside runs: whose models stand in which column, on which sites, and which rows cannot run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from medfedvqa.benchmark.benchmark_table import beside_printed
+from medfedvqa.benchmark.grid import Grid
+from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
+from medfedvqa.benchmark.systems import systems_named
+from medfedvqa.errors import ConfigError
+from medfedvqa.reproduce.catalogue import PAPERS, entry_of, paper_of
+from medfedvqa.reproduce.entries import Table
+from medfedvqa.reproduce.tables import labels_of, on_paper_s_sites, runnable, with_budget
+
+
+def outcome(right: dict[str, list[bool]]) -> RunOutcome:
+    return RunOutcome(right, {}, {site: list(range(len(rows))) for site, rows in right.items()}, 0, 0, 1, 1)
+
+
+def test_a_printed_table_takes_personal_models_where_sites_train_and_the_mean_where_they_do_not() -> None:
+    """By hand: the personal row has 75 % at a and b; site c is unseen. A dash of the paper is one of ours."""
+    table = PrintedTable(
+        "a table",
+        {"A": Place(of="seen", number=0), "local": Place(of="seen"), "global": Place(of="unseen"), "x": Place("x")},
+        (PrintedRow("one", (1.0, 2.0, 3.0, 4.0), "M", "this"), PrintedRow("two", (1.0, 2.0, None, 4.0), "M", "")),
+        personal=True,
+    )
+    shared = outcome({"a": [False, False], "b": [True, False], "c": [True, False]})
+    own = outcome({"a": [True, True], "b": [True, False], "c": [True, False]})
+    text = beside_printed(table, {"M": [shared], "M (personal)": [own]}, ("c",))
+    assert (
+        "|  | A (paper) | a (here) | local (paper) | local (here) | global (paper) | global (here) | x (paper) |"
+        in text
+    )
+    assert "| one | 1.00 | 100.00 | 2.00 | 75.00 | 3.00 | 50.00 | 4.00 | – | this |" in text
+    assert "| two | 1.00 | 100.00 | 2.00 | 75.00 | – | – | 4.00 | – |  |" in text
+    assert "| one | 1.00 | 0.00 | 2.00 | 25.00 |" in beside_printed(
+        replace(table, personal=False), {"M": [shared], "M (personal)": [own]}, ("c",)
+    )
+
+
+def planned(paper: str, name: str, out: Path, organs: tuple[str, ...], reader: str = "phantom") -> Grid:
+    protocol = entry_of(paper_of(paper), name).protocol
+    systems = systems_named(labels_of(protocol))
+    grid = Grid(reader, None, out, systems, 1, {}, organs)
+    return on_paper_s_sites(with_budget(grid, protocol, {"rounds": 1}), protocol)
+
+
+def test_a_table_has_the_paper_s_sites_and_budget(tmp_path: Path) -> None:
+    """Six drawn sites, two of them unseen; of four organs of a set one is. A user's rounds come before the paper's."""
+    drawn = planned("fedp3", "table2", tmp_path, ("chest", "abdomen", "head"))
+    assert len(drawn.sites) == 6 and drawn.regime.unseen == ("site-005", "site-006")
+    real = planned("fedp3", "table2", tmp_path, ("lung", "abdomen", "brain", "others"), "slake")
+    assert real.regime.unseen == ("others",)
+    assert real.budget["rounds"] == 1 and real.budget["local_epochs"] == 2 and real.budget["answers"] == "public"
+
+
+def test_every_row_of_every_table_can_run_or_says_why_not(tmp_path: Path) -> None:
+    """On the phantom set with the bundled backbone, only prompts in more blocks than it has are left out."""
+    left_out = []
+    for paper in PAPERS:
+        for entry in paper.entries:
+            if isinstance(entry.protocol, Table):
+                left_out += runnable(planned(paper.name, entry.name, tmp_path, ("chest", "abdomen", "head")))[1]
+    assert [remark.split(". ")[0] for remark in left_out] == [f"Left out: prompt_pfl r = {blocks}" for blocks in (6, 9)]
+    assert "6 blocks are to be tuned" in left_out[0]
+
+
+def test_a_table_without_a_row_that_can_run_is_refused(tmp_path: Path) -> None:
+    """With the first reason."""
+    with pytest.raises(ConfigError, match="no row of this table can run so"):
+        runnable(replace(planned("prompt-pfl", "r", tmp_path, ("chest",)), systems=systems_named(["prompt_pfl r = 9"])))
