@@ -2,11 +2,11 @@
 
 *Identifiers left*: lines about invented patients are drawn on films of 512 to 3,000 pixels, which are pictures of the
 data folder, enlarged and with grain: letters of 4 to 60 pixels, 12 contrasts, with and without plates, seven typefaces,
-six angles, eight languages, in corners and over anatomy, a line for every 128 pixels of a film's side. A line is *removed* if at least 95 % of its
-pixels are blanked, *set aside* if its film is in quarantine, *flagged* if half of its pixels lie in blanked boxes and
-in finds that wait for a person, a tenth at least in the latter, and else *left*. Heights are of capitals, in pixels of
-the film; contrasts are the difference from the mean grey of the ground, of 255 levels. Every second patient's header
-holds what the line says.
+six angles, eight languages, in corners and over anatomy, a line for every 128 pixels of a film's side. A line is
+*removed* if at least 95 % of its pixels are blanked, *set aside* if its film is in quarantine, *flagged* if half of its
+pixels lie in blanked boxes and in finds that wait for a person, a tenth at least in the latter, and else *left*.
+Heights are of capitals, in pixels of the film; contrasts are the difference from the mean grey of the ground, of 255
+levels. Every second patient's header holds what the line says.
 
 *Anatomy lost*: all pictures of VQA-RAD and SLAKE as they are. A picture has *lost anatomy* if the centre of a blanked
 box lies in its central 60 %, unless letters really stand there: `CENTRAL_LETTERS` names these pictures, which a person
@@ -322,8 +322,8 @@ def print_identifiers(lines: list[dict[str, Any]]) -> None:
         counts = Counter(line["outcome"] for line in part)
         tiny = sum(line["outcome"] == "left" and line["stored"] < LEGIBLE_HEIGHT for line in part)
         print(
-            f"  {title}: {dict(counts)} of {len(part)}, {_share(part):.2%} not left; of those left {tiny} have letters of "
-            f"less than {LEGIBLE_HEIGHT} pixels in the stored picture"
+            f"  {title}: {dict(counts)} of {len(part)}, {_share(part):.2%} not left; of those left {tiny} have letters "
+            f"of less than {LEGIBLE_HEIGHT} pixels in the stored picture"
         )
     print("not left, of all, by height (rows) and contrast (columns):")
     for height in HEIGHTS:

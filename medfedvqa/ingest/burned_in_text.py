@@ -153,10 +153,7 @@ class TextFinder:
     def _search(self, searched: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool) -> list[_Hit]:
         """The lines of a pass that are something."""
         detect, faint = self._reader.detect, look != Look.PLAIN
-        if look == Look.SMALL:
-            lines = small_lines(searched, detect)
-        else:
-            lines = detected_lines(searched, detect, faint)
+        lines = small_lines(searched, detect) if look == Look.SMALL else detected_lines(searched, detect, faint)
         hits = []
         for corners in lines:
             box, reading = _box(corners), self._reader.read(searched, corners)
