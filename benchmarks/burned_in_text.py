@@ -2,11 +2,11 @@
 
 *Identifiers left*: lines about invented patients are drawn on films of 512 to 3,000 pixels, which are pictures of the
 data folder, enlarged and with grain: letters of 4 to 60 pixels, 12 contrasts, with and without plates, seven typefaces,
-six angles, eight languages, in corners and over anatomy, four lines a film. A line is *removed* if at least 95 % of its
-pixels are blanked, *set aside* if its film is in quarantine, *flagged* if half of its pixels lie in blanked boxes and
-in finds that wait for a person, a tenth at least in the latter, and else *left*. Heights are of capitals, in pixels of
-the film; contrasts are the difference from the mean grey of the ground, of 255 levels. Every second patient's header
-holds what the line says.
+six angles, eight languages, in corners and over anatomy, a line for every 128 pixels of a film's side. A line is
+*removed* if at least 95 % of its pixels are blanked, *set aside* if its film is in quarantine, *flagged* if half of its
+pixels lie in blanked boxes and in finds that wait for a person, a tenth at least in the latter, and else *left*.
+Heights are of capitals, in pixels of the film; contrasts are the difference from the mean grey of the ground, of 255
+levels. Every second patient's header holds what the line says.
 
 *Anatomy lost*: all pictures of VQA-RAD and SLAKE as they are. A picture has *lost anatomy* if the centre of a blanked
 box lies in its central 60 %, unless letters really stand there: `CENTRAL_LETTERS` names these pictures, which a person
@@ -51,7 +51,12 @@ TURNS = (0, 0, 0, 0, 90, 270, 180, 5, -10)
 """The angles of lines, in degrees."""
 GRAIN = (0.0, 2.0, 4.0)
 """Standard deviations of a film's grain, in grey levels."""
-LINES_A_FILM = 4
+SPACING = 128
+"""Pixels of a film's longer side for each line that is drawn on it."""
+MOST_LINES, USUAL_LINES = 24, 11
+"""The most lines on a film, and about as many as are on one on average."""
+LEGIBLE_HEIGHT = 3
+"""Pixels of a capital below which nobody can read it: a letter has three strokes, one above another."""
 CENTRE = 0.2
 NAMES = {
     "English": ("SMITH^JOHN", "Walker^Emily", "DOE^JANE", "Robinson^Mary"),
@@ -209,7 +214,7 @@ def one_film(number: int, paths: list[Path], seed: int) -> list[dict[str, Any]]:
     generator = np.random.default_rng([seed, number])
     picture = film(paths[int(generator.integers(len(paths)))], generator)
     taken, lines, forms = np.zeros(picture.shape, bool), list[tuple[Line, float, Array]](), set[str]()
-    for index in range(number * LINES_A_FILM, (number + 1) * LINES_A_FILM):
+    for index in range(number * MOST_LINES, number * MOST_LINES + max(picture.shape) // SPACING):
         line, header = Line.drawn_by(index, generator)
         cover = letters(line)
         where = place_of(line, cover, taken, generator)
@@ -226,9 +231,10 @@ def one_film(number: int, paths: list[Path], seed: int) -> list[dict[str, Any]]:
         outcomes = [outcome(cleaned, mask) for *_, mask in lines]
     except Quarantined:
         outcomes = ["set aside"] * len(lines)
+    scale = min(1.0, Options.side / max(picture.shape))
     facts = {"film": number, "size": max(picture.shape), "seconds": time.perf_counter() - started}
     return [
-        vars(line) | facts | {"reached": reached, "outcome": result}
+        vars(line) | facts | {"reached": reached, "outcome": result, "stored": line.height * scale}
         for (line, reached, _), result in zip(lines, outcomes, strict=True)
     ]
 
@@ -314,7 +320,11 @@ def print_identifiers(lines: list[dict[str, Any]]) -> None:
     print(f"lines: {len(lines)} on {len({line['film'] for line in lines})} films")
     for title, part in (("8 pixels and 30 levels or more", plain), ("lower or fainter", small)):
         counts = Counter(line["outcome"] for line in part)
-        print(f"  {title}: {dict(counts)} of {len(part)}, {_share(part):.2%} not left")
+        tiny = sum(line["outcome"] == "left" and line["stored"] < LEGIBLE_HEIGHT for line in part)
+        print(
+            f"  {title}: {dict(counts)} of {len(part)}, {_share(part):.2%} not left; of those left {tiny} have letters "
+            f"of less than {LEGIBLE_HEIGHT} pixels in the stored picture"
+        )
     print("not left, of all, by height (rows) and contrast (columns):")
     for height in HEIGHTS:
         cells = []
@@ -357,7 +367,7 @@ def main() -> None:
     """Measure both, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="the data folder, with vqa-rad and slake")
-    parser.add_argument("--texts", type=int, default=2000, help="lines to draw")
+    parser.add_argument("--texts", type=int, default=2000, help="lines to draw, about")
     parser.add_argument("--images", type=int, default=10**6, help="pictures of each data set, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="processes")
@@ -375,7 +385,7 @@ def main() -> None:
         order = np.random.default_rng(arguments.seed).permutation(len(paths))[: arguments.images].tolist()
         work = functools.partial(one_picture, paths=paths, show=arguments.show)
         print_anatomy(title, list(run(work, order, kind=title)))
-    films = range(-(-arguments.texts // LINES_A_FILM))
+    films = range(-(-arguments.texts // USUAL_LINES))
     work = functools.partial(one_film, paths=[path for paths in sets.values() for path in paths], seed=arguments.seed)
     print_identifiers(list(run(work, films, kind=f"films of seed {arguments.seed}")))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import cv2
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from medfedvqa.ingest.line_reader import LineReader
 from medfedvqa.ingest.machine_codes import code_corners
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+from medfedvqa.ingest.small_text import small_lines
 from medfedvqa.ingest.text_finds import (
     Box,
     Decision,
@@ -31,13 +33,25 @@ LINE_HEIGHT = 0.12
 text are low, and the detector takes rings and bones for text, too."""
 MARGIN = 3
 """Pixels of the stored picture that are blanked around a box."""
-PASSES = 6
-"""How often a picture is searched at most. The second pass looks for faint text, and is always made."""
+PASSES = 7
+"""How often a picture is searched at most. Each look is taken once; what was blanked is looked for again."""
 TOUCHING, WORDS_APART = 0.5, 3.0
 """Gaps in a line, in heights of its letters: up to the first, a mark belongs to the text beside it; up to the second, a
 number does, and what is between two texts."""
 MAX_BLANKED = 0.25
 """The largest share of the picture that may be blanked."""
+
+
+class Look(Enum):
+    """How a pass looks for text."""
+
+    PLAIN = "as the picture is"
+    SMALL = "where rows of small marks are, among thin structures, much enlarged"
+    THIN = "among thin structures, enlarged"
+
+
+LOOKS = tuple(Look)
+"""The looks of the passes, which take turns."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,9 @@ class TextFinder:
         stored = blanked(stored, list(removed))
         texts, stays = list[Array](), list[_Hit]()
         for number in range(PASSES):
-            hits = self._search(searched, number, is_known, blank_unread)
+            look = LOOKS[number % len(LOOKS)]
+            hits = self._search(searched, look, is_known, blank_unread)
+            hits += [] if number else [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
             hits = _with_rest_of_line(searched, [*hits, *stays], texts)
             stays = [hit for hit in hits if hit.decision != Decision.BLANKED]
             texts += [hit.corners for hit in hits if hit.is_text]
@@ -125,7 +141,7 @@ class TextFinder:
             boxes = [find.box for find in new if find.decision == Decision.BLANKED]
             searched = blanked(searched, [_enlarged(box, factors) for box in boxes])
             stored = blanked(stored, boxes)
-            if number and not any(find.is_text for find in new):
+            if number + 1 >= len(LOOKS) and not any(find.is_text for find in new):
                 break
         else:
             raise Quarantined(Reason.TEXT_REMAINS)
@@ -134,18 +150,19 @@ class TextFinder:
             raise Quarantined(Reason.MOSTLY_TEXT)
         return picture
 
-    def _search(self, searched: Array, number: int, is_known: Callable[[str], bool], blank_unread: bool) -> list[_Hit]:
-        """The hits of a pass."""
+    def _search(self, searched: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool) -> list[_Hit]:
+        """The lines of a pass that are something."""
+        detect, faint = self._reader.detect, look != Look.PLAIN
+        lines = small_lines(searched, detect) if look == Look.SMALL else detected_lines(searched, detect, faint)
         hits = []
-        if number == 0:
-            hits = [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
-        faint = number % 2 == 1
-        for corners in detected_lines(searched, self._reader.detect, faint):
+        for corners in lines:
             box, reading = _box(corners), self._reader.read(searched, corners)
             square = max(box[2] - box[0], box[3] - box[1]) < 2 * min(box[2] - box[0], box[3] - box[1])
             kind, decision = decide(reading, is_known, is_off_anatomy(box, searched), blank_unread, square, faint)
             is_low = short_side(corners) < LINE_HEIGHT * min(searched.shape)
-            if (kind != Kind.UNREAD or is_low) and not is_nothing(kind, decision, reading, faint):
+            # A row of marks in which the detector sees a line is something, whether or not it is legible.
+            nothing = look != Look.SMALL and is_nothing(kind, decision, reading, faint)
+            if (kind != Kind.UNREAD or is_low) and not nothing:
                 hits.append(_Hit(corners, kind, decision, reading))
         return hits
 

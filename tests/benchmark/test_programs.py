@@ -26,6 +26,7 @@ SMALLEST = {
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
     "ledger": "--entries 3 --frames 2",
     "long_job": "--rounds 1 --kinds 'in clear'",
+    "midi_b": "synthetic {out}/midi --patients 1",
     "noise": "--parameters 1000 --repeats 2",
     "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3 --out {out}/scale.jsonl --plot {out}/scale.svg",

@@ -4,49 +4,40 @@ The benchmark scores actions: for each element of each file whether it was remov
 rule says. Its data are not used here: the patients are drawn. A store keeps fewer elements than the benchmark would.
 """
 
+import json
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
-from dicomanonymizer.dicom_anonymization_databases import dicomfields_2026c
-from pydicom.datadict import dictionary_VR, keyword_for_tag
+import pydicom
 from pydicom.dataset import Dataset
-from pydicom.sequence import Sequence
 from pydicom.uid import generate_uid
 
-from medfedvqa.ingest.deidentify import DATES, KEPT, UIDS, deidentified
+from medfedvqa.ingest.deidentify import DATES, UIDS, deidentified
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 
+
+def _program() -> ModuleType:
+    """`benchmarks/midi_b.py`, which draws the identifiers and exports the answers."""
+    spec = spec_from_file_location("midi_b", Path(__file__).parents[2] / "benchmarks" / "midi_b.py")
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+midi_b = _program()
 LEAST_SHARE = 0.999
 PATIENTS, STUDIES, IMAGES = 12, 2, 2
-TEXTS = frozenset({"LO", "LT", "PN", "SH", "ST", "UC", "UT", "AE", "CS", "UR"})
-GIVEN = {"Modality": "CR", "ViewPosition": "PA", "ImageLaterality": "L", "SeriesNumber": "7", "InstanceNumber": "1"}
-"""What a rule keeps, since it identifies nobody."""
 MADE = frozenset({"AccessionNumber", "DeidentificationMethod", "PatientSex", "ReferringPhysicianName", "StudyID"})
 """Elements that a stored header has, empty or with the project's own words."""
 Actions = Iterator[tuple[str, bool]]
-
-
-def planted(original: Dataset, generator: random.Random) -> dict[str, str]:
-    """Puts another invented identifier into each text element of the profile's table, and returns them by keyword."""
-    texts = {}
-    for tag in dicomfields_2026c.ALL_TAGS:
-        keyword = keyword_for_tag(tag) if len(tag) == 2 else ""
-        if not keyword or keyword in original or tag[0] in (0x0002, 0x0028) or keyword in (*KEPT, *UIDS):
-            continue
-        vr = dictionary_VR(tag)
-        if vr in TEXTS:
-            texts[keyword] = "".join(generator.choices("ABCDEFGHKLMNPRSTUVWXYZ", k=14))
-            original.add_new(tag, vr, texts[keyword])
-    item = Dataset()
-    item.PatientName = texts["nested"] = "".join(generator.choices("ABCDEFGHKLMNPRSTUVWXYZ", k=14))
-    original.RequestAttributesSequence = Sequence([item])
-    block = original.private_block(0x0013, "INVENTED", create=True)
-    texts["private"] = "".join(generator.choices("ABCDEFGHKLMNPRSTUVWXYZ", k=14))
-    block.add_new(1, "LT", texts["private"])
-    return texts
 
 
 def cohort(make_dicom: Callable[..., Dataset]) -> Iterator[tuple[int, Dataset, dict[str, str]]]:
@@ -65,9 +56,9 @@ def cohort(make_dicom: Callable[..., Dataset]) -> Iterator[tuple[int, Dataset, d
                     FrameOfReferenceUID=generate_uid(),
                     **uids,
                     **{name: f"{day + timedelta(days=study):%Y%m%d}" for name in DATES},
-                    **GIVEN,
+                    **midi_b.GIVEN,
                 )
-                yield patient, original, planted(original, generator)
+                yield patient, original, midi_b.planted(original, generator)
 
 
 def actions(original: Dataset, stored: Dataset, texts: dict[str, str]) -> Actions:
@@ -77,7 +68,7 @@ def actions(original: Dataset, stored: Dataset, texts: dict[str, str]) -> Action
     texts = {keyword: text for keyword, text in texts.items() if keyword not in ("nested", "private")}
     yield from (("element removed", keyword not in stored) for keyword in texts if keyword not in MADE)
     yield from (("private removed", not element.tag.is_private) for element in stored.iterall())
-    yield from (("kept", str(stored.get(name)) == value) for name, value in GIVEN.items())
+    yield from (("kept", str(stored.get(name)) == value) for name, value in midi_b.GIVEN.items())
     for keyword in UIDS:
         yield (
             "UID changed",
@@ -124,3 +115,25 @@ def test_at_least_999_of_1000_actions_on_headers_are_right(
     total = right.total() + wrong.total()
     assert len(right) == 10 and total > 10_000
     assert right.total() / total >= LEAST_SHARE, wrong
+
+
+def test_the_answer_key_and_the_mappings_have_the_form_that_the_official_validator_reads(tmp_path: Path) -> None:
+    """Every answer is right for the store, and one that is spoilt by hand is counted as wrong."""
+    results = midi_b.synthetic(tmp_path / "set", patients=1, seed=1)
+    assert {action: counts[False] for action, counts in results.items()} == dict.fromkeys(results, 0)
+    assert {"text_removed", "text_retained", "date_shifted", "uid_consistent", "patid_consistent"} < results.keys()
+    with sqlite3.connect(tmp_path / "set" / "answer_key.db") as database:
+        columns = [name for _, name, *_ in database.execute("PRAGMA table_info(answer_data)")]
+        answers = json.loads(database.execute("SELECT AnswerData FROM answer_data").fetchone()[0])
+    database.close()
+    assert {"scope", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "AnswerData"} < set(columns)
+    paths = {answer["tag_ds"] for answer in answers.values()}
+    assert {"<(0010,0010)>", "<(0040,0275)>[<0000>]<(0010,0010)>", '<(0013,"INVENTED",01)>'} < paths
+    for name in ("uid_mapping.csv", "patid_mapping.csv"):
+        assert (tmp_path / "set" / name).read_text().splitlines()[0] == "id_old,id_new"
+    path = next((tmp_path / "set" / "store" / "images").glob("*.dcm"))
+    spoilt = pydicom.dcmread(path)
+    spoilt.PatientName, spoilt.StudyInstanceUID = "INVENTED^N00000", "1.2.3"
+    spoilt.save_as(path)
+    wrong = {action for action, counts in midi_b.score(tmp_path / "set").items() if counts[False]}
+    assert wrong == {"text_removed", "uid_consistent"}
