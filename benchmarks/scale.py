@@ -30,6 +30,7 @@ from medfedvqa.data.phantom import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
@@ -49,12 +50,19 @@ KINDS = {"one process": "one process", "real": "real sites"}
 
 
 def measure(count: int, out: Path) -> dict[str, Any]:
-    """Run `count` sites in this process."""
+    """Run `count` sites in this process; `processor` is the seconds of processors that a round took."""
     launch = Launch(JOB, None, out, organs(count))
     configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
-    results = serve_job(JOB, launch.sites, LocalEngine(configs, JOB, "scale").call, out, "local")
+    spent: dict[int, float] = {}
+
+    def watch(event: TaskAnswer) -> None:
+        spent[event.round] = time.process_time()  # the last answer of the round stays
+
+    results = serve_job(JOB, launch.sites, LocalEngine(configs, JOB, "scale").call, out, "local", watch)
+    rounds = [spent[number] - spent[number - 1] for number in range(2, ROUNDS + 1)]
     rss = psutil.Process().memory_info().rss
-    return {"kind": "one process", "sites": count, **_rounds(results), "server": rss, "mixing": mixing(count)}
+    figures = {"processor": statistics.median(rounds), "server": rss, "mixing": mixing(count)}
+    return {"kind": "one process", "sites": count, **_rounds(results), **figures}
 
 
 def measure_real(count: int, folder: Path) -> dict[str, Any]:
@@ -130,23 +138,21 @@ def mixing(count: int, repeats: int = 3) -> float:
 
 def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The lines of the table."""
-    yield "| sites | as | s per round | s per round and site | server, MB | a site, MB | mixing, ms |"
+    yield "| sites | as | s a round | processor s a round | server, MB | a site, MB | mixing, ms |"
     yield "|---:|---|---:|---:|---:|---:|---:|"
     for record in sorted(records, key=lambda record: (record["kind"], record["sites"])):
-        count, seconds = record["sites"], record["seconds"]
-        site = f"{record['site'] / MEGABYTE:.0f}" if "site" in record else ""
-        mixed = f"{record['mixing'] * 1e3:.1f}" if "mixing" in record else ""
-        figures = (f"{seconds:.2f}", f"{seconds / count:.3f}", f"{record['server'] / MEGABYTE:.0f}", site, mixed)
-        yield f"| {count} | {KINDS[record['kind']]} | {' | '.join(figures)} |"
+        fields = (("processor", 1.0, 2), ("server", MEGABYTE, 0), ("site", MEGABYTE, 0), ("mixing", 1e-3, 1))
+        cells = [f"{record[name] / unit:.{digits}f}" if name in record else "" for name, unit, digits in fields]
+        yield f"| {record['sites']} | {KINDS[record['kind']]} | {record['seconds']:.2f} | {' | '.join(cells)} |"
 
 
 def growth(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How memory and time grow in one process, from the fewest to the most sites."""
+    """How memory and processor time grow in one process, from the fewest to the most sites."""
     by_size = {record["sites"]: record for record in records if record["kind"] == "one process"}
     if len(by_size) > 1:
         few, many = by_size[min(by_size)], by_size[max(by_size)]
         grown = (many["server"] - few["server"]) / (many["sites"] - few["sites"]) / MEGABYTE
-        linear = many["seconds"] / many["sites"] / (few["seconds"] / few["sites"])
+        linear = many["processor"] / many["sites"] / (few["processor"] / few["sites"])
         yield f"memory per further site: {grown:.2f} MB (target: at most 5)"
         yield f"time per round and site, {many['sites']} against {few['sites']} sites: ratio {linear:.2f} (linear: 1)"
 
