@@ -29,6 +29,7 @@ SMALLEST = {
     "noise": "--parameters 1000 --repeats 2",
     "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3",
+    "secagg_protocols": "--rounds 2 --sites 3 --methods feddat",
     "secure_aggregation": "--rounds 2 --sites 3",
     "secure_mix": "--most 3",
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
