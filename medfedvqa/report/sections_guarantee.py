@@ -193,7 +193,7 @@ def mechanism(report: Report) -> Section:
             fact("Data", plain(run.data)),
             fact("Backbone", run.backbone),
             fact("Seed", count(run.seed)),
-            fact("On shares", "yes, means with CrypTen" if run.secagg == "crypten" else yes(run.secagg)),
+            fact("On shares", "yes, means with CrypTen" if run.secagg == "crypten" else yes(bool(run.secagg))),
             fact("Sites", ", ".join(run.sites)),
             fact("Versions", versions),
             fact("File", Digest(run.sha256)),

@@ -30,6 +30,7 @@ SMALLEST = {
     "noise": "--parameters 1000 --repeats 2",
     "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3 --out {out}/scale.jsonl --plot {out}/scale.svg",
+    "secagg_protocols": "--rounds 2 --sites 3 --methods feddat",
     "secure_aggregation": "--rounds 2 --sites 3",
     "secure_mix": "--most 3",
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
@@ -39,8 +40,18 @@ SMALLEST = {
     "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
 """Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""
-LONG = {"dp_accuracy", "kills", "trojan"}
-"""Programs that train whole federations to the end."""
+LONG = {
+    "dp_accuracy",
+    "federation",
+    "kills",
+    "long_job",
+    "scale",
+    "secagg_protocols",
+    "secure_aggregation",
+    "trojan",
+    "upload_orders",
+}
+"""Programs that start provisioned federations, or train others to the end: before a release."""
 
 
 def test_every_program_is_tried() -> None:
