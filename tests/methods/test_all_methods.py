@@ -193,7 +193,7 @@ def test_on_shares_sites_end_with_the_same_accuracies_as_in_clear(name: str, int
     for kind, secagg in (("clear", False), ("shares", True)):
         folder = tmp_path / kind
         folder.mkdir()
-        configs = introduced("site-001", "site-002", "site-003", methods=[name])
+        configs = introduced("site-001", "site-002", "site-003", methods=[name], kinds=KINDS)
         places = {site: {part: folder / site / part for part in ("state", "audit", "ledger")} for site in configs}
         configs = {site: config.model_copy(update=places[site]) for site, config in configs.items()}
         done = run(job_of(name).model_copy(update={"secagg": secagg}), configs, folder / "out")
@@ -210,7 +210,7 @@ def test_on_shares_sites_end_with_the_same_accuracies_as_in_clear(name: str, int
 @pytest.mark.parametrize("name", cells("both"))
 def test_a_private_job_on_shares_runs_to_its_end(name: str, introduced: Sites, tmp_path: Path) -> None:
     """What is shared carries noise and its charge."""
-    configs = introduced("site-001", "site-002", "site-003", methods=[name], repeatable_noise=1)
+    configs = introduced("site-001", "site-002", "site-003", methods=[name], kinds=KINDS, repeatable_noise=1)
     job = job_of(name, PRIVACY, **PRIVATE).model_copy(update={"secagg": True})
     assert run(job, configs, tmp_path / "out").results["status"] == "finished"
     for config in configs.values():

@@ -79,7 +79,7 @@ def test_where_a_site_must_be_in_every_round_or_shares_nothing_sampling_is_refus
         method("fedmd", secagg=True)
     with pytest.raises(ConfigError, match="share nothing"):
         method("local")
-    with pytest.raises(ConfigError, match="sampled"):
+    with pytest.raises(ConfigError, match="unknown key"):
         create("prompt_pfl", {"sampled": 2})
 
 
