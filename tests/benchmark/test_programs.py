@@ -36,7 +36,7 @@ SMALLEST = {
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
-    "trojan": "{out}/runs --shares 0.0 --seeds 1",
+    "trojan": "{out}/runs --shares 0.0 --seeds 1 --triggers inverted",
     "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
 """Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""

@@ -62,7 +62,8 @@ PAPER = Paper(
             "fig6",
             "accuracy under a Trojan",
             Program("trojan", ("OUT",)),
-            "a pasted trigger, on the phantom set, in place of one that is made by inverting the network",
+            "the phantom set; both a white patch and one that inverts the frozen tower, which every site has, "
+            "where the paper inverts a trained model; success at each site",
             "phantom",
         ),
         Entry(
