@@ -129,7 +129,7 @@ class TextFinder:
         texts, stays = list[Array](), list[_Hit]()
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
-            hits = self._search(searched, look, is_known, blank_unread)
+            hits = _no_part_of_marker(self._search(searched, look, is_known, blank_unread), stays)
             hits += [] if number else [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
             hits = _with_rest_of_line(searched, [*hits, *stays], texts)
             stays = [hit for hit in hits if hit.decision != Decision.BLANKED]
@@ -165,6 +165,16 @@ class TextFinder:
             if (kind != Kind.UNREAD or is_low) and not nothing:
                 hits.append(_Hit(corners, kind, decision, reading))
         return hits
+
+
+def _no_part_of_marker(hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
+    """The hits without parts of a marker that was read as a whole; an identifier counts wherever it is read."""
+    markers = [_box(hit.corners) for hit in earlier if hit.kind == Kind.MARKER]
+
+    def is_part(box: Box) -> bool:
+        return any(2 * _common(box, marker) > _area(box) for marker in markers)
+
+    return [hit for hit in hits if hit.kind == Kind.IDENTIFIER or not is_part(_box(hit.corners))]
 
 
 def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[Array]) -> list[_Hit]:

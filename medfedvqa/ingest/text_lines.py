@@ -11,8 +11,9 @@ Detector = Callable[[Array], list[Array]]
 TILE, OVERLAP = 1024, 160
 """Most pixels a side of what the detector sees at once, and of what two neighbours share. Tiles of this size take a
 third of the time per pixel of those of 1,536, and their memory does not grow with the picture."""
-ENLARGED = 2.0
-"""How many times a picture is enlarged at most to fill a tile."""
+ENLARGED, ENLARGED_SIDE = 2.0, 3072
+"""For thin structures a picture is enlarged up to this many times, up to this many pixels a side: letters of 8 pixels
+with 30 grey levels are detected there as a rule, and at their own size half of the time."""
 REACH = 21
 """Pixels around each one, at the scale of the search, within which contrast is made equal; an odd number."""
 LEAST_DEVIATION = 3.0
@@ -26,13 +27,26 @@ STRIP = 24
 def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
     """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
 
-    The picture is reduced or enlarged to a tile, where large letters have the height that detectors are made for and
-    long lines are whole. `faint`: among thin structures, with equal contrast.
+    A picture of more than a tile is also searched reduced to it, where large letters have the height that detectors are
+    made for and long lines are whole. `faint`: among thin structures, with equal contrast, enlarged.
     """
-    scale = min(ENLARGED, TILE / max(picture.shape))
-    view = scaled(picture, scale)
-    view = thin_structures(view) if faint else view
-    return merged([corners / np.float32(scale) for corners in detect(view)])
+    lines = list[Array]()
+    for scale in scales(picture.shape, faint):
+        view = scaled(picture, scale)
+        view = thin_structures(view) if faint else view
+        lines += [
+            (corners + np.asarray((left, top), np.float32)) / np.float32(scale)
+            for top, left, tile in tiles(view)
+            for corners in detect(tile)
+        ]
+    return merged(lines)
+
+
+def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:
+    """The scales at which a picture of this shape is searched: reduced to a tile, and the finest."""
+    longer = max(shape)
+    finest = max(1.0, min(ENLARGED, ENLARGED_SIDE / longer)) if faint or ENLARGED * longer <= TILE else 1.0
+    return (TILE / longer, finest) if TILE / longer < finest else (finest,)
 
 
 def scaled(picture: Array, scale: float) -> Array:
