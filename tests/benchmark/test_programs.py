@@ -49,7 +49,6 @@ LONG = {
     "secagg_protocols",
     "secure_aggregation",
     "trojan",
-    "upload_orders",
 }
 """Programs that start provisioned federations, or train others to the end: before a release."""
 

@@ -41,7 +41,10 @@ def ended(federation: LoopbackFederation, job_id: str) -> bool:
     return results and not federation.processes(SERVER, job=True)
 
 
-@pytest.mark.parametrize("moment", [launched, ending, ended])
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(launched, marks=pytest.mark.release), pytest.param(ending, marks=pytest.mark.release), ended],
+)
 def test_a_job_ends_with_results_if_its_server_dies_at_its_beginning_or_end(
     federation: LoopbackFederation, tmp_path: Path, moment: Callable[[LoopbackFederation, str], bool]
 ) -> None:

@@ -79,7 +79,9 @@ def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: Loopbac
     assert not list((federation.kits / SERVER / "running").glob("*.json"))
 
 
-@pytest.mark.parametrize("job", [(False,), (False, True)], ids=["process", "all"])
+@pytest.mark.parametrize(
+    "job", [pytest.param((False,), marks=pytest.mark.release), (False, True)], ids=["process", "all"]
+)
 def test_a_job_goes_on_after_the_server_alone_was_killed(
     federation: LoopbackFederation, tmp_path: Path, job: tuple[bool, ...]
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_job_goes_on_after_the_server_alone_was_killed(
     check_results(federation, job_id)
 
 
+@pytest.mark.release
 def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(
     federation: LoopbackFederation, tmp_path: Path
 ) -> None:

@@ -176,7 +176,9 @@ def test_a_submitted_job_runs_and_logs_the_declared_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "feddat", "fedp3"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.release) for name in ("feddat", "fedp3"))]
+)
 def test_crypten_gives_the_mean_of_the_masks(method: str, federation: LoopbackFederation, tmp_path: Path) -> None:
     """From the same seed every site ends with the same mean, bit for bit. With CrypTen its log says that it shared its
     part, that a sum of all was opened, and that nothing under masks left."""
