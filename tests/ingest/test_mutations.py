@@ -91,7 +91,7 @@ def worker(tmp_path_factory) -> Iterator[WorkerProcess]:
 def test_damaged_files_have_verdicts_in_bounded_time_and_memory(
     worker: WorkerProcess, tmp_path: Path, make_dicom: Callable[..., Dataset], encode: Callable, seed: int, rounds: int
 ) -> None:
-    """No file crashes or hangs its reader or outgrows it, and no verdict or sentence says who the patient is."""
+    """A file that crashes a decoder costs itself; none hangs or outgrows its reader, and no answer names a patient."""
     generator, verdicts, sound = random.Random(seed), Counter[str](), encode(make_dicom())
     dicoms = [sound, *((TESTS / name).read_bytes() for name in SYNTAXES)]
     for _ in range(rounds):
@@ -100,7 +100,7 @@ def test_damaged_files_have_verdicts_in_bounded_time_and_memory(
         for content in pictures():
             verdicts[verdict(worker, tmp_path / PICTURE, damaged(content, generator))] += 1
     assert verdicts.total() == 12 * rounds
-    assert verdicts.keys() <= {"stored", *(reason.value for reason in Reason)} - {"crashed", "too_slow"}, verdicts
+    assert verdicts.keys() <= {"stored", *(reason.value for reason in Reason)} - {"too_slow"}, verdicts
     assert verdict(worker, tmp_path / "mutated.dcm", sound) == "stored"
     assert peak(worker) <= SLOWEST.memory * 2**20
 

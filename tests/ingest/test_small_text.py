@@ -36,8 +36,8 @@ def test_a_row_of_letters_is_proposed_and_tissue_grain_and_edges_are_not(capital
 
 
 def test_letters_on_a_narrow_plate_are_proposed_although_grain_lies_beside_it() -> None:
-    """Ten grey levels on a flat plate of which three pixels show above and below the letters."""
-    film = np.clip(110 + np.random.default_rng(5).normal(0, 4, (300, 400)), 0, 255).astype(np.uint8)
+    """Thirty grey levels on a flat plate of which three pixels show above and below the letters."""
+    film = np.clip(110 + np.random.default_rng(5).normal(0, 8, (300, 400)), 0, 255).astype(np.uint8)
     film[139:154, 50:200] = 200
     cv2.putText(film, "JANE DAVIDSON", (55, 150), cv2.FONT_HERSHEY_SIMPLEX, 8 / 21, 170, 1)
     assert (rows_of_marks(film, 9)[142:151, 55:190] > 0).mean() > 0.1
