@@ -29,8 +29,7 @@ def markdown(comparison: Comparison) -> str:
     if trunks_in(comparison):
         lines = table(HEAD, beside_tables_2_and_3(comparison))
         parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
-    if with_server_models(comparison):
-        parts += ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
+    parts += server_models(comparison)
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
         parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
@@ -40,6 +39,13 @@ def markdown(comparison: Comparison) -> str:
 def settings_and_systems(comparison: Comparison) -> str:
     """The settings, the table of all systems, and how it is read."""
     return "\n\n".join([_facts(comparison), _table_of(comparison), _reading(comparison)])
+
+
+def server_models(comparison: Comparison) -> list[str]:
+    """The table of models that the server itself holds, with its heading and how it is read; empty if none does."""
+    if not with_server_models(comparison):
+        return []
+    return ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
 
 
 def corrected(comparison: Comparison) -> dict[str, float]:

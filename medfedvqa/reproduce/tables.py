@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from medfedvqa.benchmark.benchmark_table import beside_printed, settings_and_systems, table
+from medfedvqa.benchmark.benchmark_table import beside_printed, server_models, settings_and_systems, table
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.regimes import Regime
@@ -86,4 +86,7 @@ def page(entry: Entry, protocol: Table | Trunks, comparison: Comparison, remarks
     if entry.differs:
         parts.append(f"What differs in all rows: {entry.differs}.")
     parts += ["\n".join(f"- {remark}" for remark in remarks), "## All systems of this run"]
-    return "\n\n".join(part for part in (*parts, settings_and_systems(comparison)) if part) + "\n"
+    return (
+        "\n\n".join(part for part in (*parts, settings_and_systems(comparison), *server_models(comparison)) if part)
+        + "\n"
+    )
