@@ -60,7 +60,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "hospital-it-transcript",
         ],
         "Research": ["comparison", "benchmark", "reproduce", "results", "answer", "backbones", "benchmarks"],
-        "Inside": ["architecture", "maintainers", "formats", "api/index"],
+        "Inside": ["architecture", "libraries", "maintainers", "formats", "api/index"],
     },
     "methods/index": {
         "": [

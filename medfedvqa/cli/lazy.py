@@ -4,6 +4,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
 
 def _with_values(args: Sequence[str]) -> Iterator[str]:
     """The arguments, with the values that were left out."""
-    for argument, following in zip(args, [*args[1:], ""], strict=True):
+    for argument, following in pairwise([*args, ""]):
         yield argument
         if argument in LEFT_OUT and following not in LEFT_OUT[argument]:
             yield LEFT_OUT[argument][0]

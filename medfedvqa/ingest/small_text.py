@@ -66,8 +66,8 @@ def rows_of_marks(picture: Array, height: int) -> Array:
     close = cv2.dilate(cv2.blur(strokes, (6 * height, 2)), _points(height // 2 + 2, False)[:, None])
     beside = np.minimum(apart, close)
     rows = ((within >= LEAST) & (within - beside > EXCESS * (beside + 1))).astype(np.uint8)
-    rows = cv2.morphologyEx(rows, cv2.MORPH_OPEN, np.ones((2, 2), np.uint8))
-    return cv2.resize(rows, picture.shape[::-1], interpolation=cv2.INTER_NEAREST)
+    opened = cv2.morphologyEx(rows, cv2.MORPH_OPEN, np.ones((2, 2), np.uint8))
+    return cv2.resize(opened, picture.shape[::-1], interpolation=cv2.INTER_NEAREST)
 
 
 def _points(distance: int, middle: bool) -> Array:

@@ -2,7 +2,7 @@
 (arXiv 2110.11027). Cite it.
 
 A larger model at the server learns labelled public questions, and row by row from whoever is right. With the label's
-cross-entropy CE and weight e (`epsilon`), the server's loss of a row is
+cross-entropy CE and weight e (`answer_weight`), the server's loss of a row is
 
 - where the server is right: e CE + (1 - e) KL(its own logits at the beginning of the round || its logits);
 - where it is wrong and some sites are right: e CE + (1 - e) KL(z || its logits), z the mean of these sites' logits,
@@ -48,7 +48,7 @@ from medfedvqa.training import FrozenRows
 class FedGEMSConfig(TaughtServerConfig, frozen=True):
     """Options."""
 
-    epsilon: Factor = Field(0.75, description="weight of the public answers against a teacher's; 1 is no teacher")
+    answer_weight: Factor = Field(0.75, description="weight of the public answers against a teacher's; 1 is no teacher")
 
 
 @register
@@ -62,12 +62,12 @@ class FedGEMS(TaughtServer[FedGEMSConfig]):
         """The public answers and the server's logits."""
         if received is not None:
             everywhere = torch.ones(len(rows), dtype=torch.bool, device=received.device)
-            yield taught(rows, received, everywhere, self.config.epsilon), self.config.public_epochs
+            yield taught(rows, received, everywhere, self.config.answer_weight), self.config.public_epochs
 
     def lesson_of_server(self, server: AnsweringServer, uploads: torch.Tensor) -> OutputLoss:
         """The public answers, and the teacher of each row that has one."""
         teacher, has_teacher = selected(server.logits(), uploads, server.rows.answers)
-        return taught(server.rows, teacher, has_teacher, self.config.epsilon)
+        return taught(server.rows, teacher, has_teacher, self.config.answer_weight)
 
 
 def taught(rows: FrozenRows, teacher: torch.Tensor, has_teacher: torch.Tensor, epsilon: float) -> OutputLoss:

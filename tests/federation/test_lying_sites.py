@@ -192,15 +192,15 @@ def test_a_mean_on_shares_that_no_honest_sites_could_have_is_not_used(
     reason: str,
 ) -> None:
     """Under masks nobody sees who put in too much; what all put in together gives it away, and the job stops."""
-    honest = SecureSite._summand
+    honest = SecureSite.summand
 
     def lying(site: SecureSite, task: str, how: Any, reply: Tensors, sites: int) -> np.ndarray:
         if site.config.name != LIAR:
             return honest(site, task, how, reply, sites)
-        layout = site._layout(task, how)
+        layout = site.layout(task, how)
         return summand({name: factor * reply[name] for name, _ in layout.shapes}, rows, layout, sites)
 
-    monkeypatch.setattr(SecureSite, "_summand", lying)
+    monkeypatch.setattr(SecureSite, "summand", lying)
     configs, job = job_on_shares(method, THREE, most_norm=10.0)
     with pytest.raises(FederationError, match=reason):
         serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")

@@ -102,7 +102,7 @@ def test_fedgems_takes_as_teacher_whoever_is_right() -> None:
     torch.testing.assert_close(teacher[2], torch.tensor(sure))
 
 
-def test_fedgems_loss_is_answers_and_teacher_by_epsilon(site: Sites) -> None:
+def test_fedgems_loss_is_answers_and_teacher_by_weight(site: Sites) -> None:
     """e CE + (1 - e) KL where there is a teacher, CE alone where there is none."""
     rows = method("fedgems").public(site())
     logits, teacher = (torch.randn(len(rows), len(CLOSED_ANSWERS)) for _ in range(2))
