@@ -219,6 +219,7 @@ def test_a_page_in_place_of_an_answer_is_one_sentence(tmp_path: Path, kind: str,
     assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_archive_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not answer"):
         attempt(f"http://127.0.0.1:{free_port()}", tmp_path)

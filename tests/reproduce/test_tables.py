@@ -58,6 +58,7 @@ def test_a_table_has_the_paper_s_sites_and_budget(tmp_path: Path) -> None:
     assert real.budget["rounds"] == 1 and real.budget["local_epochs"] == 2 and real.budget["answers"] == "public"
 
 
+@pytest.mark.slow
 def test_every_row_of_every_table_can_run_or_says_why_not(tmp_path: Path) -> None:
     """On the phantom set with the bundled backbone, only prompts in more blocks than it has are left out."""
     left_out = []
