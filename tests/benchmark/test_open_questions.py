@@ -188,7 +188,8 @@ def test_the_command_trains_on_open_questions(
     for row in record.values():
         kinds = row["closed"]["average"], row["open"]["average"]
         assert min(kinds) <= row["average"] <= max(kinds)
-    assert "| closed | open | together |" in (tmp_path / "benchmark.md").read_text()
+    averages = "| closed | open | yes/no | number | other | together |"
+    assert averages in (tmp_path / "benchmark.md").read_text()
 
 
 @pytest.mark.parametrize("data", LITERATURE)
