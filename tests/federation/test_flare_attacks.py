@@ -150,7 +150,7 @@ def assert_uniform(messages: set[bytes]) -> None:
     assert abs(int(bits.sum()) - bits.size / 2) <= 6 * np.sqrt(bits.size) / 2
 
 
-@pytest.mark.parametrize("forgery", ["flip", "replay"])
+@pytest.mark.parametrize("forgery", ["flip", pytest.param("replay", marks=pytest.mark.release)])
 def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
     tmp_path: Path, random_backbone: Path, forgery: str
 ) -> None:

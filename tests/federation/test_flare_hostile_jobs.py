@@ -137,7 +137,9 @@ def run_clean(federation: AttackedFederation, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("federation", [True], ids=["honest server"], indirect=True)
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(name, marks=() if name == "transport" else pytest.mark.release) for name in ATTACKS]
+)
 def test_a_server_refuses_a_hostile_job_and_runs_the_next(
     federation: AttackedFederation, tmp_path: Path, attack: str
 ) -> None:
@@ -154,7 +156,7 @@ def test_a_server_refuses_a_hostile_job_and_runs_the_next(
 
 
 @pytest.mark.parametrize("federation", [False], ids=["hostile server"], indirect=True)
-@pytest.mark.parametrize("attack", ["environment", "memory"])
+@pytest.mark.parametrize("attack", ["environment", pytest.param("memory", marks=pytest.mark.release)])
 def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
     federation: AttackedFederation, tmp_path: Path, attack: str
 ) -> None:

@@ -17,7 +17,7 @@ from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.run_folder import RESULTS, has_finished
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.timeout(1200),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
@@ -41,10 +41,7 @@ def ended(federation: LoopbackFederation, job_id: str) -> bool:
     return results and not federation.processes(SERVER, job=True)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [pytest.param(launched, marks=pytest.mark.release), pytest.param(ending, marks=pytest.mark.release), ended],
-)
+@pytest.mark.parametrize("moment", [launched, ending, ended])
 def test_a_job_ends_with_results_if_its_server_dies_at_its_beginning_or_end(
     federation: LoopbackFederation, tmp_path: Path, moment: Callable[[LoopbackFederation, str], bool]
 ) -> None:

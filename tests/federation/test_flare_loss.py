@@ -111,6 +111,7 @@ def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(
     check_results(federation, job_id)
 
 
+@pytest.mark.release
 def test_a_site_that_a_service_manager_stops_ends_in_time_and_continues(
     federation: LoopbackFederation, tmp_path: Path
 ) -> None:

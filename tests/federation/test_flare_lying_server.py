@@ -101,6 +101,7 @@ def test_a_server_that_goes_back_a_round_opens_no_second_sum_of_it(
     assert_refused_in_order(configs, job_id, SITES[:3])
 
 
+@pytest.mark.release
 def test_a_server_chooses_no_number_for_a_round(
     federation: LyingFederation, configs: dict[str, SiteConfig], tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_server_chooses_no_number_for_a_round(
     assert_refused_in_order(configs, job_id, SITES)
 
 
+@pytest.mark.release
 def test_a_server_that_goes_back_gets_no_second_mixture_of_a_round(
     federation: LyingFederation, configs: dict[str, SiteConfig], tmp_path: Path
 ) -> None:

@@ -64,6 +64,12 @@ IN_EVERY_TIER: set[Case] = {
     ("unicon", ON_SHARES),  # a split model
     ("fedavg", ON_SHARES),
 }
+OF_ITS_KIND: set[Case] = {
+    *((name, IN_CLEAR) for name in ("bag_of_words", "creamfl", "feddat", "fedgems", "prompt_pfl", "ridge")),
+    ("split_learning", ON_SHARES),
+    *TRUNKED,
+}
+"""One of each other kind of exchange; further methods of a kind run before a release."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +94,9 @@ def tier(case: Case) -> tuple[pytest.MarkDecorator, ...]:
     """The mark of a case: one trunk stands for all of them, except in a release's tests."""
     if case in TRUNKED[:3] + TRUNKED[4:]:
         return (pytest.mark.release,)
-    return () if case in IN_EVERY_TIER else (pytest.mark.slow,)
+    if case in IN_EVERY_TIER:
+        return ()
+    return (pytest.mark.slow if case in OF_ITS_KIND else pytest.mark.release,)
 
 
 def job_of(method: str, protection: str) -> JobSpec:

@@ -259,6 +259,7 @@ def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
     assert all(settled(federation, site, job_id).ok for site in SITES)
 
 
+@pytest.mark.release
 def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_when_it_is_started(
     federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
 ) -> None:

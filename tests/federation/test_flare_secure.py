@@ -184,6 +184,7 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
         assert sharing == [(1, True), (2, False), (3, False)]
 
 
+@pytest.mark.release
 def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_finishes_with_the_rest(
     federation: LoopbackFederation, paths: Paths, job_folder: Path
 ) -> None:

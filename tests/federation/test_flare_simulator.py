@@ -92,7 +92,7 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
         assert [entry.job == "local" for entry in opened] == [False, True] and opened[0].code == opened[1].code
 
 
-@pytest.mark.parametrize("method", ["creamfl", "fedgems"])
+@pytest.mark.parametrize("method", ["creamfl", pytest.param("fedgems", marks=pytest.mark.release)])
 def test_simulator_and_in_process_engine_test_the_same_server_model(
     method: str, tmp_path: Path, site_files: SiteFiles, quick_job: Job
 ) -> None:
