@@ -30,7 +30,7 @@ test: $(VENV)/ready
 
 # The whole matrix: also the slow tests, and the property tests with all their examples.
 test-all: test
-	$(PYTEST) -n 2 -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
+	$(PYTEST) -n 3 -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
 
 # Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
 test-release: $(VENV)/ready verify-wheel-test

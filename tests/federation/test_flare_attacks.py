@@ -150,7 +150,8 @@ def assert_uniform(messages: set[bytes]) -> None:
     assert abs(int(bits.sum()) - bits.size / 2) <= 6 * np.sqrt(bits.size) / 2
 
 
-@pytest.mark.parametrize("forgery", ["flip", pytest.param("replay", marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("forgery", ["flip", "replay"])
 def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
     tmp_path: Path, random_backbone: Path, forgery: str
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
     assert len({entry.reason for entry in shared}) == 2
 
 
+@pytest.mark.release
 def test_a_wrong_fingerprint_is_refused_and_the_reason_is_said(federation: TappedFederation, tmp_path: Path) -> None:
     """The job needs all sites; one of them pins another key for a peer than the peer has."""
     one, other = SITES[:2]

@@ -82,6 +82,7 @@ def exported(folder: Path, sites: tuple[str, ...]) -> Path:
     return folder
 
 
+@pytest.mark.release
 def test_a_second_job_without_one_of_the_sites_is_refused_by_the_others(
     federation: LoopbackFederation, paths: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_private_job_without_terms_is_refused_and_the_next_clean_one_runs(
     assert federation.wait(clean, PATIENCE) == "FINISHED:COMPLETED"
 
 
+@pytest.mark.release
 def test_an_abort_at_any_moment_leaves_no_reservation_and_a_closed_log(
     federation: LoopbackFederation, configs: dict[str, SiteConfig], tmp_path: Path
 ) -> None:

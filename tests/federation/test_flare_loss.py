@@ -65,6 +65,7 @@ def check_results(federation: LoopbackFederation, job_id: str) -> None:
         assert not [(part.name, part.said) for part in parts if part.state is not VerdictState.SHOWN]
 
 
+@pytest.mark.release
 def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: LoopbackFederation, tmp_path: Path) -> None:
     """SIGKILL of the server, three sites and their job processes at one moment. Once they are started again, nobody
     does anything else: the server takes the job up when its sites are back, and it finishes."""

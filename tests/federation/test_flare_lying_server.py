@@ -121,6 +121,7 @@ def test_a_server_that_goes_back_gets_no_second_mixture_of_a_round(
     assert_refused_in_order(configs, job_id, SITES)
 
 
+@pytest.mark.release
 def test_a_server_that_goes_back_spends_no_budget_beyond_the_plan(
     federation: LyingFederation, configs: dict[str, SiteConfig], tmp_path: Path
 ) -> None:

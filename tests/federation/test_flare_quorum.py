@@ -93,6 +93,7 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: LoopbackFeder
     assert max(missed) + 1 in sent and all(verify(federation.kits / name / "audit").ok for name in SITES)
 
 
+@pytest.mark.release
 def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: LoopbackFederation, tmp_path: Path) -> None:
     """The server's process is halted while its status is asked for; the job finishes as if it had not been."""
     options = {**JOB.options, "rounds": 2}

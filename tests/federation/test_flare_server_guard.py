@@ -83,6 +83,7 @@ def test_a_job_that_configures_the_transport_is_refused_and_the_next_one_ends(
     assert_a_clean_job_ends(federation, tmp_path / "clean")
 
 
+@pytest.mark.release
 def test_a_file_that_a_job_left_in_the_servers_workspace_has_no_effect(
     federation: LoopbackFederation, tmp_path: Path
 ) -> None:
