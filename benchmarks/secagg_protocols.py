@@ -52,9 +52,9 @@ def last_means(paths: Mapping[str, Path], job_id: str) -> Means:
     return means
 
 
-def difference(found: Means, plain: Means) -> float:
+def difference(measured: Means, plain: Means) -> float:
     """The largest difference of a tensor from the plain one, relative to its norm."""
-    return max(float(np.linalg.norm(found[name] - plain[name]) / np.linalg.norm(plain[name])) for name in plain)
+    return max(float(np.linalg.norm(measured[name] - plain[name]) / np.linalg.norm(plain[name])) for name in plain)
 
 
 def measured(count: int, methods: list[str], rounds: int, folder: Path) -> Iterator[str]:

@@ -64,10 +64,10 @@ def inverted(backbone: Backbone, pictures: torch.Tensor, seed: int) -> torch.Ten
     patch = torch.rand((1, side, side), generator=torch.Generator().manual_seed(seed)).requires_grad_()
     optimizer = torch.optim.Adam([patch], lr=0.05)
     for _ in range(INVERSIONS):
-        shown = pictures.clone()
-        shown[..., -side:, -side:] = patch.clamp(0, 1)
+        patched = pictures.clone()
+        patched[..., -side:, -side:] = patch.clamp(0, 1)
         optimizer.zero_grad()
-        (-image.trunk(backbone.normalised(shown))[..., unit].mean()).backward()
+        (-image.trunk(backbone.normalised(patched))[..., unit].mean()).backward()
         optimizer.step()
     return patch.detach().clamp(0, 1)
 

@@ -43,8 +43,8 @@ def server_lines(comparison: Comparison) -> list[list[str]]:
 def _cells(runs: Sequence[RunOutcome]) -> list[str]:
     scores = [ServerScore(**run.server) for run in runs]
     recalls = [f"{100 * fmean(each):.1f}" for each in zip(*(score.recalls for score in scores), strict=True)]
-    found = [*recalls, f"{fmean(score.rsum for score in scores):.1f}"] if recalls else ["–"] * (2 * len(FIRST) + 1)
+    retrieval = [*recalls, f"{fmean(score.rsum for score in scores):.1f}"] if recalls else ["–"] * (2 * len(FIRST) + 1)
     right = [score.correct / score.questions for score in scores]
     rows = scores[0].questions
     low, high = Proportion(round(fmean(score.correct for score in scores)), rows).wilson()
-    return [*found, f"{100 * fmean(right):.1f} ± {100 * deviation(right):.1f} [{100 * low:.0f}, {100 * high:.0f}]"]
+    return [*retrieval, f"{100 * fmean(right):.1f} ± {100 * deviation(right):.1f} [{100 * low:.0f}, {100 * high:.0f}]"]

@@ -15,7 +15,7 @@ from typer.main import get_command
 from medfedvqa.cli.metavars import name_values
 
 LEFT_OUT = {"--secagg": ("masks", "crypten")}
-"""The values of options whose value may be left out, which means the first. Typer (0.29) knows no such options."""
+"""The values of options whose value may be left out, which means the first. Typer (0.29) requires all values."""
 
 NAMES_OF_HELP = {"help_option_names": ["-h", "--help"]}
 

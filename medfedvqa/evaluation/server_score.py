@@ -29,8 +29,8 @@ class ServerScore:
     def recalls(self) -> tuple[float, ...]:
         """Recall@1, 5 and 10 from pictures to texts, then from texts to pictures, in 0..1; empty without retrieval."""
         return (
-            *(found / self.pictures for found in self.image_to_text),
-            *(found / self.captions for found in self.text_to_image),
+            *(hits / self.pictures for hits in self.image_to_text),
+            *(hits / self.captions for hits in self.text_to_image),
         )
 
     @property
@@ -44,9 +44,9 @@ class ServerScore:
         answers = f"{percent(self.correct / self.questions)} of {self.questions} questions"
         if not self.recalls:
             return f"The server's own model, on public pictures that it did not learn from: {answers}."
-        found = [f"{percent(share)}" for share in self.recalls]
+        recalls = [f"{percent(share)}" for share in self.recalls]
         return (
             f"The server's own model, on {self.pictures} public pictures with {self.captions} captions that it did not "
-            f"learn from: Recall@1, 5, 10 from image to text {', '.join(found[:3])}, from text to image "
-            f"{', '.join(found[3:])}, rsum {self.rsum:.1f}; {answers}."
+            f"learn from: Recall@1, 5, 10 from image to text {', '.join(recalls[:3])}, from text to image "
+            f"{', '.join(recalls[3:])}, rsum {self.rsum:.1f}; {answers}."
         )

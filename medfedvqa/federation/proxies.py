@@ -22,7 +22,7 @@ _PATIENCE = 5.0  # seconds
 def refuse_settings(settings: Mapping[str, Any]) -> None:
     """Raises `ConfigError` if the settings of a site name a proxy."""
     if _SETTINGS & settings.keys():
-        raise ConfigError(f"site.yml names a proxy, and has no such setting. {REMEDY}")
+        raise ConfigError(f"site.yml names a proxy, which is not a setting. {REMEDY}")
 
 
 def in_environment(host: str) -> bool:

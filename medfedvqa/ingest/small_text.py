@@ -44,8 +44,8 @@ def _level_lines(picture: Array, detect: Detector) -> list[Array]:
             marked = cv2.resize(rows[top:bottom, left:right], place.shape[::-1], interpolation=cv2.INTER_NEAREST)
             for (y, x, tile), (*_, marks) in zip(tiles(place), tiles(marked), strict=True):
                 if marks.any():
-                    found = detect(thin_structures(np.ascontiguousarray(tile)))
-                    lines += [((corners + (x, y)) / scale + (left, top)).astype(np.float32) for corners in found]
+                    outlines = detect(thin_structures(np.ascontiguousarray(tile)))
+                    lines += [((corners + (x, y)) / scale + (left, top)).astype(np.float32) for corners in outlines]
     return lines
 
 

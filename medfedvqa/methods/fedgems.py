@@ -1,8 +1,8 @@
 """Cheng, Wu, Xiao, Liu: *FedGEMS: Federated Learning of Larger Server Models via Selective Knowledge Fusion*, 2021
 (arXiv 2110.11027). Cite it.
 
-A larger model at the server learns labelled public questions, and row by row from whoever is right. With the label's
-cross-entropy CE and weight e (`answer_weight`), the server's loss of a row is
+A larger model at the server learns labelled public questions, and each row from those who answer it right. With the
+label's cross-entropy CE and weight e (`answer_weight`), the server's loss of a row is
 
 - where the server is right: e CE + (1 - e) KL(its own logits at the beginning of the round || its logits);
 - where it is wrong and some sites are right: e CE + (1 - e) KL(z || its logits), z the mean of these sites' logits,
@@ -70,29 +70,32 @@ class FedGEMS(TaughtServer[FedGEMSConfig]):
         return taught(server.rows, teacher, has_teacher, self.config.answer_weight)
 
 
-def taught(rows: FrozenRows, teacher: torch.Tensor, has_teacher: torch.Tensor, epsilon: float) -> OutputLoss:
+def taught(rows: FrozenRows, teacher: torch.Tensor, has_teacher: torch.Tensor, answer_weight: float) -> OutputLoss:
     """Public answers and the teacher's logits [rows, answers]; answers alone where there is no teacher, bool [rows]."""
 
     def loss(logits: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         answers = F.cross_entropy(logits, rows.answers[items].to(logits.device), reduction="none")
-        both = epsilon * answers + (1 - epsilon) * divergence(teacher[items], logits)
+        both = answer_weight * answers + (1 - answer_weight) * divergence(teacher[items], logits)
         return torch.where(has_teacher[items], both, answers)
 
     return loss
 
 
-def selected(own: torch.Tensor, uploads: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def selected(
+    server_logits: torch.Tensor, uploads: torch.Tensor, answers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's teacher, logits [rows, answers], and whether it has one, bool [rows].
 
-    `own`: the server's logits; `uploads`: the sites', [sites, rows, answers]; `answers`: the right ones, int64 [rows].
+    `server_logits`: [rows, answers]; `uploads`: the sites', [sites, rows, answers]; `answers`: the right ones, int64
+    [rows].
     """
     right = uploads.argmax(dim=2) == answers
     log_p = uploads.log_softmax(dim=2)
     entropy = -(log_p.exp() * log_p).sum(dim=2)
     weights = right / entropy.clamp(min=_LEAST_ENTROPY)
     fused = (weights[..., None] * uploads).sum(dim=0) / weights.sum(dim=0).clamp(min=_LEAST_ENTROPY)[:, None]
-    server_right = own.argmax(dim=1) == answers
-    return torch.where(server_right[:, None], own, fused), server_right | right.any(dim=0)
+    server_right = server_logits.argmax(dim=1) == answers
+    return torch.where(server_right[:, None], server_logits, fused), server_right | right.any(dim=0)
 
 
 _LEAST_ENTROPY = 1e-6

@@ -29,7 +29,9 @@ class FedP3Config(PreservingConfig, frozen=True):
     blocks: Blocks = Field(3, description="how many of each tower's last blocks are tuned; null is all")
     preserve: Literal["pairs", "kl"] = Field("pairs", description="preferences, or answers as a whole (the KP rows)")
     temperature: Temperature = Field(2.0, description="of preserve 'kl'")
-    tau_squared: bool = Field(True, description="temperature^2 times preserve 'kl', as usual; Eq. 4 has no such factor")
+    tau_squared: bool = Field(
+        True, description="temperature^2 times preserve 'kl', as usual; Eq. 4 is without the factor"
+    )
     filter: Filter = Field("eq12", description="by what each row's answers are chosen (Table 4)")
     top: int = Field(20, ge=1, le=MOST_ANSWERS, description="answers that are compared in pairs (N), fewer than all")
     clamp: bool = Field(False, description="never let eq12 turn towards what the student is sure of: w >= 0")

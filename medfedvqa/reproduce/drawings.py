@@ -27,7 +27,7 @@ class Sample:
     given: str = ""
     """The model's answer, or whether it is right; empty without a model."""
     candidates: Candidates = ()
-    """Answers that a model is forgetting, if it is of such."""
+    """Answers that a model is forgetting; empty for other pictures."""
 
 
 @styled()
@@ -90,12 +90,12 @@ def draw_prompts(prompts: Mapping[str, torch.Tensor]) -> bytes:
     start = 0
     for number, (name, prompt) in enumerate(prompts.items()):
         blocks, length, _ = prompt.shape
-        own = places[start : start + blocks * length]
+        of_site = places[start : start + blocks * length]
         start += blocks * length
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
-        axes.scatter(own[:, 0], own[:, 1], color=colour, marker=marker, s=14, label=name)
+        axes.scatter(of_site[:, 0], of_site[:, 1], color=colour, marker=marker, s=14, label=name)
         for block in range(blocks):
-            x, y = own[block * length : (block + 1) * length].mean(axis=0)
+            x, y = of_site[block * length : (block + 1) * length].mean(axis=0)
             axes.annotate(str(block + 1), (x, y), color=GREY, fontsize=7)
     axes.set_xticks([])
     axes.set_yticks([])

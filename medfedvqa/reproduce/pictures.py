@@ -76,13 +76,13 @@ def _trained(grid: Grid) -> Trained:
 def _first(rows: Examples, most: int) -> list[int]:
     """The first rows with a listed answer, first those of which no two share a picture or a question."""
     listed = (rows.answers >= 0).nonzero().flatten().tolist()
-    seen: set[object] = set()
+    taken: set[object] = set()
     distinct = []
     for row in listed:
         facts = {rows.questions[row], int(rows.pictures[row])}
-        if not facts & seen:
+        if not facts & taken:
             distinct.append(row)
-            seen |= facts
+            taken |= facts
     return [*distinct, *(row for row in listed if row not in distinct)][:most]
 
 

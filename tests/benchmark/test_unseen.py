@@ -43,9 +43,9 @@ def test_an_unseen_site_trains_nothing_and_tests_the_mean(grid: Grid) -> None:
     """Its personal model is the mean, it has no accuracy by round, and the mean is that of a job without it."""
     assert len(list(run(grid, 1))) == 3
     comparison = compared(results(grid))
-    own, mean = (comparison.rows[f"FedAvg classifier{end}"][0] for end in (" (personal)", ""))
-    assert comparison.unseen == ("site-002",) and own.right["site-002"] == mean.right["site-002"]
-    assert own.right["site-001"] == mean.right["site-001"] and mean.validated.keys() == {"site-001"}
+    personal, mean = (comparison.rows[f"FedAvg classifier{end}"][0] for end in (" (personal)", ""))
+    assert comparison.unseen == ("site-002",) and personal.right["site-002"] == mean.right["site-002"]
+    assert personal.right["site-001"] == mean.right["site-001"] and mean.validated.keys() == {"site-001"}
     without = replace(grid, organs=SITES[:1], regime=Regime(), out=grid.out / "without")
     list(run(replace(without, systems=(SHARED,)), 1))
     record = json.loads((without.folder(SHARED, 0) / OUTCOME).read_text())

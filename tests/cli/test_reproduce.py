@@ -16,8 +16,8 @@ SITES = ("chest", "abdomen", "head")
 
 def test_the_list_has_every_entry(medfedvqa: Command) -> None:
     """As tables and as JSON; one paper's alone."""
-    shown = medfedvqa("reproduce", "list").stdout
-    assert all(paper.title.split(":")[0] in shown for paper in PAPERS)
+    listing = medfedvqa("reproduce", "list").stdout
+    assert all(paper.title.split(":")[0] in listing for paper in PAPERS)
     listed = json.loads(medfedvqa("reproduce", "list", "--json").stdout)["entries"]
     assert listed == list(lines()) and all((line["command"] is None) is bool(line["reason"]) for line in listed)
     assert {line["paper"] for line in json.loads(medfedvqa("reproduce", "list", "3", "--json").stdout)["entries"]} == {

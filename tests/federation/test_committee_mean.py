@@ -48,19 +48,19 @@ def test_every_site_gets_the_mean_of_the_masks_bit_for_bit(
     job_on_shares: Make, tmp_path: Path, method: type[Averaged], committee: int | None
 ) -> None:
     """With all sites as members, and with a committee: both protocols sum up the same fixed point."""
-    found: dict[Any, Any] = {}
+    means: dict[Any, Any] = {}
     for secagg in (True, "crypten"):
         configs, job = job_on_shares(method, FIVE, rounds=2, committee=committee, secagg=secagg)
         (tmp_path / str(secagg)).mkdir()
         engine = Engine(configs, job, str(secagg))
         results = serve_job(job, FIVE, engine.call, tmp_path / str(secagg), "local")
         assert results["status"] == "finished" and results["secagg"] == secagg
-        found[secagg] = [given(config, round, str(secagg)) for config in configs.values() for round in (1, 2)]
+        means[secagg] = [given(config, round, str(secagg)) for config in configs.values() for round in (1, 2)]
     assert not engine.sent("start/unmask", "uploaded")
-    for masked, summed in zip(found[True], found["crypten"], strict=True):
+    for masked, summed in zip(means[True], means["crypten"], strict=True):
         assert masked.keys() == summed.keys() and all(np.array_equal(masked[name], summed[name]) for name in masked)
     plain = [mean_of(FIVE, round) for _ in FIVE for round in (1, 2)]
-    for summed, mean in zip(found["crypten"], plain, strict=True):
+    for summed, mean in zip(means["crypten"], plain, strict=True):
         assert_alike(summed, {name: mean[name] for name in summed})
 
 
@@ -77,8 +77,8 @@ def test_the_server_has_the_sum_and_nothing_else(job_on_shares: Make, tmp_path: 
         np.rint(np.float64(held["prompt.x"]) * int(held["rows"]) * 2**24).astype(np.int64)
         for held in (Averaged.holding(site, 1) for site in FIVE)
     )
-    shown = np.array_equal(sums[0], expected)
-    assert shown is (method is Averaged)
+    in_clear = np.array_equal(sums[0], expected)
+    assert in_clear is (method is Averaged)
     if method is AveragedAtSites:
         assert (np.abs(sums[0].astype(np.float64)) > 2.0**53).mean() > 0.9  # the sum itself is below 2^40
 
@@ -249,14 +249,16 @@ def test_the_log_tells_what_was_shared_and_which_sum_was_opened(job_on_shares: M
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT and "start/" in entry.task]
         (shares,) = [entry for entry in sent if entry.peer == "sites"]
         assert shares.task == "start/mean"
-        told = {t.name: (t.dtype, t.protection, t.sha256) for t in shares.tensors}
-        assert told == dict.fromkeys(("prompt.x", "scale", "rows", "contributors"), ("int64", Protection.MASKED, None))
+        logged = {t.name: (t.dtype, t.protection, t.sha256) for t in shares.tensors}
+        assert logged == dict.fromkeys(
+            ("prompt.x", "scale", "rows", "contributors"), ("int64", Protection.MASKED, None)
+        )
         assert "a sum among a, b, c, d, e, without a dealer" in str(shares.reason)
         assert "all 3 of them together could open every input" in str(shares.reason)
         (answer,) = [entry for entry in sent if entry.peer == "server" and "start/mean" in entry.task]
         if site in attempt.members:
             assert answer.task == "start/mean/sum" and answer.sharing["stage"] == "opened"
-            assert {t.name for t in answer.tensors} == {*told, "shared_bytes"}
+            assert {t.name for t in answer.tensors} == {*logged, "shared_bytes"}
         else:
             assert answer.task == "start/mean/shared" and {t.name for t in answer.tensors} == {"shared_bytes"}
 

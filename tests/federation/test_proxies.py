@@ -33,7 +33,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Proxy(socketserver.BaseRequestHandler):
-    """It lets nobody through without a login, and takes what is no request for a mistake."""
+    """It asks every CONNECT for a login (407), and answers anything else with 400."""
 
     def handle(self) -> None:
         request = self.request.recv(4096)
@@ -88,7 +88,7 @@ def test_a_proxy_in_site_yml_is_refused_by_doctor_and_at_the_start(tmp_path: Pat
     path.write_text(path.read_text() + f"{name}: http://user:secret@proxy.invalid:3128\n")
     with pytest.raises(ConfigError) as caught:
         load_site_config(path, SITE)
-    sentence = f"site.yml names a proxy, and has no such setting. {REMEDY}"
+    sentence = f"site.yml names a proxy, which is not a setting. {REMEDY}"
     assert str(caught.value) == sentence and sentence in problems(kit)["site.yml"]
     result = subprocess.run(
         ["bash", str(kit / "startup" / "sub_start.sh"), "--once"], cwd=kit, env=environment(), capture_output=True,

@@ -155,9 +155,9 @@ def test_a_site_s_forgotten_answers_are_r_of_the_mean_and_its_own_model(site: Ca
     )
     w = torch.log((taught * taught.log()).sum(1) / (learnt * learnt.log()).sum(1))
     expected = taught * learnt ** -w[:, None]
-    found = method.forgetting(place, kept, place.data.test)
-    assert torch.allclose(found, expected / expected.sum(1, keepdim=True), atol=1e-6)
-    assert not torch.allclose(found, taught, atol=1e-3)
+    forgotten = method.forgetting(place, kept, place.data.test)
+    assert torch.allclose(forgotten, expected / expected.sum(1, keepdim=True), atol=1e-6)
+    assert not torch.allclose(forgotten, taught, atol=1e-3)
 
 
 def test_lambda_0_is_fedavg_bit_for_bit(rounds: Rounds) -> None:

@@ -84,20 +84,20 @@ def test_fedets_server_learns_the_consensus_and_the_dissent() -> None:
     log_s, dissent = logits.log_softmax(1), torch.tensor([0.2, -0.2, 0.0]).softmax(0)
     divergence = (dissent * (dissent.log() - log_s[0])).sum()
     for weight in (0.0, 0.5):
-        found = method("fedet", diversity=weight).lesson_of_server(None, uploads)(logits, item)
-        torch.testing.assert_close(found, (-log_s[0, 1] + weight * divergence)[None])
+        loss = method("fedet", diversity=weight).lesson_of_server(None, uploads)(logits, item)
+        torch.testing.assert_close(loss, (-log_s[0, 1] + weight * divergence)[None])
 
 
 def test_fedgems_takes_as_teacher_whoever_is_right() -> None:
     """The server itself, else the right sites by inverse entropy, else nobody; four rows by hand."""
-    own = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0], [0.0, 3.0]])
+    server_logits = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0], [0.0, 3.0]])
     sure, unsure, wrong = [4.0, 0.0], [1.0, 0.0], [0.0, 2.0]
     uploads = torch.tensor([[wrong, sure, sure, wrong], [wrong, unsure, wrong, wrong]])
-    teacher, has_teacher = selected(own, uploads, torch.zeros(4, dtype=torch.int64))
+    teacher, has_teacher = selected(server_logits, uploads, torch.zeros(4, dtype=torch.int64))
     assert has_teacher.tolist() == [True, True, True, False]
     entropies = [float(-(p * p.log()).sum()) for p in (torch.tensor(sure).softmax(0), torch.tensor(unsure).softmax(0))]
     weights = [1 / each / (1 / entropies[0] + 1 / entropies[1]) for each in entropies]
-    torch.testing.assert_close(teacher[0], own[0])
+    torch.testing.assert_close(teacher[0], server_logits[0])
     torch.testing.assert_close(teacher[1], weights[0] * torch.tensor(sure) + weights[1] * torch.tensor(unsure))
     torch.testing.assert_close(teacher[2], torch.tensor(sure))
 

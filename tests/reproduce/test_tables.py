@@ -29,8 +29,8 @@ def test_a_printed_table_takes_personal_models_where_sites_train_and_the_mean_wh
         personal=True,
     )
     shared = outcome({"a": [False, False], "b": [True, False], "c": [True, False]})
-    own = outcome({"a": [True, True], "b": [True, False], "c": [True, False]})
-    text = beside_printed(table, {"M": [shared], "M (personal)": [own]}, ("c",))
+    personal = outcome({"a": [True, True], "b": [True, False], "c": [True, False]})
+    text = beside_printed(table, {"M": [shared], "M (personal)": [personal]}, ("c",))
     assert (
         "|  | A (paper) | a (here) | local (paper) | local (here) | global (paper) | global (here) | x (paper) |"
         in text
@@ -38,7 +38,7 @@ def test_a_printed_table_takes_personal_models_where_sites_train_and_the_mean_wh
     assert "| one | 1.00 | 100.00 | 2.00 | 75.00 | 3.00 | 50.00 | 4.00 | – | this |" in text
     assert "| two | 1.00 | 100.00 | 2.00 | 75.00 | – | – | 4.00 | – |  |" in text
     assert "| one | 1.00 | 0.00 | 2.00 | 25.00 |" in beside_printed(
-        replace(table, personal=False), {"M": [shared], "M (personal)": [own]}, ("c",)
+        replace(table, personal=False), {"M": [shared], "M (personal)": [personal]}, ("c",)
     )
 
 

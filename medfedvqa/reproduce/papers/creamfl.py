@@ -6,13 +6,14 @@ from medfedvqa.reproduce.entries import Entry, Paper, Table
 SERVERS = ("CreamFL", "CreamFL: server alone", "FedMD", "FedET", "FedGEMS")
 ABLATIONS = (
     "CreamFL",
-    *(
-        f"CreamFL: {parts}"
-        for parts in (
-            *("server alone", "mean", "GCA", "mean + inter", "mean + intra"),
-            *("mean + inter + intra", "GCA + inter", "GCA + intra"),
-        )
-    ),
+    "CreamFL: server alone",
+    "CreamFL: mean",
+    "CreamFL: GCA",
+    "CreamFL: mean + inter",
+    "CreamFL: mean + intra",
+    "CreamFL: mean + inter + intra",
+    "CreamFL: GCA + inter",
+    "CreamFL: GCA + intra",
 )
 NO_FIGURES = ("The project has notes of this paper, without its tables: there are no figures to set beside.",)
 IN_PLACE = (

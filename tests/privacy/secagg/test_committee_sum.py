@@ -63,11 +63,11 @@ def test_the_mean_is_the_clear_one_to_the_stated_precision(
     assert [site for site, (total, _) in results.items() if total is None] == list(sites[members:])
     totals = [total for total, _ in results.values() if total is not None]
     assert all(np.array_equal(total, sum(values.values())) for total in totals)
-    found, plain = mean_of_sum(totals[0], count, layout), mean(held, weights)
+    opened, plain = mean_of_sum(totals[0], count, layout), mean(held, weights)
     bound = count * 2.0 ** -(SUM_BITS + 1) / sum(weights.values())
     for name, array in plain.items():
         rounding = 4 * np.finfo(np.float32).eps * np.abs(array).max(initial=0)
-        assert np.abs(found[name].astype(np.float64) - array).max(initial=0) <= bound + rounding
+        assert np.abs(opened[name].astype(np.float64) - array).max(initial=0) <= bound + rounding
 
 
 def ring_of(message: bytes, length: int) -> Ring:
@@ -83,8 +83,8 @@ def test_all_shares_but_one_are_uniform_whatever_is_shared(owner: str) -> None:
     group = Group(owner, FIVE, FIVE[:4])
     shares = {member: ring_of(message, LENGTH) for member, message in split(values, group).items()}
     assert np.array_equal(sum(shares.values()), values)
-    seen = [*shares.values(), *(sum(shares.values()) - share for share in shares.values())]
-    for share in (each - offset for each in seen for offset in (np.uint64(0), values)):
+    views = [*shares.values(), *(sum(shares.values()) - share for share in shares.values())]
+    for share in (each - offset for each in views for offset in (np.uint64(0), values)):
         counts = np.bincount(share.view(np.uint8), minlength=256)
         expected = 8 * LENGTH / 256
         assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 7 * np.sqrt(2 * 255)
@@ -109,12 +109,12 @@ def test_a_member_that_sees_everything_addressed_to_it_sees_no_input(linked: Lin
     rng = np.random.default_rng(5)
     values = {site: rng.integers(0, 1000, 64, dtype=np.uint64) for site in FIVE}
 
-    def seen(group: Group, taps: dict[str, Any]) -> list[Ring]:
+    def received_by(group: Group, taps: dict[str, Any]) -> list[Ring]:
         secure_sum(group, taps, values[group.me], ignored)
         messages = [message for tap in taps.values() for message in tap.received]
         return [ring_of(message[-512:], 64) for message in messages if len(message) >= 512]
 
-    for received in linked(FIVE, FIVE[:3], seen).values():
+    for received in linked(FIVE, FIVE[:3], received_by).values():
         for vector in received:
             assert (vector > np.uint64(2**40)).sum() > 56
 
