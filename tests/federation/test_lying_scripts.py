@@ -107,7 +107,7 @@ def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
 ) -> None:
     """Without the order of tasks and the memory of cohorts, as in 0.1.0, some of a few scripts expose a site."""
     monkeypatch.setattr(TaskOrder, "repeats", lambda order, task, round, last: (task, round) == last)
-    monkeypatch.setattr(SecureSite, "_check_cohort", lambda *_: None)
+    monkeypatch.setattr(SecureSite, "check_cohort", lambda *_: None)
     with pytest.raises(AssertionError, match="are exposed"):
         for seed in range(12):
             MeanScript(seed, federation, folder / f"mean-{seed}").run()
