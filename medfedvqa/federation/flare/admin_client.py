@@ -23,9 +23,10 @@ from nvflare.fuel.flare_api.api_spec import (
     JobNotRunning,
     NoClientsAvailable,
 )
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from medfedvqa.errors import FederationError
+from medfedvqa.federation.flare.admin_session import end_session, open_session
 
 DEADLINE = 300.0
 """Seconds for one request, all its repetitions included: a server on a busy machine, or one that restarts."""
@@ -55,7 +56,7 @@ class AdminClient:
     """Requests to one federation. Raises `FederationError` with one sentence when a request fails for good."""
 
     def __init__(
-        self, user: str, kit: Path, deadline: float = DEADLINE, connect: Callable[..., Session] = new_secure_session
+        self, user: str, kit: Path, deadline: float = DEADLINE, connect: Callable[..., Session] = open_session
     ) -> None:
         """`user`: the administrator's name; `kit`: the startup kit; `deadline`: seconds for each request."""
         self._user, self._kit, self._deadline, self._connect = user, kit, deadline, connect
@@ -108,9 +109,7 @@ class AdminClient:
         """Log out, if there is a session."""
         session, self._session = self._session, None
         if session is not None:
-            # The server may be gone, and what FLARE raises then is of many kinds.
-            with contextlib.suppress(Exception):
-                session.close()
+            end_session(session)
 
     def _request(self, ask: Callable[[Session], _Result]) -> _Result:
         """The result of `ask`, from whichever session first gets through."""

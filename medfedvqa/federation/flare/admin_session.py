@@ -1,0 +1,45 @@
+"""Opening and ending FLARE's session of an administrator, neither of which may wait without limit.
+
+While FLARE's transport (2.9) ends, a connection that it is just making escapes it, and it then waits for that
+connection's end: for ever, if the server keeps it. Whatever is connected is therefore closed again until the end comes.
+"""
+
+import contextlib
+from threading import Thread
+
+from nvflare.fuel.flare_api.flare_api import Session
+
+_PAUSE = 1.0  # seconds
+_TRIES = 60
+
+
+def open_session(user: str, kit: str, timeout: float) -> Session:
+    """A session of the administrator `user` with the startup kit `kit`.
+
+    Raises what FLARE raises, within about `timeout` seconds: its own errors, or those of its transport.
+    """
+    session = Session(user, kit)
+    try:
+        session.try_connect(timeout)
+    except Exception:
+        end_session(session)
+        raise
+    return session
+
+
+def end_session(session: Session) -> None:
+    """Log out and disconnect. The server may be gone, so that nothing is raised, and a minute is the limit."""
+    ending = Thread(target=_end, args=(session,), daemon=True)
+    ending.start()
+    for _ in range(_TRIES):
+        ending.join(_PAUSE)
+        if not ending.is_alive():
+            return
+        for connector in session.api.cell.core_cell.communicator.conn_manager.connectors.values():
+            connector.driver.shutdown()
+
+
+def _end(session: Session) -> None:
+    # What FLARE raises when the server is gone is of many kinds.
+    with contextlib.suppress(Exception):
+        session.close()
