@@ -66,7 +66,9 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     heartbeats = _Heartbeats(controller, sites) if spec.secagg and engine == "provisioned" else None
     caller = _Caller(controller, fl_ctx, abort_signal, heartbeats)
     if engine == "provisioned" and has_finished(out):
-        return  # the process before died after its work
+        # The process before died after its work, and perhaps before the last receipts were signed.
+        ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out).close()
+        return
     # Whoever submitted the job may fetch its run folder, and the journal holds single uploads: it lies elsewhere.
     folder = Path(flare.get_workspace().get_root_dir()) / JOURNAL / fl_ctx.get_job_id()
     journal = Journal(folder if engine == "provisioned" else None)
