@@ -24,6 +24,7 @@ from medfedvqa.atomic_files import PRIVATE
 from medfedvqa.backup.contents import EXPORT, FORMAT, MANIFEST, Manifest, kit_of, log_files, site_files
 from medfedvqa.backup.sealed_stream import BackupSecret, SealedWriter
 from medfedvqa.errors import BackupError
+from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.version import code_version
 from privacy.ledger_folder import LEDGER_NAME
@@ -37,8 +38,10 @@ _BUSY = "another backup of this site is being written into this folder: wait for
 def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSecret) -> tuple[Path, Manifest]:
     """Writes a new backup, named by site and time, into `folder`; its path, and what it says of itself.
 
-    The file is whole or absent. Raises `BackupError`, `LogError` for a log that does not hold, `LedgerError`.
+    The file is whole or absent. Raises `BackupError`, `LogError` for a log that does not hold, `LedgerError`
+    also for a ledger that is lost.
     """
+    require_ledger(config)
     now = datetime.now(UTC)
     target = folder / f"{config.name}-{now:%Y%m%dT%H%M%S%fZ}{SUFFIX}"
     try:

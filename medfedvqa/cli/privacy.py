@@ -41,7 +41,10 @@ def settings_command(as_json: JsonOption = False) -> None:
 
 def spent_command(site: SiteFile, as_json: JsonOption = False) -> None:
     """What every cohort of a site has spent and reserved, and which job spent what."""
+    from medfedvqa.federation.job_budget import require_ledger
+
     config = config_of(site)
+    require_ledger(config)
     accounts: tuple[Account, ...] = ()
     if config.ledger.is_dir():
         with _ledger(config) as ledger:
@@ -89,10 +92,12 @@ def ledger_command(
     free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
 ) -> None:
     """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
-    from medfedvqa.federation.job_budget import check_ledger, store_of
+    from medfedvqa.federation.job_budget import check_ledger, require_ledger, store_of
     from medfedvqa.ingest.ledger_binding import check_binding
 
     config, console = config_of(site), Terminal()
+    if import_ is None and take_over is None:
+        require_ledger(config)
     with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
             console.print(f"{ledger.import_(import_)} records were taken over")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from audits import JobRefused, LogError, Refusal, read
 from audits.gate import LogCharge
+from audits.log_files import LOG_NAME
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
 from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, spent
+from privacy.ledger_folder import LEDGER_NAME
 
 if TYPE_CHECKING:  # both import torch, which commands that only read a ledger do not need
     from medfedvqa.core import Method
@@ -40,6 +42,7 @@ class JobBudget:
         if most and alone > min(most):
             detail = f"alone it would spend epsilon {alone:.3f} of the {min(most):g} that the site allows"
             raise JobRefused(Refusal.EPSILON, detail)
+        require_ledger(self._config)
         self._ledger = ledger_of(self._config)
         check_ledger(self._ledger, self._config.audit)
         self._ledger.check(self._job_id, plan, limits)
@@ -124,6 +127,15 @@ def log_charge(charge: LedgerCharge) -> LogCharge:
         "void": charge.void,
     }
     return LogCharge(event, charge.epsilon_before, charge.epsilon_after)
+
+
+def require_ledger(config: SiteConfig) -> None:
+    """Raises `LedgerError` if the site's ledger is lost: its audit log names a charge, and no ledger is there.
+
+    To open a ledger makes it, with a key of its own, and the lost one could not be restored beside that.
+    """
+    if (config.audit / LOG_NAME).is_file() and not (config.ledger / LEDGER_NAME).exists():
+        check_ledger(None, config.audit)
 
 
 def check_ledger(ledger: Ledger | None, audit: Path) -> None:

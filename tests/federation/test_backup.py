@@ -36,9 +36,10 @@ import privacy
 from audits import AuditLog, Event, read, verify
 from medfedvqa.backup.sealed_stream import CHUNK, BackupSecret, SealedReader, SealedWriter
 from medfedvqa.errors import BackupError
+from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.job_closing import close_ended
 from medfedvqa.federation.site_config import load_site_config
-from privacy import Ledger, PlannedTask
+from privacy import Ledger, LedgerError, PlannedTask
 
 
 @pytest.fixture
@@ -129,6 +130,26 @@ def test_a_ledger_that_is_gone_does_not_come_back_older(kit: Path, tmp_path: Pat
     before = contents(kit)
     assert "lacks a charge" in refusal("restore", backup, "--to", kit, *options)
     assert contents(kit) == before
+
+
+def test_a_ledger_that_is_lost_is_not_made_anew_by_a_look_at_it(kit: Path, tmp_path: Path) -> None:
+    """An empty one would have another key, beside which the lost one could not be restored, and would look as if
+    nothing was spent. Nor is there a backup without it."""
+    with closing(Ledger(kit / "ledger", SITE)) as ledger, closing(log_of(kit)) as log:
+        charge = ledger.charge_of("job-2", "train", 1)
+        assert charge is not None
+        log.append(Event.RELEASE, job="job-2", dp_event={"ledger": {"seq": charge.seq, "head": charge.head}})
+    was_spent, (backup, options) = spent(kit), backed_up(kit, tmp_path / "backups")
+    lose(kit, "ledger")
+    config = load_site_config(site_file(kit), SITE)
+    for command in (["privacy", "ledger", "--site"], ["privacy", "spent", "--site"]):
+        assert "lacks a charge" in refusal(*command, site_file(kit))
+    assert "lacks a charge" in refusal("backup", tmp_path / "backups", "--site", site_file(kit), *options)
+    with pytest.raises(LedgerError, match="lacks a charge"):
+        require_ledger(config)
+    assert not config.ledger.exists()
+    restored(backup, kit, *options)
+    assert spent(kit) == was_spent > 0 and medfedvqa("privacy", "ledger", "--site", site_file(kit)).exit_code == 0
 
 
 def test_two_ledgers_that_went_on_apart_are_joined(kit: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ STOPPED = 60.0  # seconds: TimeoutStopSec of the units
 def started(federation: LoopbackFederation, folder: Path, seed: int) -> str:
     """A job in clear that has two rounds behind it."""
     options = {**JOB.options, "rounds": ROUNDS}
-    export_job(JOB.model_copy(update={"options": options, "seed": seed, "round_timeout": 120.0}), folder / "job")
+    export_job(JOB.model_copy(update={"options": options, "seed": seed, "round_timeout": PATIENCE}), folder / "job")
     job_id = federation.submit(folder / "job")
     wait_for(lambda: len(rounds(federation, job_id)) >= 2)
     return job_id
@@ -128,4 +128,22 @@ def test_a_site_that_a_service_manager_stops_ends_in_time_and_continues(
     assert verify(federation.kits / "head" / "audit").ok
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    check_results(federation, job_id)
+
+
+@pytest.mark.release
+def test_a_server_that_a_service_manager_stops_continues_its_jobs(
+    federation: LoopbackFederation, tmp_path: Path
+) -> None:
+    """SIGTERM to all processes of the server in mid-round, that of the job first: its job is not over, and goes on once
+    the server is started."""
+    job_id = started(federation, tmp_path, seed=19)
+    server = federation.processes(SERVER, job=False)
+    for processes in (federation.processes(SERVER, job=True), server):
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        assert processes and not psutil.wait_procs(processes, STOPPED)[1]
+    assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
+    federation.start(SERVER)
+    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
     check_results(federation, job_id)

@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +90,33 @@ def test_a_kit_whose_settings_somebody_changed_is_not_prepared_over_them(file: s
     (plain / "chest" / "local" / file).write_text("{}")
     with pytest.raises(ConfigError, match=match):
         prepare_kit(plain / "chest")
+
+
+def test_a_kit_starts_though_its_pid_files_name_processes_of_others(tmp_path: Path) -> None:
+    """After a hard reboot its old process numbers belong to somebody: FLARE's own script would wait for these for ever.
+    While its own supervisor lives, no second one starts."""
+    kit = provision(loopback_project(["chest"], 8002), [SiteBuilder()], tmp_path) / "chest"
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text("#!/bin/sh\nsleep 600\n")
+    python.chmod(0o700)
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", str(kit / "startup" / "sub_start.sh")]
+    others = [kit / "daemon_pid.fl", kit / "pid.fl"]
+    for path in others:
+        path.write_text(f"{os.getpid()}\n")
+    (kit / "shutdown.fl").touch()
+    options = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **options) as supervisor:
+        try:
+            assert supervisor.stdout
+            assert any(line.startswith("new pid") for line in supervisor.stdout)
+            assert int(others[0].read_text()) == supervisor.pid != int(others[1].read_text()) != os.getpid()
+            second = subprocess.run(command, **options, timeout=60, check=True)
+            assert "one instance" in second.stdout and "new pid" not in second.stdout
+            assert int(others[0].read_text()) == supervisor.pid and not (kit / "shutdown.fl").exists()
+        finally:
+            os.killpg(supervisor.pid, signal.SIGKILL)
 
 
 def holds_a_key(archive: Path) -> bool:

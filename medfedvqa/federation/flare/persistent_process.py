@@ -20,9 +20,11 @@ SOUGHT = 55.0
 """Seconds that a process has lived at least if it ended because it found no server: FLARE's (2.9) seek it for 60."""
 
 STOPPING = 10.0
-"""Seconds in which a party that a service manager stops is gone itself, once its job process was asked to end."""
+"""Seconds before a process that was asked to end is started again: a service manager, which asks all processes of a
+party at once, has ended the party by then, and the job is its successor's."""
 
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
+"""Exit codes that say so. FLARE asks no job process to end by a signal: it kills, by `terminate`."""
 
 _logger = logging.getLogger(__name__)
 
@@ -36,13 +38,13 @@ class PersistentHandle(ProcessHandle):
         super().__init__(process_adapter=start())
         self._start, self._ended = start, ended
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._deaths, self._began = 0, time.monotonic()
 
     def terminate(self) -> None:
         """End the process for good."""
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
             super().terminate()
 
     def wait(self) -> None:
@@ -51,20 +53,17 @@ class PersistentHandle(ProcessHandle):
         while True:
             self.adapter.wait()
             code = self.adapter.poll()
-            if code in _ASKED_TO_END and not self._stopping:
-                # FLARE asks no job process to end by a signal. Whoever did ends this process, too, and the job is its
-                # successor's.
-                time.sleep(STOPPING)
+            lived = time.monotonic() - born
+            if code in _ASKED_TO_END:
+                self._stopping.wait(STOPPING)
             with self._lock:
-                if self._stopping or code is None or not self._starts_again(code, time.monotonic() - born):
+                if self._stopping.is_set() or code is None or not self._starts_again(code, lived):
                     break
                 _logger.warning("the job process ended with %d; starting it again", code)
                 self.adapter, born = self._start(), time.monotonic()
         self._ended()
 
     def _starts_again(self, code: int, lived: float) -> bool:
-        if code in _ASKED_TO_END:
-            return False
         if code >= 0:
             return code > 0 and lived >= SOUGHT and time.monotonic() < self._began + RETURN_PATIENCE
         self._deaths += 1

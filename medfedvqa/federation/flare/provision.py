@@ -60,6 +60,8 @@ class SiteBuilder(Builder):
             _harden(local, _narrow_site, kit_contents.GUARDED, kit_contents.guarded(client.name), kit_contents.FILES)
             site = _PLACES | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
+        for party in (*project.get_clients(), project.get_server()):
+            _distrust_pids(Path(ctx.get_kit_dir(party)) / "sub_start.sh")
         server = Path(ctx.get_local_dir(project.get_server()))
         _harden(
             server,
@@ -76,6 +78,18 @@ class SiteBuilder(Builder):
             _component(resources, "job_manager")["args"]["uri_root"] = f"{self._storage}/jobs"
 
 
+_SUPERVISION = """\
+# After a hard reboot the kit's pid files may name processes of others. They count only if they name this kit's.
+for file in daemon_pid.fl pid.fl; do
+  tr '\\0' '\\n' 2> /dev/null < "/proc/$(cat "$WORKSPACE/$file" 2> /dev/null)/cmdline" |
+    grep -qxF -e "$WORKSPACE" -e "$DIR/sub_start.sh" || rm -f "$WORKSPACE/$file"
+done
+[[ -f "$WORKSPACE/daemon_pid.fl" ]] || rm -f "$WORKSPACE/shutdown.fl" "$WORKSPACE/restart.fl"
+
+"""
+"""What a kit's `sub_start.sh` does first. FLARE's (2.9) does nothing as long as a process has the supervisor's old pid,
+and its supervisor waits for whatever process has the party's."""
+
 _PLACES = {
     "state": "../state",
     "audit": "../audit",
@@ -84,6 +98,14 @@ _PLACES = {
     "audit_key": "../audit.key",
 }
 _FORM: Mapping[str, Any] = {"reader": None, "organ": None, "methods": []}
+
+
+def _distrust_pids(script: Path) -> None:
+    """Let a start script believe only those pids that are of its own kit's processes."""
+    before, marker, after = script.read_text(encoding="utf-8").partition("check_daemon() {")
+    if not marker:
+        raise FederationError(f"'{script.name}' is not as FLARE 2.9 makes it: install a version that was tested")
+    script.write_text(before + _SUPERVISION + marker + after, encoding="utf-8")
 
 
 def _harden(
