@@ -9,6 +9,7 @@
 | `hf-hub:org/name@label`  | a local folder with the files of that model: nothing is fetched               |
 | `local-dir:name@label`   | a local folder of any model that `docs/backbones.md` lists                    |
 | `NAME+words-300@label`   | any of these but a folder, with words from a local file of vectors this wide  |
+| `NAME+regions-36x2048@label` | the same with at most 36 regions a picture, of 2,048 numbers, for trunks  |
 
 The site says in `site.yml` which file or folder a name with `@` stands for; a job names no path.
 """
@@ -23,7 +24,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.near_miss import suggestion
@@ -36,6 +37,8 @@ OWN = ("medclip", "medclip2")
 """The project's own architectures."""
 VILT = "vilt-b32"
 HUB, FOLDER = "hf-hub:", "local-dir:"
+NO_REGIONS = 0, 0
+"""Of a backbone whose regions are the grid of its picture tower."""
 
 _LABEL = r"[A-Za-z0-9][\w.\-]*"
 _FORMS = (
@@ -44,8 +47,11 @@ _FORMS = (
     rf"(?P<architecture>local-dir:[\w.\-]+)(?P<kind>@)(?P<label>{_LABEL})",
 )
 
-_WORDS = rf"(?P<below>[^+]+)\+words-(?P<width>[1-9][0-9]{{0,3}})@(?P<label>{_LABEL})"
-"""A backbone whose words have vectors from a file."""
+_ADDED = (
+    rf"(?P<below>.+)\+(?:words-(?P<words>[1-9][0-9]{{0,3}})|"
+    rf"regions-(?P<most>[1-9][0-9]{{0,2}})x(?P<width>[1-9][0-9]{{0,3}}))@(?P<label>{_LABEL})"
+)
+"""A backbone whose words have vectors from a file, or whose pictures have regions from a folder of files."""
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
 """Options of open_clip's own blocks that change attention, which `towers` does not compute."""
@@ -71,9 +77,13 @@ class BackboneName:
     label: str | None
     """The site's label of a local file or folder."""
     below: str = ""
-    """Of a backbone with word vectors, the name of the one that it stands on; else empty."""
+    """Of a backbone with word vectors or region files, the name of the one that it stands on; else empty."""
+    adds: Literal["", "words", "regions"] = ""
+    """What it adds to that one."""
     words: int = 0
-    """The width of these vectors; 0 without any."""
+    """The width of the word vectors, its own or those of one below; 0 without any."""
+    regions: tuple[int, int] = NO_REGIONS
+    """The most regions of a picture and their width, where they come from files."""
 
     @property
     def is_folder(self) -> bool:
@@ -83,14 +93,8 @@ class BackboneName:
 
 def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
     """The parts of a name; `others`: further architectures that only have local files. Raises `BackboneError`."""
-    if vectors := re.fullmatch(_WORDS, name):
-        below = parse(vectors["below"], others)
-        if below.is_folder:
-            raise BackboneError(
-                "word vectors do not go with a local folder: name an architecture, or a bundled backbone"
-            )
-        words = int(vectors["width"])
-        return replace(below, full=name, label=vectors["label"], below=below.full, words=words)
+    if added := re.fullmatch(_ADDED, name):
+        return _with_files(name, parse(added["below"], others), added)
     if name in BUNDLED_NAMES:
         return BackboneName(name, BUNDLED_NAMES[name], None, None)
     if name in FORMERLY_BUNDLED:
@@ -107,6 +111,19 @@ def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
             raise BackboneError(f"unknown backbone '{name}': it has no tags, only local files: {architecture}@LABEL")
         return BackboneName(name, architecture, label, None)
     return BackboneName(name, architecture, None, label)
+
+
+def _with_files(name: str, below: BackboneName, added: re.Match[str]) -> BackboneName:
+    """The parts of a name that adds word vectors or region files to another. Raises `BackboneError`."""
+    what = "word vectors" if added["words"] else "region files"
+    if below.is_folder:
+        raise BackboneError(f"{what} do not go with a local folder: name an architecture, or a bundled backbone")
+    if below.words if added["words"] else below.regions != NO_REGIONS:
+        raise BackboneError(f"unknown backbone '{_shown(name)}': it names {what} twice")
+    whole = replace(below, full=name, label=added["label"], below=below.full)
+    if added["words"]:
+        return replace(whole, adds="words", words=int(added["words"]))
+    return replace(whole, adds="regions", regions=(int(added["most"]), int(added["width"])))
 
 
 def looks_like_path(name: str) -> bool:

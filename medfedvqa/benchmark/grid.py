@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import islice
 from multiprocessing import get_context
@@ -68,6 +68,8 @@ class Grid:
     """The kind of questions that systems train on and are tested with."""
     answers: tuple[str, ...] = ()
     """The list for systems that share one, in place of the closed answers: the classes of a set without questions."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """This machine's files and folders of backbones, by name."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -261,7 +263,7 @@ def _is_done(grid: Grid, system: System, seed: int) -> bool:
 
 def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     torch.set_num_threads(1)
-    folder, job, machine = grid.folder(system, seed), grid.job(system, seed), Machine(device, grid.store)
+    folder, job, machine = grid.folder(system, seed), grid.job(system, seed), Machine(device, grid.store, grid.files)
     if folder.exists():
         shutil.rmtree(folder)
     data = data_of(grid, seed, system.pictures)
@@ -287,7 +289,8 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
 def data_of(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
     """The data of each site, without `pictures` all black ones."""
     job = grid.job(grid.systems[0], seed)
-    data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone))
+    files = tuple(grid.files.items())
+    data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone, files))
     if pictures:
         return data
     return {site: replace(each, pictures=each.pictures.blank()) for site, each in data.items()}
@@ -295,10 +298,16 @@ def data_of(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]
 
 @lru_cache(maxsize=1)
 def _read(
-    reader: str, root: Path | None, organs: tuple[str, ...], split: Split, seed: int, backbone: str
+    reader: str,
+    root: Path | None,
+    organs: tuple[str, ...],
+    split: Split,
+    seed: int,
+    backbone: str,
+    files: tuple[tuple[str, Path], ...],
 ) -> dict[str, SiteData]:
     """The data of each organ, with its pictures. Runs of a seed follow each other, so a process reads them once."""
-    by_organ, loaded = {}, load_backbone(backbone)
+    by_organ, loaded = {}, load_backbone(backbone, dict(files))
     for organ in organs:
         data = load_site(reader, root, organ, split, seed)
         by_organ[organ] = replace(data, pictures=data.pictures.cached())

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ class Machine:
     """Where all its sites train."""
     store: FeatureStore | None = None
     """Where outputs of the frozen backbone are kept for other runs, if anywhere."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """This machine's files and folders of backbones, by name."""
 
     def backbone(self, job: JobSpec) -> Backbone:
         """The job's backbone on the device. Raises `BackboneError`."""
-        return load_backbone(job.backbone, device=self.device).storing(self.store)
+        return load_backbone(job.backbone, self.files, self.device).storing(self.store)
 
 
 UNION = "all sites"
@@ -53,7 +55,7 @@ def federated(
 
     `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet.
     """
-    launch = Launch(job, root, folder, tuple(data), device=machine.device)
+    launch = Launch(job, root, folder, tuple(data), backbone_files=machine.files, device=machine.device)
     sites = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
 
     def load(

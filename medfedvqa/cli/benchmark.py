@@ -38,6 +38,7 @@ def benchmark(
     data_root: options.RootOption = None,
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
+    backbone_file: options.BackboneFileOption = None,
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
@@ -75,6 +76,7 @@ def benchmark(
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
+    grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
     grid = replace(grid, regime=regime_with(unseen, grid.organs))
     if scale:
         path = scaled(progress, numbers(scale), replace(grid, organs=()), workers)

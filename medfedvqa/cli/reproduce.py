@@ -35,6 +35,7 @@ def reproduce(
     ] = "",
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
+    backbone_file: options.BackboneFileOption = None,
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
@@ -74,6 +75,7 @@ def reproduce(
         *(",".join(labels), data or asked.data, data_root, backbone, changes, seeds, device, cache, folder),
         *(tuned, questions),
     )
+    grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
     grid = on_paper_s_sites(with_budget(grid, protocol, changes), protocol)
     if unseen:
         grid = replace(grid, regime=regime_with(unseen, grid.organs))

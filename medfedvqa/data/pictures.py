@@ -1,13 +1,15 @@
 """A site's distinct pictures, decoded when they are needed."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
 from medfedvqa.data.augmentation import views
 from medfedvqa.data.schema import Row
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import PictureSpace, PictureStream
 from medfedvqa.models.picture_stream import CHUNK
 
@@ -24,6 +26,8 @@ class Source:
     """Loads a row's picture at a size, grey, as `VQAData.load`."""
     coloured: Load
     """The same with colour, as `VQAData.coloured`."""
+    changed: bool = False
+    """Whether the picture is another than that of the row's file."""
 
 
 class Pictures:
@@ -43,7 +47,8 @@ class Pictures:
 
     def cached(self) -> "Pictures":
         """The same pictures, each decoded once for a size, for a process that runs many jobs on them."""
-        return self.changed(lru_cache(maxsize=1))
+        load = lru_cache(maxsize=1)
+        return Pictures(replace(each, load=load(each.load), coloured=load(each.coloured)) for each in self._sources)
 
     def blank(self) -> "Pictures":
         """As many pictures, all of them black."""
@@ -51,7 +56,7 @@ class Pictures:
 
     def changed(self, change: Callable[[Load], Load]) -> "Pictures":
         """As many pictures, which are loaded by what `change` makes of the functions that load these."""
-        return Pictures(Source(each.row, change(each.load), change(each.coloured)) for each in self._sources)
+        return Pictures(Source(each.row, change(each.load), change(each.coloured), True) for each in self._sources)
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -63,6 +68,21 @@ class Pictures:
         """
         source = self._sources[number]
         return (source.load if channels == 1 else source.coloured)(source.row, size)
+
+    def file(self, number: int) -> tuple[int, str]:
+        """The index of a row that shows the picture, and the SHA-256 of its file, in hexadecimal.
+
+        Raises `DataError` for a picture that is no file, or another than the file's.
+        """
+        source = self._sources[number]
+        try:
+            if not source.changed:
+                return source.row.index, hashlib.sha256(source.row.image.read_bytes()).hexdigest()
+        except OSError:
+            pass
+        raise DataError(
+            f"row {source.row.index}: its picture is not as in a file of this site, so no region file belongs to it"
+        )
 
     def load(self, size: int) -> torch.Tensor:
         """All pictures in memory, float32 [n, 1, size, size] in 0..1. Raises as `read` does."""
@@ -95,6 +115,12 @@ class PictureViews(PictureStream):
                 part = []
         if part or not len(self):
             yield _stacked(part) if part else torch.empty(0, 1, self.size, self.size)
+
+    def files(self) -> Iterator[tuple[int, str]]:
+        """See `PictureStream`. Raises `DataError` as `Pictures.file` does, and `ConfigError` for augmented views."""
+        if self._count > 1:
+            raise ConfigError("region files have no augmented views of a picture: give 'views' as 1")
+        return map(self._pictures.file, range(len(self._pictures)))
 
     def _views(self, channels: int) -> Iterator[torch.Tensor]:
         """The views of all pictures, [channels, size, size] each."""

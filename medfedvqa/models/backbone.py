@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from medfedvqa.backbone_names import NO_REGIONS
 from medfedvqa.devices import Precision
 from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models.feature_store import FeatureStore
@@ -87,6 +88,8 @@ class BackboneShape:
     """Parameters that features do not depend on."""
     listed: Mapping[str, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
     """The shapes of the parameters where a shape card says them, and there is nothing to build."""
+    regions: tuple[int, int] = field(default=NO_REGIONS, compare=False)
+    """The most regions of a picture and their width, where they come from files."""
 
     @property
     def width(self) -> int:
@@ -189,6 +192,18 @@ class TokenEmbeddings:
     """The frozen embeddings, [texts, tokens, width], with zeros beyond a text's end."""
     present: torch.Tensor
     """bool [texts, tokens]."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Some pictures as regions, which trunks read."""
+
+    values: torch.Tensor
+    """Their features, [pictures, regions, width]; zeros beyond a picture's last region."""
+    present: torch.Tensor | None = None
+    """bool [pictures, regions]; None: all are."""
+    boxes: torch.Tensor | None = None
+    """Left, top, right and bottom of each, [pictures, regions, 4]; None: the cells of a square grid, line by line."""
 
 
 class Batch(Protocol):
@@ -304,6 +319,11 @@ class Backbone(ABC):
     def places_of(self, pictures: PictureStream) -> Rows:
         """Like `places`, kept in the pictures' space."""
         return pictures.space.keep(len(pictures), map(self.places, pictures.parts(self.channels)))
+
+    def regions_of(self, pictures: PictureStream) -> Callable[[torch.Tensor], Regions]:
+        """The regions of pictures, by their numbers, int64 [rows]; here the grid of `places_of`."""
+        places = self.places_of(pictures)
+        return lambda numbers: Regions(places[numbers.to(places.device)])
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""

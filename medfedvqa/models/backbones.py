@@ -26,6 +26,7 @@ from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import build
+from medfedvqa.models.region_files import RegionBackbone, RegionFiles
 from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
 from medfedvqa.models.word_vectors import WordVectorBackbone, WordVectors
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
+
+ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
+"""What a site gives for a name that adds to another."""
 
 PROJECTION = ("", ".weight", ".bias")
 """Suffixes of the names of a projection's parameters, as a matrix or as a layer."""
@@ -49,8 +53,9 @@ def shape_of(name: str) -> BackboneShape:
     shape only its card says.
     """
     parsed = _parsed(name)
-    if parsed.words:
-        return replace(shape_of(parsed.below), words=parsed.words)
+    if parsed.adds:
+        below = shape_of(parsed.below)
+        return replace(below, words=parsed.words or below.words, regions=parsed.regions)
     if outside := _from_outside(name):
         return outside.shape()
     if parsed.is_folder:
@@ -80,7 +85,8 @@ def _from_outside(name: str) -> Architecture | None:
 
 def seen_by(name: str) -> tuple[str, ...] | None:
     """The data sets that the weights of this name were trained on; None if unknown."""
-    name = _parsed(name).below or name
+    if below := _parsed(name).below:
+        return seen_by(below)
     return BUNDLED[name].seen if name in BUNDLED else None
 
 
@@ -113,12 +119,13 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     parsed = _parsed(name)
     exact_float32(device)
     if parsed.label is not None and name not in files:
-        what = "folder" if parsed.is_folder else f"{parsed.architecture} checkpoint"
-        what = "file of word vectors" if parsed.words else what
+        what = "folder" if parsed.is_folder else ADDED.get(parsed.adds, f"{parsed.architecture} checkpoint")
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {what} in site.yml, under backbones")
-    if parsed.words:
-        vectors = WordVectors(files[name], parsed.words)
-        return WordVectorBackbone.on(name, load_backbone(parsed.below, files, device), vectors)
+    if parsed.adds:
+        below = load_backbone(parsed.below, files, device)
+        if parsed.adds == "words":
+            return WordVectorBackbone.of(name, below, WordVectors(files[name], parsed.words))
+        return RegionBackbone.of(name, below, RegionFiles(files[name], *parsed.regions))
     if outside := _from_outside(name):
         return outside.load(name, files[name], device)
     if parsed.architecture in ARCHITECTURES:

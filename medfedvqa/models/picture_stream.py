@@ -32,6 +32,13 @@ class PictureStream(ABC):
         is one empty part.
         """
 
+    def files(self) -> Iterator[tuple[int, str]]:
+        """For each picture, the index of a row that shows it, and the SHA-256 of its file, in hexadecimal.
+
+        Raises `ConfigError` for pictures that are not read from files.
+        """
+        raise ConfigError("these pictures are not read from files, so no region files belong to them")
+
     def tensor(self, channels: int = 1) -> torch.Tensor:
         """All pictures, [pictures, 1, size, size], or [pictures, 3, size, size] if any has colour that is asked for."""
         parts = list(self.parts(channels))

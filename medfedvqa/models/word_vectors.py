@@ -10,24 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from medfedvqa.devices import Precision
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.backbone import (
-    Backbone,
-    BackboneShape,
-    Cache,
-    Depth,
-    Features,
-    TokenEmbeddings,
-    Tuning,
-)
-from medfedvqa.models.feature_store import FeatureStore
-from medfedvqa.models.picture_space import Rows
-from medfedvqa.models.picture_stream import PictureStream
+from medfedvqa.models.backbone import Backbone, TokenEmbeddings
+from medfedvqa.models.backbone_on import BackboneOn
 
 _WORD = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 _LONGEST_WORD, _LONGEST_NUMBER = 4096, 32
@@ -89,55 +77,16 @@ class WordVectors:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class WordVectorBackbone(Backbone):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WordVectorBackbone(BackboneOn):
     """A backbone with the words of a file. A word that the file lacks is a vector of zeros."""
 
-    name: str
-    below: Backbone
     vectors: WordVectors
-    shape: BackboneShape
-    digest: str
-    seen: tuple[str, ...] | None
-    channels: int
 
     @classmethod
-    def on(cls, name: str, below: Backbone, vectors: WordVectors) -> "WordVectorBackbone":
+    def of(cls, name: str, below: Backbone, vectors: WordVectors) -> "WordVectorBackbone":
         """The backbone of this name. Raises `BackboneError` for a damaged file."""
-        digest = hashlib.sha256(f"{below.digest} {vectors.digest()}".encode()).hexdigest()
-        shape = replace(below.shape, words=vectors.width)
-        return cls(name, below, vectors, shape, digest, below.seen, below.channels)
-
-    @property
-    def device(self) -> torch.device:
-        return self.below.device
-
-    def parameter(self, name: str) -> torch.Tensor:
-        return self.below.parameter(name)
-
-    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        return self.below.cache(depth, pictures, questions)
-
-    def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> Cache:
-        return self.below.cache_of(depth, pictures, questions)
-
-    def storing(self, store: FeatureStore | None) -> "WordVectorBackbone":
-        return replace(self, below=self.below.storing(store))
-
-    def computing(self, precision: Precision) -> "WordVectorBackbone":
-        return replace(self, below=self.below.computing(precision))
-
-    def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
-        return self.below.features(batch, tuning, join)
-
-    def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
-        return self.below.attention(batch, tuning)
-
-    def places(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.below.places(pictures)
-
-    def places_of(self, pictures: PictureStream) -> Rows:
-        return self.below.places_of(pictures)
+        return cls.on(below, name, replace(below.shape, words=vectors.width), vectors.digest(), vectors=vectors)
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The vectors of the first words of each text, in lower case."""

@@ -66,7 +66,7 @@ def _trained(grid: Grid) -> Trained:
     job, folder = grid.job(system, 0), grid.out / "run"
     if folder.exists():
         shutil.rmtree(folder)
-    machine = Machine(in_turn(grid.devices, 0), grid.store)
+    machine = Machine(in_turn(grid.devices, 0), grid.store, grid.files)
     _, states = federated(job, grid.root, folder, data, machine)
     backbone = machine.backbone(job)
     sites = {name: Site(name, each, backbone, machine.device, job.seed) for name, each in data.items()}

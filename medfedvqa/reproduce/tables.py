@@ -66,7 +66,7 @@ def runnable(grid: Grid) -> tuple[Grid, list[str]]:
         try:
             job = grid.job(system, 0)
             check_sites(job, 1 if system.centralised else len(grid.sites))
-            job.build().exchange(load_backbone(job.backbone).shape)
+            job.build().exchange(load_backbone(job.backbone, grid.files).shape)
             kept.append(system)
         except ConfigError as error:
             remarks.append(f"Left out: {system.label}. {str(error)[:1].upper()}{str(error)[1:]}.")

@@ -32,7 +32,7 @@ def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[fl
     """
     # Every site adds a one: any other sum means that the masks did not cancel.
     if total.shape != (layout.size + 2,) or int(total[-1]) != sites:
-        raise SecureAggregationError("the masks of the uploads do not cancel: a site or a member sent something else")
+        raise SecureAggregationError("the sum does not count each site once: a site or a member sent something else")
     sums = FixedPoint(SUM_BITS).decode(total[:-1])
     if sums[-1] <= 0:
         raise SecureAggregationError("the weights of all sites are zero: there is no mean")

@@ -1,7 +1,11 @@
 """Sites that send what they like past their own gate: what the server and the other sites make of it."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
 from privacy import mean
+from privacy.secagg.channel import SecureLink, _InProcessEnd
 from privacy.secagg.masked_mean import summand
 
 Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
@@ -244,6 +249,123 @@ def test_a_garbled_report_in_an_attempt_counts_as_silence(job_on_shares: Make, t
         engine.local._job_id = out.name
         results = serve_job(job, FIVE, engine.call, out, "local")
         assert results["status"] == "finished" and any("Site b broke off in round 1" in n for n in results["notes"])
+
+
+SHARES, READY, OPENING = 1, 2, 3
+"""The messages of a site to a member in a mean with CrypTen, after the one that confirms the keys."""
+SEND, RECEIVE = SecureLink.send, _InProcessEnd.receive
+BROKEN, BEGUN = "broke off", "broke off while the sum was being opened"
+DIFFERENT, IMPOSSIBLE = "members opened different sums", "does not count each site once"
+
+
+@dataclass
+class LyingMember:
+    """What site b sends to other members in round 2, and what all sites send to each other in that round."""
+
+    lie: str
+    step: int
+    silent: bool = False
+    """Whether it has said its last word. Others then wait for it no longer, however long they may."""
+    passed: list[tuple[str, str, int, bytes]] = field(default_factory=list)
+    """Attempt, sender, number of the message and its content, for all honest senders."""
+
+    def send(self, link: SecureLink, message: bytes) -> None:
+        session = link.session
+        _, round, attempt = session._job.rsplit("/", 2)
+        number = session._counts[session.me]
+        if round == "2" and session.me != "b":
+            self.passed.append((attempt, session.me, number, message))
+        lies = number == self.step or (number > self.step and self.silent)
+        if round != "2" or session.me != "b" or not lies:
+            return SEND(link, message)
+        self.silent = self.lie.startswith("silence")
+        if self.lie == "silence to all but one" and session.peer == "a":
+            SEND(link, message)
+        elif self.lie == "a repeated message":
+            sealed = session.seal(message)
+            for _ in range(2):
+                link.relay.send(session.peer, sealed)
+        elif not self.silent:
+            SEND(link, os.urandom(len(message) + (self.lie == "another length")))
+
+    def receive(self, end: Any, sender: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while sender == "b" and not self.silent and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                return RECEIVE(end, sender, 0.1)
+        return RECEIVE(end, sender, 0.1 if self.silent and sender == "b" else timeout)
+
+    def assert_nobody_is_exposed(self) -> None:
+        """Shares are new in every attempt, so those of several tell no more than those of one; only one is opened."""
+        shares = [message for _, _, number, message in self.passed if number == SHARES]
+        assert len(set(shares)) == len(shares) >= 16
+        opened = {attempt for attempt, _, number, _ in self.passed if number == OPENING}
+        senders = {(sender, number) for attempt, sender, number, _ in self.passed if attempt in opened}
+        assert len(opened) <= 1 and (not opened or {(site, SHARES) for site in "acde"} <= senders)
+
+
+@pytest.mark.parametrize(
+    ("lie", "step", "outcome"),
+    [
+        ("other values", SHARES, IMPOSSIBLE),
+        ("other values", OPENING, DIFFERENT),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("silence", SHARES, BROKEN),
+                ("silence", READY, BEGUN),
+                ("silence to all but one", READY, BEGUN),
+                ("silence", OPENING, ""),
+                ("another length", READY, BEGUN),
+                ("another length", OPENING, ""),
+                ("a repeated message", SHARES, BEGUN),
+                ("a repeated message", READY, ""),
+                ("another length", SHARES, BROKEN),
+            )
+        ),
+    ],
+)
+def test_a_member_that_lies_in_a_mean_with_crypten_gets_no_second_sum(
+    job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str, step: int, outcome: str
+) -> None:
+    """While shares go out: the others repeat the round without it, under new shares. Once anybody may have opened:
+    that one sum, or none; whoever keeps its part back learns it, which members may, and no other. Shares of other
+    numbers give sums that no sites can have, and no mean."""
+    monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 10.0)
+    liar = LyingMember(lie, step)
+    monkeypatch.setattr(SecureLink, "send", lambda link, message: liar.send(link, message))
+    monkeypatch.setattr(_InProcessEnd, "receive", lambda end, sender, timeout: liar.receive(end, sender, timeout))
+    configs, job = job_on_shares(Averaged, FIVE, rounds=2, secagg="crypten")
+    results = serve_job(job, FIVE, Engine(configs, job).call, tmp_path, "local")
+    liar.assert_nobody_is_exposed()
+    assert results["status"] == "finished"
+    lost = [note for note in results["notes"] if "Round 2 gave no mean, and the one before it stayed" in note]
+    assert bool(lost) is (outcome in (BEGUN, DIFFERENT, IMPOSSIBLE)) and all(outcome in note for note in lost), results[
+        "notes"
+    ]
+    if outcome == BROKEN:
+        assert any("Site b broke off in round 2" in note for note in results["notes"])
+    sites, round = (FIVE, 1) if lost else ("acde", 2) if outcome == BROKEN else (FIVE, 2)
+    plain = next(iter(Averaged.plain(sites, round).values()))
+    for site in "acde":
+        assert_alike(given(configs[site], 2), plain)
+
+
+def test_a_lying_report_in_a_mean_with_crypten_counts_as_silence(job_on_shares: Make, tmp_path: Path) -> None:
+    """A fault that is no rank, bytes that are none, a sum of another shape: the site is left out, and the sum that the
+    other members have opened is the mean."""
+    for garbled in ({"prompt.x": np.zeros(3, "int64")}, {"shared_bytes": np.array(-5)}, {"rows": np.array(0.5)}):
+
+        def lie(tensors: Tensors, garbled: Tensors = garbled) -> Tensors:
+            return {**tensors, **garbled} if "shared_bytes" in tensors else tensors
+
+        name = next(iter(garbled))
+        configs, job = job_on_shares(Averaged, FIVE, secagg="crypten")
+        engine = Lying(configs, job, "b", lie)
+        engine.local._job_id = name
+        results = serve_job(job, FIVE, engine.call, tmp_path / name, "local")
+        assert results["status"] == "finished" and any("Site b broke off in round 1" in n for n in results["notes"])
+        assert_alike(given(configs["a"], 1, name), next(iter(Averaged.plain(FIVE, 1).values())))
 
 
 @pytest.mark.parametrize(

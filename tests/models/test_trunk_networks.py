@@ -9,10 +9,11 @@ from torch import nn
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, BackboneShape, TrunkBackbone, TrunkConfig, Tuning, shape_of
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
 from medfedvqa.models.trunks.ban import GLIMPSES
 from medfedvqa.models.trunks.grid import TRUNKS
-from medfedvqa.models.trunks.mmnas import DECODER, ENCODER
+from medfedvqa.models.trunks.mmnas import DECODER, ENCODER, relations_of
 from medfedvqa.models.trunks.parts import Attention, Trunk
 
 REGIONS, WORDS, WIDTH, SIDE = 6, 5, 8, 3
@@ -42,12 +43,12 @@ def trunk(name: str) -> Trunk:
     return network
 
 
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs() -> tuple[Regions, torch.Tensor, torch.Tensor]:
     """Regions, words and which words there are, of three rows. What lies beyond a question's end is not 0."""
     generator = torch.Generator().manual_seed(7)
     regions = torch.randn(3, SIDE**2, REGIONS, generator=generator)
     words = torch.randn(3, max(LENGTHS), WORDS, generator=generator)
-    return regions, words, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return Regions(regions), words, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 
 
 def layer(v: Named, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -195,10 +196,48 @@ def test_a_trunk_is_its_paper_s_equations(name: str) -> None:
     features, attention = network(regions, words, present)
     values = dict(network.named_parameters())
     for row, length in enumerate(LENGTHS):
-        expected = GOLDEN[name](values, regions[row], words[row, :length])
+        expected = GOLDEN[name](values, regions.values[row], words[row, :length])
         assert torch.allclose(features[row], expected, rtol=0, atol=1e-10)
     assert features.shape == (3, network.features) and attention.shape == (3, SIDE**2)
     assert torch.allclose(attention.sum(dim=1), torch.ones(3)) and not torch.allclose(attention[0], attention[2])
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_regions_that_do_not_exist_change_nothing(name: str) -> None:
+    """Rows of 9, 4 and 1 regions beside padding that is not zero: as each row with its own regions alone, to 1e-10."""
+    network, (grid, words, present) = trunk(name), inputs()
+    counts, generator = (9, 4, 1), torch.Generator().manual_seed(2)
+    corners = torch.rand(3, SIDE**2, 2, generator=generator)
+    boxes = torch.cat([corners, corners + 0.1 + torch.rand(3, SIDE**2, 2, generator=generator)], dim=2)
+    existing = torch.arange(SIDE**2) < torch.tensor(counts)[:, None]
+    boxes = boxes * existing[..., None]
+    features, attention = network(Regions(grid.values, existing, boxes), words, present)
+    for row, count in enumerate(counts):
+        part = slice(row, row + 1)
+        regions = Regions(grid.values[part, :count], existing[part, :count], boxes[part, :count])
+        alone, weights = network(regions, words[part], present[part])
+        assert torch.allclose(features[row], alone[0], rtol=0, atol=1e-10)
+        assert torch.allclose(attention[row, :count], weights[0], rtol=0, atol=1e-10)
+        assert not attention[row, count:].any()
+
+
+def test_the_relations_of_boxes_are_those_of_the_paper_and_on_a_grid_those_of_the_grid() -> None:
+    """Two boxes by hand, in which the first one's width and height divide; nine unit cells as boxes are the grid."""
+    boxes = torch.tensor([[[0.0, 0.0, 2.0, 1.0], [1.0, 3.0, 2.0, 5.0]]])
+    relations, between = relations_of(Regions(torch.zeros(1, 2, REGIONS), torch.ones(1, 2, dtype=torch.bool), boxes))
+    # Centres (1, 0.5) and (1.5, 4), sizes (2, 1) and (1, 2).
+    expected = {(0, 1): (0.25, 3.5, 0.5, 2.0), (1, 0): (0.5, 1.75, 2.0, 0.5), (1, 1): (1e-3, 1e-3, 1.0, 1.0)}
+    for pair, numbers in expected.items():
+        assert torch.allclose(relations[0, between[pair]], torch.tensor(numbers, dtype=torch.float64).log())
+    rows, columns = torch.arange(SIDE).repeat_interleave(SIDE), torch.arange(SIDE).repeat(SIDE)
+    cells = torch.stack([columns, rows, columns + 1, rows + 1], dim=1)[None].double()
+    values, all_of_them = torch.zeros(1, SIDE**2, REGIONS), torch.ones(1, SIDE**2, dtype=torch.bool)
+    (of_boxes, pairs), (of_grid, offsets) = (
+        relations_of(regions) for regions in (Regions(values, all_of_them, cells), Regions(values))
+    )
+    assert torch.allclose(of_boxes[0, pairs], of_grid[0, offsets], rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="write 'boxes' in the region files"):
+        relations_of(Regions(values, all_of_them))
 
 
 @pytest.mark.parametrize("name", TRUNKS)
@@ -303,7 +342,7 @@ def test_a_trunk_on_a_backbone_reads_its_frozen_grid_and_words(name: str, backbo
     network = trunked.shape.build()
     network.load_state_dict(weights)
     words = backbone.words(questions, 32)
-    expected, attention = network(backbone.places(pictures)[[0, 1, 0]], words.values, words.present)
+    expected, attention = network(Regions(backbone.places(pictures)[[0, 1, 0]]), words.values, words.present)
     assert torch.allclose(features, expected, rtol=0, atol=1e-10) and features.shape[1] == trunked.shape.width
     assert torch.allclose(trunked.attention(batch, Tuning(weights=weights)), attention, rtol=0, atol=1e-10)
     other = TrunkBackbone(backbone, TrunkConfig(name, WIDTH), 6)

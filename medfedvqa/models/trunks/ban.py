@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
 from medfedvqa.models.trunks.parts import Trunk, masked
 
@@ -21,12 +22,15 @@ class BilinearMaps(nn.Module):
         # knows each row's part.
         self.glimpses = nn.Conv2d(rank, rank * GLIMPSES, 1, groups=rank, bias=False)
 
-    def forward(self, words: torch.Tensor, regions: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    def forward(self, words: torch.Tensor, regions: Regions, present: torch.Tensor) -> torch.Tensor:
         """[rows, GLIMPSES, words, regions]; each map of a row sums to 1."""
         factors = self.words(words).relu().transpose(1, 2)[..., None]
         weighed = torch.unflatten(self.glimpses(factors)[..., 0], 1, (-1, GLIMPSES)).permute(0, 2, 3, 1)
-        scores = weighed @ self.regions(regions).relu().transpose(1, 2)[:, None]
-        return masked(scores, present[:, None, :, None]).flatten(2).softmax(dim=2).view_as(scores)
+        scores = weighed @ self.regions(regions.values).relu().transpose(1, 2)[:, None]
+        pairs = present[:, None, :, None]
+        if regions.present is not None:
+            pairs = pairs & regions.present[:, None, None]
+        return masked(scores, pairs).flatten(2).softmax(dim=2).view_as(scores)
 
 
 class BilinearGlimpse(nn.Module):
@@ -55,10 +59,10 @@ class Ban(Trunk):
         self.glimpses = nn.ModuleList(BilinearGlimpse(regions, width) for _ in range(GLIMPSES))
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         states = self.reader(words, present)
         maps = self.maps(states, regions, present)
         for number, glimpse in enumerate(self.glimpses):
-            states = states + glimpse(states, regions, maps[:, number])[:, None]
+            states = states + glimpse(states, regions.values, maps[:, number])[:, None]
         return (states * present[..., None]).sum(dim=1), maps.mean(dim=1).sum(dim=1)

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
-from medfedvqa.models.trunks.parts import Trunk
+from medfedvqa.models.trunks.parts import Trunk, masked
 
 
 class GatedTanh(nn.Module):
@@ -32,10 +33,11 @@ class Butd(Trunk):
         self.joint = GatedTanh(width, width)
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         question = self.reader(words, present)[:, -1]
-        beside = question[:, None].expand(-1, regions.shape[1], -1)
-        weights = self.score(self.attend(torch.cat([regions, beside], dim=2)))[..., 0].softmax(dim=1)
-        picture = (weights[:, None] @ regions)[:, 0]
+        beside = question[:, None].expand(-1, regions.values.shape[1], -1)
+        scores = self.score(self.attend(torch.cat([regions.values, beside], dim=2)))[..., 0]
+        weights = masked(scores, regions.present).softmax(dim=1)
+        picture = (weights[:, None] @ regions.values)[:, 0]
         return self.joint(self.question(question) * self.picture(picture)), weights

@@ -1,4 +1,6 @@
-"""A trunk on a frozen backbone, which gives it a grid of each picture and the embeddings of a question's words.
+"""A trunk on a frozen backbone, which gives it a picture's regions and the embeddings of a question's words.
+
+Regions are the grid of the picture tower's places, or those of the site's own files (`region_files`).
 
 To methods it is a backbone of its own, with one tower, that is tuned as a whole.
 
@@ -19,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 
+from medfedvqa.backbone_names import NO_REGIONS
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import (
     NOTHING,
@@ -26,6 +29,7 @@ from medfedvqa.models.backbone import (
     BackboneShape,
     Depth,
     Features,
+    Regions,
     TokenEmbeddings,
     TowerShape,
     Tuning,
@@ -72,16 +76,22 @@ class TrunkConfig:
 
     def shape(self, below: BackboneShape) -> BackboneShape:
         """The shape of the trunk on a backbone of this shape. Raises `ConfigError` without a grid or words."""
-        if not has_places(below):
+        if not has_places(below) and below.regions == NO_REGIONS:
             raise ConfigError(
                 f"the trunk '{self.name}' reads a grid of a picture's places, and this backbone gives none: choose "
-                "one whose picture tower is open_clip's own vision transformer"
+                "one whose picture tower is open_clip's own vision transformer, or give it region files by a name with "
+                "+regions-36x2048@LABEL"
             )
         if not below.words:
             raise ConfigError("this backbone gives no embeddings of single tokens: choose another")
-        build = partial(self.build, below.towers[IMAGE].width, below.words)
-        tower = TowerShape(1, _empty(self, below.towers[IMAGE].width, below.words).features, 0)
+        build = partial(self.build, *_widths(below))
+        tower = TowerShape(1, _empty(self, *_widths(below)).features, 0)
         return BackboneShape({TOWER: tower}, 0, below.image_size, below.context, below.words, build)
+
+
+def _widths(below: BackboneShape) -> tuple[int, int]:
+    """The widths of a region and of a word."""
+    return below.regions[1] or below.towers[IMAGE].width, below.words
 
 
 @lru_cache(maxsize=32)
@@ -95,8 +105,8 @@ def _empty(config: TrunkConfig, regions: int, words: int) -> Trunk:
 class TrunkBatch:
     """Rows of a site as a trunk takes them."""
 
-    regions: torch.Tensor
-    """[rows, places, width], line by line."""
+    regions: Regions
+    """Those of each row's picture."""
     words: TokenEmbeddings
     """Those of each row's question."""
     answers: torch.Tensor
@@ -108,11 +118,11 @@ class TrunkBatch:
 
 
 class TrunkCache(NumberedQuestions):
-    """The frozen grid of every picture, and the frozen embeddings of every question's words; see `Cache`."""
+    """The frozen regions of every picture, and the frozen embeddings of every question's words; see `Cache`."""
 
     def __init__(self, below: Backbone, pictures: PictureStream, questions: Sequence[str]) -> None:
         super().__init__(questions)
-        self._device, self._places = below.device, below.places_of(pictures)
+        self._device, self._regions = below.device, below.regions_of(pictures)
         words = below.words(self.texts, min(QUESTION_TOKENS, below.shape.context))
         longest = max(1, int(words.present.sum(dim=1).max()))
         self._words = TokenEmbeddings(words.values[:, :longest].clone(), words.present[:, :longest].clone())
@@ -127,7 +137,7 @@ class TrunkCache(NumberedQuestions):
         """See `Cache`. Rows share nothing, whoever owns them."""
         numbers = questions.to(self._device)
         words = TokenEmbeddings(self._words.values[numbers], self._words.present[numbers])
-        return TrunkBatch(self._places[pictures.to(self._places.device)], words, answers.to(self._device))
+        return TrunkBatch(self._regions(pictures), words, answers.to(self._device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +192,7 @@ class TrunkBackbone(Backbone):
 
     @property
     def _network(self) -> Trunk:
-        return _empty(self.config, self.below.shape.towers[IMAGE].width, self.below.shape.words)
+        return _empty(self.config, *_widths(self.below.shape))
 
 
 def _features(network: Any, batch: TrunkBatch) -> torch.Tensor:

@@ -6,6 +6,7 @@ The paper's small model has states of 512 in heads of 64, the large one of 1,024
 import torch
 from torch import nn
 
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
 from medfedvqa.models.trunks.parts import AttentionUnit, FeedForwardUnit, PooledPair, Trunk
 
@@ -31,8 +32,10 @@ class _DecoderLayer(nn.Module):
         super().__init__()
         self.attend, self.guide, self.forward_unit = AttentionUnit(width), AttentionUnit(width), FeedForwardUnit(width)
 
-    def forward(self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        regions = self.guide(self.attend(regions, regions), words, present)
+    def forward(
+        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor, existing: torch.Tensor | None
+    ) -> torch.Tensor:
+        regions = self.guide(self.attend(regions, regions, existing), words, present)
         output: torch.Tensor = self.forward_unit(regions)
         return output
 
@@ -50,12 +53,12 @@ class Mcan(Trunk):
         self.pooled = PooledPair(width, self.features)
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        words, regions = self.reader(words, present), self.regions(regions)
+        words, states, existing = self.reader(words, present), self.regions(regions.values), regions.present
         for layer in self.encoder:
             words = layer(words, present)
         for layer in self.decoder:
-            regions = layer(regions, words, present)
-        features, attention = self.pooled(regions, words, present)
+            states = layer(states, words, present, existing)
+        features, attention = self.pooled(states, words, present, existing)
         return features, attention

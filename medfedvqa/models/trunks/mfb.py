@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
 from medfedvqa.models.trunks.parts import Trunk, masked
 
@@ -42,7 +43,7 @@ class Glimpses(nn.Module):
         Besides, the weights [rows, GLIMPSES, n]. `present`: bool [rows, n].
         """
         scores = self.scores(scored).transpose(1, 2)
-        weights = (scores if present is None else masked(scores, present[:, None])).softmax(dim=2)
+        weights = masked(scores, present if present is None else present[:, None]).softmax(dim=2)
         return (weights @ states).flatten(1), weights
 
 
@@ -62,9 +63,10 @@ class Mfb(Trunk):
         self.joint = BilinearPooling(GLIMPSES * regions, GLIMPSES * width, self.features)
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         states = self.reader(words, present)
         question, _ = self.question(states, states, present)
-        picture, weights = self.picture(self.looked(regions, question[:, None]), regions)
+        looked = self.looked(regions.values, question[:, None])
+        picture, weights = self.picture(looked, regions.values, regions.present)
         return self.joint(picture, question), weights.mean(dim=1)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.backbone import Regions
 from medfedvqa.models.recurrent import Reader
 from medfedvqa.models.trunks.parts import AttentionUnit, FeedForwardUnit, PooledPair, Trunk
 
@@ -26,7 +27,7 @@ DECODER = (
 )  # fmt: skip
 RELATION = 64
 """Units of a relation between two regions."""
-_LEAST_DISTANCE, _LEAST_PRIOR = 1e-3, 1e-6
+_LEAST_DISTANCE, _LEAST_PRIOR, _LEAST_SIZE = 1e-3, 1e-6, 1e-6
 
 
 class Mmnas(Trunk):
@@ -43,25 +44,24 @@ class Mmnas(Trunk):
         self.pooled = PooledPair(width, self.features)
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        words, regions = self.reader(words, present), self.regions(regions)
-        # Every row gets the same relations, as a row of its own: a row's gradient is then its patient's.
-        offsets, between = grid_offsets(regions)
-        relations = self.relations(offsets.expand(len(regions), -1, -1))
+        words, states, existing = self.reader(words, present), self.regions(regions.values), regions.present
+        offsets, between = relations_of(regions)
+        relations = self.relations(offsets)
         for operation, unit in zip(ENCODER, self.encoder, strict=True):
             words = unit(words) if operation == "FFN" else unit(words, words, present)
         for operation, unit in zip(DECODER, self.decoder, strict=True):
             match operation:
                 case "FFN":
-                    regions = unit(regions)
+                    states = unit(states)
                 case "GA":
-                    regions = unit(regions, words, present)
+                    states = unit(states, words, present)
                 case "SA":
-                    regions = unit(regions, regions)
+                    states = unit(states, states, existing)
                 case "RSA":
-                    regions = unit(regions, relations, between)
-        features, attention = self.pooled(regions, words, present)
+                    states = unit(states, relations, between, existing)
+        features, attention = self.pooled(states, words, present, existing)
         return features, attention
 
 
@@ -73,18 +73,45 @@ class RelationUnit(nn.Module):
         self.unit = AttentionUnit(width)
         self.prior = nn.Linear(RELATION, self.unit.attention.heads)
 
-    def forward(self, regions: torch.Tensor, relations: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
-        """Regions [rows, n, width]; `relations` [rows, offsets, RELATION]; `between`: offset of each pair, [n, n]."""
+    def forward(
+        self, regions: torch.Tensor, relations: torch.Tensor, between: torch.Tensor, existing: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Regions [rows, n, width]; `relations` [rows, offsets, RELATION]; `between`: offset of each pair, [n, n].
+
+        `existing`: which regions there are, bool [rows, n].
+        """
         prior = self.prior(relations).relu().clamp(min=_LEAST_PRIOR).log()
-        output: torch.Tensor = self.unit(regions, regions, prior=prior[:, between].permute(0, 3, 1, 2))
+        output: torch.Tensor = self.unit(regions, regions, existing, prior[:, between].permute(0, 3, 1, 2))
         return output
+
+
+def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:
+    """The relations of a picture's regions, [rows, relations, 4], and that of each pair, int64 [regions, regions].
+
+    A relation is log(|x - x'| / w), log(|y - y'| / h), log(w' / w), log(h' / h), with distances of at least 0.001 of a
+    region. Raises `ConfigError` for regions of files without boxes, and for a number of cells that is no square.
+    """
+    values, boxes = regions.values, regions.boxes
+    if boxes is None and regions.present is not None:
+        raise ConfigError("MMnas weighs regions by where they lie: write 'boxes' in the region files")
+    if boxes is None:
+        offsets, between = grid_offsets(values)
+        # Every row gets the same relations, as a row of its own: a row's gradient is then its patient's.
+        return offsets.expand(len(values), -1, -1), between
+    # A region that does not exist has a box of zeros; attention leaves out whatever relation it has then.
+    sizes = (boxes[..., 2:] - boxes[..., :2]).clamp(min=_LEAST_SIZE)
+    centres = (boxes[..., 2:] + boxes[..., :2]) / 2
+    apart = (centres[:, :, None] - centres[:, None]).abs() / sizes[:, :, None]
+    relative = sizes[:, None] / sizes[:, :, None]
+    relations = torch.cat([apart.clamp(min=_LEAST_DISTANCE), relative], dim=-1).log().flatten(1, 2)
+    count = values.shape[1]
+    return relations, torch.arange(count**2, device=values.device).view(count, count)
 
 
 def grid_offsets(regions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct relations of a square grid's cells, [offsets, 4], and that of each pair, int64 [cells, cells].
 
-    A relation is log(|x - x'| / w), log(|y - y'| / h), log(w' / w), log(h' / h), with distances of at least 0.001 of a
-    cell; the last two are 0, since all cells are alike. `regions`: [rows, cells, width]. Raises `ConfigError` for a
+    Their last two numbers are 0, since all cells are alike. `regions`: [rows, cells, width]. Raises `ConfigError` for a
     number of cells that is no square.
     """
     side = math.isqrt(regions.shape[1])

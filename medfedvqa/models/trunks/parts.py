@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from medfedvqa.models.attention import by_head
+from medfedvqa.models.backbone import Regions
 
 HEAD_WIDTH = 64
 """The width of an attention head, if it divides a state's width."""
@@ -19,17 +20,20 @@ class Trunk(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: Regions, words: torch.Tensor, present: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The features of rows, [rows, features], and their attention to regions, [rows, regions], whose rows sum to 1.
 
-        `regions`: [rows, regions, width], line by line; `words`: [rows, words, width]; `present`: bool [rows, words].
+        `words`: [rows, words, width]; `present`: bool [rows, words].
         """
 
 
-def masked(scores: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """Scores that a softmax over them ignores where nothing is present; without anything present it is uniform."""
-    return scores.masked_fill(~present, torch.finfo(scores.dtype).min)
+def masked(scores: torch.Tensor, present: torch.Tensor | None) -> torch.Tensor:
+    """Scores that a softmax over them ignores where nothing is present; without anything present it is uniform.
+
+    None: all is present.
+    """
+    return scores if present is None else scores.masked_fill(~present, torch.finfo(scores.dtype).min)
 
 
 class Attention(nn.Module):
@@ -55,8 +59,7 @@ class Attention(nn.Module):
         scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
         if prior is not None:
             scores = scores + prior
-        if present is not None:
-            scores = masked(scores, present[:, None, None])
+        scores = masked(scores, present if present is None else present[:, None, None])
         attended = (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
         output: torch.Tensor = self.out(attended)
         return output
@@ -105,7 +108,7 @@ class AttentionPooling(nn.Module):
     def forward(self, states: torch.Tensor, present: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """States [rows, n, width] to [rows, output], and the weights [rows, n]; `present`: bool [rows, n]."""
         scores = self.scores(states)[..., 0]
-        weights = (scores if present is None else masked(scores, present)).softmax(dim=1)
+        weights = masked(scores, present).softmax(dim=1)
         return self.out((weights[:, None] @ states)[:, 0]), weights
 
 
@@ -119,9 +122,12 @@ class PooledPair(nn.Module):
         self.norm = nn.LayerNorm(output)
 
     def forward(
-        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor
+        self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor, existing: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, output], and the attention to regions, [rows, regions]."""
+        """[rows, output], and the attention to regions, [rows, regions].
+
+        `present`: which words there are, bool [rows, words]; `existing`: which regions, bool [rows, regions].
+        """
         question, _ = self.words(words, present)
-        picture, weights = self.regions(regions)
+        picture, weights = self.regions(regions, existing)
         return self.norm(picture + question), weights

@@ -7,8 +7,9 @@ BUDGET = {"rounds": 20, "local_epochs": 1}
 """Section 4.2's epochs, of which each is a round."""
 SMALL = "-O trunk_width=128 makes trunks small enough for a processor"
 DIFFERS = (
-    "medical questions at organs in place of VQA v2 at two clients, a frozen grid in place of a detector's regions, "
-    f"the backbone's words in place of GloVe's unless --backbone names vectors; each site's answers. {SMALL}"
+    "medical questions at organs in place of VQA v2 at two clients, a frozen grid in place of a detector's regions and "
+    "the backbone's words in place of GloVe's unless --backbone and --backbone-file give them; each site's answers. "
+    f"{SMALL}"
 )
 SCHEME = Absent("a drawing of the idea, nothing is measured")
 ALGORITHM_2 = PrintedTable(

@@ -210,5 +210,5 @@ def test_a_value_out_of_range_and_a_sum_that_is_none_are_refused() -> None:
     total = sum(summand({"x": np.ones(1)}, 0, layout, 3) for _ in range(3))
     with pytest.raises(SecureAggregationError, match="no mean"):
         mean_of_sum(total, 3, layout)
-    with pytest.raises(SecureAggregationError, match="do not cancel"):
+    with pytest.raises(SecureAggregationError, match="does not count each site once"):
         mean_of_sum(total, 4, layout)
