@@ -29,6 +29,7 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
+from medfedvqa.federation.flare.reaper import flare_processes
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
@@ -49,9 +50,14 @@ _SAMPLING = 2.0  # seconds
 KINDS = {"one process": "one process", "real": "real sites"}
 
 
+def names(count: int) -> tuple[str, ...]:
+    """Sites that are alike at every size: up to three would be the organs, which have more rows."""
+    return organs(max(count, 4))[:count]
+
+
 def measure(count: int, out: Path) -> dict[str, Any]:
     """Run `count` sites in this process; `processor` is the seconds of processors that a round took."""
-    launch = Launch(JOB, None, out, organs(count))
+    launch = Launch(JOB, None, out, names(count))
     configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
     spent: dict[int, float] = {}
 
@@ -71,15 +77,16 @@ def measure_real(count: int, folder: Path) -> dict[str, Any]:
     `server` is the most memory that the server's processes had, and `site` the most of all sites together divided by
     their number: bytes, as proportional set size.
     """
-    launch = Launch(JOB, None, folder / "sites", organs(count))
+    launch = Launch(JOB, None, folder / "sites", names(count))
     with LoopbackFederation(folder, write_sites(launch)) as federation:
-        export_job(JOB.model_copy(update={"terms": federation.terms()}), folder / "job")
+        fields = {"terms": federation.terms(), "min_sites": count, "round_timeout": PATIENCE}  # all start at once
+        export_job(JOB.model_copy(update=fields), folder / "job")
         job_id = federation.submit(folder / "job")
         with _Memory(federation) as memory:
             status = federation.wait(job_id, PATIENCE)
+        if status != "FINISHED:COMPLETED":
+            raise SystemExit(f"the job of {count} sites ended as {status}")
         results = json.loads((federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
-    if status != "FINISHED:COMPLETED":
-        raise SystemExit(f"the job of {count} sites ended as {status}")
     return {"kind": "real", "sites": count, **_rounds(results), "server": memory.server, "site": memory.sites / count}
 
 
@@ -100,18 +107,21 @@ class _Memory:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._over.wait(_SAMPLING):
-            self.server = max(self.server, self._of([SERVER]))
-            self.sites = max(self.sites, self._of(self._federation.sites))
+        kits, pause = self._federation.kits, _SAMPLING
+        while not self._over.wait(pause):
+            began = time.thread_time()
+            self.server = max(self.server, _memory([kits / SERVER]))
+            self.sites = max(self.sites, _memory([kits / name for name in self._federation.sites]))
+            pause = max(_SAMPLING, 20 * (time.thread_time() - began))  # at most a twentieth of a processor
 
-    def _of(self, parties: Sequence[str]) -> int:
-        total = 0
-        for name in parties:
-            for job in (False, True):
-                for process in self._federation.processes(name, job):
-                    with contextlib.suppress(psutil.Error):  # it has ended
-                        total += process.memory_full_info().pss
-        return total
+
+def _memory(kits: Sequence[Path]) -> int:
+    """The memory of all processes of these kits: bytes, as proportional set size."""
+    total = 0
+    for process in flare_processes([str(kit) for kit in kits]):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            total += process.memory_full_info().pss
+    return total
 
 
 def _rounds(results: Mapping[str, Any]) -> dict[str, float]:

@@ -1,5 +1,7 @@
-"""The tables in docs/benchmark.md are those of the raw results beside it."""
+"""The tables in the documents are those of the raw results beside them."""
 
+import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ from medfedvqa.benchmark.benchmark_table import markdown
 from medfedvqa.benchmark.comparison import compared
 from medfedvqa.benchmark.results_file import read
 
-DOCS = Path(__file__).parents[2] / "docs"
-pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slake", "vqa-rad", "slake-all", "vqa-rad-all"])
 def test_a_published_table_is_what_the_command_makes_of_its_raw_results(name: str) -> None:
     """To the letter: every figure, interval and p value, and the sentences below them."""
@@ -19,3 +22,11 @@ def test_a_published_table_is_what_the_command_makes_of_its_raw_results(name: st
     made = markdown(compared(results)).split("\n## ")[0]
     assert not left_out
     assert made.strip() in (DOCS / "benchmark.md").read_text(encoding="utf-8")
+
+
+def test_the_published_table_of_many_sites_is_what_the_program_makes_of_its_records() -> None:
+    """Line by line, and no line more."""
+    lines = (DOCS / "measured" / "scale.jsonl").read_text(encoding="utf-8").splitlines()
+    made = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"]([json.loads(line) for line in lines])
+    table = "\n".join(made)
+    assert f"\n\n{table}\n\n" in (DOCS / "benchmarks.md").read_text(encoding="utf-8")
