@@ -152,6 +152,15 @@ def test_a_split_model_is_trained_centrally_as_a_federation_of_one_site(tmp_path
     assert [path.name for path in (grid.folder(systems[0], 0) / "sites").iterdir()] == ["all"]
 
 
+def test_a_split_model_decays_when_the_budget_s_other_systems_do() -> None:
+    """Every third of ten rounds, as its options name them; rounds that the budget names itself stand."""
+    (system,) = systems_named(["UniCon butd"])
+    options = system.with_budget({"rounds": 10, "decay_every": 3, "local_epochs": 2})
+    assert options["decay_after"] == (3, 6, 9) and "decay_every" not in options
+    assert create("unicon", options, secagg=True).config.rate(10, 1) == pytest.approx(1e-3 * 0.2**3)
+    assert system.with_budget({"rounds": 10, "decay_every": 3, "decay_after": (5,)})["decay_after"] == (5,)
+
+
 def test_a_system_on_shares_is_not_trained_centrally(tmp_path: Path) -> None:
     """One site has nobody to share with: it is refused before any data is read."""
     system = System("CT", "unicon", centralised=True, secagg=True)
