@@ -71,6 +71,8 @@ PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "
 """The paper names no optimiser; decay of weights is apart from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
+COMMON = (*BUDGET, "keep")
+"""Options that the systems of one table have in common, as far as they have them."""
 
 MANY_WEIGHTS = 3e-4
 """The learning rate where whole blocks are tuned. At the papers' 1e-4 a new head still gives the majority answer after
