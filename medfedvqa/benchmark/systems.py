@@ -47,7 +47,13 @@ class System:
         return "".join(character if character.isalnum() else "-" for character in self.label.lower()).strip("-")
 
     def with_budget(self, budget: dict[str, Any]) -> dict[str, Any]:
-        """The method's options under the budget of all systems, of which it takes the options that it has."""
+        """The method's options under the budget of all systems, of which it takes the options that it has.
+
+        Split learning names the rounds of the budget's decay one by one.
+        """
+        if {"rounds", "decay_every"} <= budget.keys():
+            every = budget["decay_every"]
+            budget = {"decay_after": tuple(range(every, budget["rounds"], every))} | budget
         fields = method_type(self.method).config_type.model_fields
         return {name: value for name, value in budget.items() if name in fields} | self.options
 
@@ -65,6 +71,8 @@ PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "
 """The paper names no optimiser; decay of weights is apart from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
+COMMON = (*BUDGET, "keep")
+"""Options that the systems of one table have in common, as far as they have them."""
 
 MANY_WEIGHTS = 3e-4
 """The learning rate where whole blocks are tuned. At the papers' 1e-4 a new head still gives the majority answer after
@@ -74,10 +82,6 @@ FEDP3: dict[str, Any] = {"tuning": "blocks", "blocks": 3, "learning_rate": MANY_
 WEIGHT = 0.03
 """FedP3's lambda. The paper's 1 is for a VQA model that is trained already; it keeps a model with a new head where it
 began (docs/methods/fedp3.md)."""
-
-UNICON: dict[str, Any] = {"decay_after": (4, 8)}
-"""The common budget's decay, which split learning states in another form."""
-
 
 LOCAL_HEAD: dict[str, Any] = {"head": "local"}
 FROZEN: dict[str, Any] = {"tuning": "classifier"} | LOCAL_HEAD
@@ -206,8 +210,8 @@ _LISTED = (
     ),
     # Exchange of knowledge without weights, and split learning, which counts batches instead of passes.
     System("CreamFL", "creamfl", baseline=False),
-    System("UniCon", "unicon", UNICON, baseline=False, secagg=True),
-    System("split learning", "split_learning", UNICON, secagg=True),
+    System("UniCon", "unicon", baseline=False, secagg=True),
+    System("split learning", "split_learning", secagg=True),
 )
 
 
@@ -247,9 +251,9 @@ def _on_trunk(trunk: TrunkName) -> Iterator[System]:
     part: dict[str, Any] = {"trunk": trunk, "tuning": "full"}
     answered = part | {"fusion": "concat", "question_input": "tower"}
     yield System(f"{SUPERVISED} {trunk}", "local", answered, baseline=False, centralised=True)
-    yield System(f"{CONTRASTIVE} {trunk}", "unicon", UNICON | part | ALONE, baseline=False, centralised=True)
-    yield System(f"UniCon {trunk}", "unicon", UNICON | part, baseline=False, secagg=True)
-    yield System(f"split learning {trunk}", "split_learning", UNICON | part, secagg=True)
+    yield System(f"{CONTRASTIVE} {trunk}", "unicon", part | ALONE, baseline=False, centralised=True)
+    yield System(f"UniCon {trunk}", "unicon", part, baseline=False, secagg=True)
+    yield System(f"split learning {trunk}", "split_learning", part, secagg=True)
     yield System(f"FedAvg {trunk}", "fedavg", answered, alone=f"local {trunk}")
     yield System(f"local {trunk}", "local", answered)
 
@@ -303,7 +307,7 @@ AT_REQUEST = (
         for label, options in CREAMFL_ABLATIONS.items()
     ),
     *_sweeps(),
-    System(CONTRASTIVE, "unicon", UNICON | ALONE, baseline=False, centralised=True),
+    System(CONTRASTIVE, "unicon", ALONE, baseline=False, centralised=True),
     System(
         "FedAvg full local head",
         "fedavg",

@@ -202,11 +202,16 @@ def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
 
 
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for an option that none of the methods has. A method ignores options that it lacks."""
+    """Raises `ConfigError` for an option that none of the methods has. A method ignores options that it lacks.
+
+    Those of a table's common budget are never refused, so that split learning alone can run at the others' budget.
+    """
+    from medfedvqa.benchmark.systems import COMMON
     from medfedvqa.core import method_type
     from medfedvqa.near_miss import check_name
 
-    choices = sorted({name for system in systems for name in method_type(system.method).config_type.model_fields})
+    own = {name for system in systems for name in method_type(system.method).config_type.model_fields}
+    choices = sorted(own.union(COMMON))
     for name in changes:
         check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
 

@@ -13,6 +13,7 @@ from medfedvqa.benchmark.printed import PRINTED
 from medfedvqa.benchmark.results_file import RESULTS, read
 from medfedvqa.benchmark.single_run import centralised
 from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, TRUNKS, WITHOUT, System, systems_named, without_picture
+from medfedvqa.cli.benchmark import check_budget
 from medfedvqa.core import create, method_names
 from medfedvqa.data import Split, load_site, training_answers
 from medfedvqa.errors import ConfigError
@@ -150,6 +151,19 @@ def test_a_split_model_is_trained_centrally_as_a_federation_of_one_site(tmp_path
     assert together.patients == free.patients and (together.bytes_up, together.bytes_down) == (0, 0)
     assert {site: len(each) for site, each in together.right.items()} == {s: len(p) for s, p in free.right.items()}
     assert [path.name for path in (grid.folder(systems[0], 0) / "sites").iterdir()] == ["all"]
+
+
+def test_a_split_model_decays_when_the_budget_s_other_systems_do() -> None:
+    """Every third of ten rounds, as its options name them; rounds that the budget names itself stand. Alone in a
+    benchmark it takes the budget of the others, of which it has the rounds."""
+    (system,) = systems_named(["UniCon butd"])
+    options = system.with_budget({"rounds": 10, "decay_every": 3, "local_epochs": 2})
+    assert options["decay_after"] == (3, 6, 9) and "decay_every" not in options
+    assert create("unicon", options, secagg=True).config.rate(10, 1) == pytest.approx(1e-3 * 0.2**3)
+    assert system.with_budget({"rounds": 10, "decay_every": 3, "decay_after": (5,)})["decay_after"] == (5,)
+    check_budget((system,), {"rounds": 15, "local_epochs": 2, "keep": "best", "decay_every": 5})
+    with pytest.raises(ConfigError, match="no option 'local_epoch' of these methods"):
+        check_budget((system,), {"local_epoch": 2})
 
 
 def test_a_system_on_shares_is_not_trained_centrally(tmp_path: Path) -> None:
