@@ -198,7 +198,7 @@ def main() -> None:
         print(json.dumps(measure(arguments.sites[0], arguments.one)))
         return
     for count, real in [*((count, False) for count in arguments.sites), *((count, True) for count in arguments.real)]:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a last log may come late
             if real:
                 record = measure_real(count, Path(folder).resolve())
             else:
