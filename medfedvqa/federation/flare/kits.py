@@ -6,9 +6,11 @@ whoever received it: it concerns what is in the kit's own folder, and neither ke
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -38,9 +40,10 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
     if (kit / _OWN_RESOURCES).exists():
         raise ConfigError(f"the kit has a file '{_OWN_RESOURCES}', which outdoes what is prepared: remove it first")
     name, org = _owner(kit / _CERTIFICATES[kind])
+    project = partial(_project, kind, name, org, _config_folder(kit))  # FLARE takes a project's dictionary apart
     with TemporaryDirectory() as scratch:
-        bare = provision(_project(kind, name, org), [], Path(scratch) / "bare") / name
-        prepared = provision(_project(kind, name, org), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
+        bare = provision(project(), [], Path(scratch) / "bare") / name
+        prepared = provision(project(), [SiteBuilder(storage=storage)], Path(scratch) / "made") / name
         changed = list(_changed(kit, bare, prepared))
         for path in changed:
             shutil.copy(prepared / path, kit / path)
@@ -71,11 +74,18 @@ def _owner(path: Path) -> tuple[str, str]:
     return str(name.value), str(org.value)
 
 
-def _project(kind: str, name: str, org: str) -> dict[str, Any]:
+def _config_folder(kit: Path) -> str:
+    """The folder of settings that the start script names: that of `nvflare package` names none."""
+    script = _content(kit / "startup" / "sub_start.sh") or b""
+    named = re.search(rb"config_folder=(\w*)", script)
+    return named[1].decode() if named else "config"
+
+
+def _project(kind: str, name: str, org: str, config_folder: str) -> dict[str, Any]:
     """A FLARE project with this party in it, whose kits get neither keys nor certificates."""
     party = {"name": name, "type": kind, "org": org}
     server = {"name": _ELSEWHERE, "type": "server", "org": "org"}
-    static = {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}}
+    static = {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": config_folder}}
     return {
         "api_version": 3,
         "name": "kit",
