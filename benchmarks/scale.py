@@ -179,7 +179,7 @@ def draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
             points = sorted((record["sites"], record[field] / unit) for record in records if record["kind"] == kind)
             if points:
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=KINDS[kind])
-        axes.set(xlabel="sites", ylabel=label, xscale="log", yscale="log")
+        axes.set(xlabel="sites", ylabel=label, xlim=(0, None), ylim=(0, None))
         axes.grid(axis="y")
     panels[0].legend()
     write_whole(path, svg_file(figure))
