@@ -210,8 +210,8 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
     from medfedvqa.core import method_type
     from medfedvqa.near_miss import check_name
 
-    own = {name for system in systems for name in method_type(system.method).config_type.model_fields}
-    choices = sorted(own.union(COMMON))
+    supported = {name for system in systems for name in method_type(system.method).config_type.model_fields}
+    choices = sorted(supported.union(COMMON))
     for name in changes:
         check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
 

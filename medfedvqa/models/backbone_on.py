@@ -35,10 +35,10 @@ class BackboneOn(Backbone):
     channels: int
 
     @classmethod
-    def on(cls, below: Backbone, name: str, shape: BackboneShape, what: str, **own: Any) -> Self:
-        """The backbone of this name and shape. `what`: what it adds, for the digest; `own`: the subclass's fields."""
+    def on(cls, below: Backbone, name: str, shape: BackboneShape, what: str, **more: Any) -> Self:
+        """A backbone of this name and shape. `what`: what it adds, for the digest; `more`: fields of a subclass."""
         digest = hashlib.sha256(f"{below.digest} {what}".encode()).hexdigest()
-        return cls(name=name, below=below, shape=shape, digest=digest, seen=below.seen, channels=below.channels, **own)
+        return cls(name=name, below=below, shape=shape, digest=digest, seen=below.seen, channels=below.channels, **more)
 
     @property
     def device(self) -> torch.device:

@@ -96,8 +96,8 @@ def test_a_trunk_reads_the_files_of_its_pictures(site: Site, published: Path) ->
     """As written but float32, padded to the name's number of regions, and each picture by its own file."""
     assert site.backbone.shape.regions == shape_of(NAME).regions == (4, 5)
     read_regions = cached_regions(site)
-    shown = [site.data.pictures.file(picture)[1] for picture in site.data.test.pictures.tolist()]
-    order = [1 + digests(published).index(digest) for digest in shown]
+    picture_digests = [site.data.pictures.file(picture)[1] for picture in site.data.test.pictures.tolist()]
+    order = [1 + digests(published).index(digest) for digest in picture_digests]
     for row, count in enumerate(order):
         expected = np.random.default_rng(count).normal(size=(count, 5)).astype(np.float16)
         assert torch.equal(read_regions.values[row, :count], torch.from_numpy(expected).float())

@@ -1,7 +1,7 @@
 """Opening and ending FLARE's session of an administrator, neither of which may wait without limit.
 
 While FLARE's transport (2.9) ends, a connection that it is just making escapes it, and it then waits for that
-connection's end: for ever, if the server keeps it. Whatever is connected is therefore closed again until the end comes.
+connection to end, without limit if the server keeps it. So open connections are closed again until the session ends.
 """
 
 import contextlib
