@@ -56,8 +56,8 @@ SECONDS_DOWN = 3.0
 """Seconds until a party's own process is started again."""
 PATIENCE = 900.0
 """Seconds after which a trial has failed."""
-FASTER = {SITE_PATIENCE: "60", "NVFLARE_GET_TASK_TIMEOUT": "20"}
-"""Shorter waits than those of a real federation, so that many trials fit into a day."""
+FASTER = {SITE_PATIENCE: "60"}
+"""A shorter wait than that of a real federation, so that many trials fit into a day."""
 
 
 @dataclass(frozen=True)

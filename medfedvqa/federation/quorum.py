@@ -8,9 +8,9 @@ from medfedvqa.federation.task_order import LAST
 TAKEN_WITHIN = 5.0
 """Seconds in which a site that missed a call must take the next task. A site that does is waited for again."""
 
-RECONNECT = 360.0
-"""Seconds that the first call of a server that was started again takes longer at most: FLARE's sites (2.9) wait up to
-300 seconds for the answer that its predecessor owes them before they ask again."""
+RECONNECT = 180.0
+"""Seconds that the first call of a server that was started again takes longer at most: FLARE's sites wait for a minute
+(`flare.executor.PATIENCE`) for the answer that its predecessor owes them before they ask again."""
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,22 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
+from nvflare.private.fed.client.communicator import Communicator
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import launcher, persistent_process
+from medfedvqa.federation.flare.executor import PATIENCE, SiteExecutor
 from medfedvqa.federation.flare.launcher import LaunchRecord
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, ROUND, TENSORS, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.persistent_process import RELAUNCHES, PersistentHandle
@@ -301,3 +306,23 @@ def test_an_orphan_dies_and_no_other_process() -> None:
         parent.kill()
     assert not psutil.wait_procs([child], 30)[1]
     assert subprocess.run([sys.executable, "-c", CHILD, "0"], stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_site_asks_for_its_task_again_after_a_minute_although_its_kit_allows_five() -> None:
+    """FLARE takes the larger one of a job's patience and the kit's, so that a server's death cost five minutes."""
+    communicator = Communicator({"client_name": "lung"}, timeout=300.0)
+    engine = SimpleNamespace(client=SimpleNamespace(communicator=communicator))
+    context = FLContext()
+    context.get_engine = lambda: engine  # type: ignore[method-assign]
+    context.get_job_id = lambda: SimulatorConstants.JOB_NAME  # type: ignore[method-assign]
+    context.get_run_abort_signal = lambda: None  # type: ignore[method-assign]
+    waits = []
+
+    def send_request(timeout: float, **_: object) -> None:
+        waits.append(timeout)
+        raise TimeoutError
+
+    communicator.cell = SimpleNamespace(send_request=send_request)
+    SiteExecutor({}).handle_event(EventType.START_RUN, context)
+    communicator.pull_task("project", "token", "session", context, timeout=PATIENCE)
+    assert waits == [PATIENCE]

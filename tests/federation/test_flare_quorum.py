@@ -117,7 +117,7 @@ def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: Loopback
 def test_a_job_whose_server_process_is_killed_goes_on(federation: LoopbackFederation, tmp_path: Path) -> None:
     """SIGKILL of the server's process of the job in round 3: another one continues from the journal, no round is lost
     or done twice, and the sites' logs agree with the server's receipts. Sites that wait for an answer of the dead one
-    ask again after five minutes, and do not count as late."""
+    ask again after a minute, and do not count as late."""
     options = {**JOB.options, "rounds": 6}
     export_job(JOB.model_copy(update={"options": options, "seed": 2, "round_timeout": 60.0}), tmp_path / "job")
     job_id = federation.submit(tmp_path / "job")

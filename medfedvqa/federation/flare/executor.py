@@ -19,6 +19,8 @@ from medfedvqa.federation.flare.site_mail import SiteMail
 if TYPE_CHECKING:
     from medfedvqa.federation.flare.site_side import SiteTasks
 
+PATIENCE = 60.0
+"""Seconds without a word from the server after which a site asks again: its question may have died with a process."""
 _SITE_SIDE = "medfedvqa.federation.flare.site_side"
 
 
@@ -46,6 +48,8 @@ class SiteExecutor(Executor):
         if event_type == EventType.START_RUN:
             if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
                 require_guard()
+            # Below the kit's `communication_timeout`, which is five minutes, FLARE ignores a job's `get_task_timeout`.
+            fl_ctx.get_engine().client.communicator.timeout = PATIENCE
             # Imported late for the same reason as at the server, and while the server does the same.
             threading.Thread(target=import_module, args=(_SITE_SIDE,), daemon=True).start()
             if self.job.get("secagg"):

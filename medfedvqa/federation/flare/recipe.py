@@ -12,7 +12,7 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.controller import FederationController
-from medfedvqa.federation.flare.executor import SiteExecutor
+from medfedvqa.federation.flare.executor import PATIENCE, SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_status import NAME, STATUS_JOB
@@ -22,7 +22,7 @@ TASK_INTERVAL = 0.05  # seconds between a site's questions for work; FLARE's def
 _INLINE = {"np_download_chunk_size": 0, "tensor_download_chunk_size": 0}
 """Arrays travel inside the messages, instead of being fetched by the receiver afterwards."""
 
-_PATIENCE = {"max_runner_sync_timeout": 600.0, "get_task_timeout": 60.0, "submit_task_result_timeout": 60.0}
+_PATIENCE = {"max_runner_sync_timeout": 600.0, "get_task_timeout": PATIENCE, "submit_task_result_timeout": PATIENCE}
 """Seconds that a site waits for a server that is busy."""
 
 
