@@ -32,22 +32,25 @@ _LAST_WORD = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "30"}
 class LoopbackFederation:
     """Provisions into a folder, starts server and sites, and ends every process when it is left."""
 
-    def __init__(self, folder: Path, sites: Mapping[str, Path], environment: Mapping[str, str] | None = None) -> None:
-        """`sites`: a `site.yml` by site name. `environment` is added to that of all processes."""
+    def __init__(
+        self,
+        folder: Path,
+        sites: Mapping[str, Path],
+        environment: Mapping[str, str] | None = None,
+        kits: Path | None = None,
+    ) -> None:
+        """`sites`: a `site.yml` by site name. `environment` is added to that of all processes. `kits`: the folder of an
+        earlier federation's kits, which are started as they are; None: new ones are provisioned."""
         self.folder, self._sites = folder.resolve(), sites
         self._environment = {**_LAST_WORD, **os.environ, **(environment or {})}
         # The kits' scripts start whichever python3 comes first.
         self._environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{self._environment['PATH']}"
         self._client: AdminClient | None = None
-        self.kits = Path()
+        self._earlier, self.kits = kits, Path()
 
     def __enter__(self) -> Self:
         """Raises `FederationError` if the federation does not come up."""
-        builder = SiteBuilder(storage=str(self.folder / "storage"))
-        self.kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
-        for name, path in self._sites.items():
-            shutil.copy(path, self.kits / name / "local" / "site.yml")
-        write_list(self.kits / SERVER / "local")
+        self.kits = self._earlier or self._provisioned()
         with contextlib.ExitStack() as ending:
             self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))
             for name in (SERVER, *self._sites):
@@ -62,6 +65,15 @@ class LoopbackFederation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.close()
+
+    def _provisioned(self) -> Path:
+        """New kits, with the sites' files in them."""
+        builder = SiteBuilder(storage=str(self.folder / "storage"))
+        kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
+        for name, path in self._sites.items():
+            shutil.copy(path, kits / name / "local" / "site.yml")
+        write_list(kits / SERVER / "local")
+        return kits
 
     @property
     def sites(self) -> tuple[str, ...]:
