@@ -249,19 +249,20 @@ class ServerHub:
 
     def _checked(self, site: str, task: str, reply: Reply) -> Reply | None:
         """The answer if it is as the job declares it; None if the job continues without it. Both get a receipt."""
+        declared = self._declared_as(task, reply.tensors)
         try:
-            reply = reply._replace(tensors=self._declared(task, reply.tensors))
+            reply = reply._replace(tensors=self._exchange.check(declared, "up", reply.tensors))
         except MessageRefused as error:
             if self._receipts is not None:
-                self._receipts.refused(site, task, self._round, str(error))
+                self._receipts.refused(site, declared, self._round, str(error))
             return self._refused(site, task, error)
         if self._receipts is not None:
-            self._receipts.incoming(site, task, self._round, reply.tensors, reply.audit_bytes)
+            self._receipts.incoming(site, declared, self._round, reply.tensors, reply.audit_bytes)
         return reply
 
-    def _declared(self, task: str, tensors: Tensors) -> Tensors:
-        """The answer's tensors. Raises `MessageRefused` unless they are as the job declares them for the task."""
-        return self._exchange.check(task, "up", tensors)
+    def _declared_as(self, task: str, tensors: Tensors) -> str:
+        """The name under which the job declares this answer to a task, and under which the site logs it."""
+        return task
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
         """Stop the job after an answer that it does not declare. Raises `FederationError`."""

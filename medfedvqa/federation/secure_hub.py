@@ -126,13 +126,13 @@ class SecureHub(ServerHub):
             pass
         return {site: {} for site in self.sites}
 
-    def _declared(self, task: str, tensors: Tensors) -> Tensors:
-        """See `ServerHub._declared`. A site may also answer a mean, or its opening, by naming who broke it."""
+    def _declared_as(self, task: str, tensors: Tensors) -> str:
+        """See `ServerHub._declared_as`. A site may also answer a mean, or its opening, by naming who broke it."""
         aggregated, _, step = task.rpartition("/")
         how = self._on_shares.get(aggregated)
         if isinstance(how, MeanOnShares) and step in ("mean", "unmask"):
-            task = how.replied(task, aggregated, tensors)
-        return super()._declared(task, tensors)
+            return how.replied(task, aggregated, tensors)
+        return task
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
         """See `ServerHub._refused`. In an attempt the site counts as silent, and the attempt is repeated without it."""
