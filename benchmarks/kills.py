@@ -4,7 +4,8 @@ Each trial submits a job to four phantom sites on loopback (real kits, mutual TL
 process or the own process of one site or of the server) at a random moment, starts what a service manager would start
 again, and waits for the job's end. Then it checks that
 
-- the job ended with results, or, on shares, with the sentence that fewer sites could reveal each other,
+- the job ended with results, or, on shares, with the sentence that fewer sites could reveal each other, or that sums of
+  this job and of an earlier one could be combined,
 - every site's log is whole, and agrees with the server's receipts and the other sites: nothing left unlogged,
 - every charge in a log stands in the site's ledger, and nothing stays reserved,
 - every site that did not answer in a round is named in the results.
@@ -27,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from audits import Entry, Event, Outcome, VerdictState, examine, read
+from audits import Entry, Event, Outcome, Refusal, VerdictState, examine, read
 from medfedvqa.data import phantom
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.loopback import LoopbackFederation
@@ -51,7 +52,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "shares, averages": {"method": "fedavg", "options": TRAINING, "secagg": True},
     "shares, mixtures": {"method": "prompt_pfl", "options": PROMPTS, "secagg": True},
 }
-PLAIN_END = "fewer could reveal each other"
+PLAIN_ENDS = ("fewer could reveal each other", Refusal.COHORT.sentence)
 SECONDS_DOWN = 3.0
 """Seconds until a party's own process is started again."""
 PATIENCE = 900.0
@@ -128,7 +129,7 @@ class Killing:
             faults = (f"the job has not ended after {PATIENCE:.0f} seconds",)
             return Trial(self.mode, party, name, round(killed, 1), round(seconds, 1), status, 0, faults)
         results = json.loads((self._federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
-        plain = self.mode.startswith("shares") and PLAIN_END in str(results["notes"])
+        plain = self.mode.startswith("shares") and any(end in str(results["notes"]) for end in PLAIN_ENDS)
         ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}
         end = "plain end" if plain else ends.get(status, status)
         faults = tuple(self._faults(job_id, results, ended=end == "results"))
