@@ -14,13 +14,15 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from audits import examine, read
+from audits import VerdictState, examine, read
 from medfedvqa import __version__
 from medfedvqa.data import phantom
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
 
 SITES = phantom.organs(3)
 BRIEF = {
@@ -68,25 +70,21 @@ def prepare(kits: Path, storage: Path) -> None:
         print(f"{name}: {looked.stdout.splitlines()[-1]}")
 
 
-def judge(kits: Path) -> None:
-    """Print what each site's log and ledger say; exit code 1 if one does not hold what it must."""
-    from medfedvqa.federation.job_budget import look_into  # the older version may not have it
-    from medfedvqa.federation.site_config import load_site_config
+def versions(config: SiteConfig) -> set[str]:
+    """The versions of the code that wrote entries of a site's log."""
+    return {entry.code_version for entry in read(config.audit) if entry.code_version}
 
-    whole = True
-    for site in SITES:
-        config = load_site_config(kits / site / "local" / "site.yml", site)
-        integrity = examine(config.audit, site).integrity.state
-        entries = list(read(config.audit))
-        versions = sorted({entry.code_version for entry in entries if entry.code_version})
-        jobs = {entry.job for entry in entries if entry.job and entry.dp_event}
-        with closing(look_into(config)) as ledger:
-            charged = sum(ledger.holds(job) for job in jobs)
-            spent = ledger.together(config.policy.delta, reserved=False).epsilon
-        whole = whole and integrity.value == "shown" and len(versions) == len(jobs) == charged == 2
-        said = f"versions {', '.join(versions)}, {charged} jobs charged, epsilon {spent:.4f}"
-        print(f"{site}: the log of {len(entries)} entries is {integrity.value}, {said}")
-    raise SystemExit(0 if whole else 1)
+
+def holds(site: str, config: SiteConfig, earlier: set[str]) -> bool:
+    """Whether a site's log is whole, with entries of both versions, and its ledger has both jobs; and print it."""
+    integrity, found = examine(config.audit, site).integrity.state, versions(config)
+    jobs = {entry.job for entry in read(config.audit) if entry.job and entry.dp_event}
+    with closing(look_into(config)) as ledger:
+        charged = sum(ledger.holds(job) for job in jobs)
+        spent = ledger.together(config.policy.delta, reserved=False).epsilon
+    said = f"versions {', '.join(sorted(found))}; {charged} jobs charged, epsilon {spent:.4f}"
+    print(f"{site}: integrity {integrity.value}; {said}")
+    return integrity is VerdictState.SHOWN and found == earlier | {__version__} and len(jobs) == charged == 2
 
 
 def main() -> None:
@@ -105,9 +103,12 @@ def main() -> None:
         kits = folder / "medfedvqa" / "prod_00"
         prepare(kits, folder / "storage")
         paths = {site: kits / site / "local" / "site.yml" for site in SITES}
+        configs = {site: load_site_config(path, site) for site, path in paths.items()}
+        earlier = {site: versions(config) for site, config in configs.items()}
         with LoopbackFederation(folder, paths, kits=kits) as federation:
             run_job(federation, folder, 2)
-        judge(kits)
+        held = [holds(site, config, earlier[site]) for site, config in configs.items()]
+        raise SystemExit(0 if all(held) else 1)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,11 @@ SMALLEST = {
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
     "trojan": "{out}/runs --shares 0.0 --seeds 1 --triggers inverted",
+    "upgrade": "{root}",
     "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
-"""Options of each program; `{out}` is an empty folder and `{data}` that of the real data sets."""
+"""Options of each program; `{out}` is an empty folder, `{data}` that of the real data sets, and `{root}` this
+checkout."""
 LONG = {
     "dp_accuracy",
     "federation",
@@ -49,6 +51,7 @@ LONG = {
     "secagg_protocols",
     "secure_aggregation",
     "trojan",
+    "upgrade",
 }
 """Programs that start provisioned federations, or train others to the end: before a release."""
 
@@ -64,7 +67,7 @@ def test_every_program_is_tried() -> None:
 def test_a_program_runs_to_its_end(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """It ends without an error and prints a result."""
     data = request.getfixturevalue("data_folder") if "{data}" in SMALLEST[name] else None
-    options = shlex.split(SMALLEST[name].format(out=tmp_path, data=data))
+    options = shlex.split(SMALLEST[name].format(out=tmp_path, data=data, root=ROOT))
     command = [sys.executable, str(PROGRAMS / f"{name}.py"), *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
