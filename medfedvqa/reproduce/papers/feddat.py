@@ -11,7 +11,7 @@ SCHEME = Absent("a drawing of the idea, nothing is measured")
 NOWHERE = Place(of="none")
 CLIENTS = (
     "medical sets, or organs of one, in place of five VQA sets, whose chosen rows are not published: "
-    "`--data vqa-rad+slake`; the backbone is a CLIP unless --backbone names a ViLT"
+    "`--data vqa-rad+slake`; the backbone is a CLIP unless --backbone names ViLT or VAuLT"
 )
 METHODS = {
     "clf-L": "frozen features",
@@ -30,10 +30,9 @@ DIFFERS = {
     "full*": "rate 0.0003",
     "full-L": "rate 0.0003",
 }
-NOT_BUILT = {
-    "VAuLT": "not built: needs a BERT below ViLT, and its authors' weights",
-    "ALBEF": "not built: needs cross-attention and a decoder, and its authors' weights",
-}
+ARCHITECTURES = {"VAuLT": "vault-b32"}
+"""The backbones whose rows are runs of their own."""
+NOT_BUILT = {"ALBEF": "not built: needs cross-attention and a decoder, and its authors' weights"}
 
 
 def _by_backbone(figures: Mapping[str, str]) -> tuple[PrintedRow, ...]:
@@ -44,7 +43,8 @@ def _by_backbone(figures: Mapping[str, str]) -> tuple[PrintedRow, ...]:
         for method, line in zip(list(METHODS)[-len(lines) :], lines, strict=True):
             label = "" if backbone in NOT_BUILT else METHODS[method]
             differs = NOT_BUILT.get(backbone) or DIFFERS.get(method, "")
-            rows.append(PrintedRow(f"{backbone}: {method}", tuple(map(float, line.split())), label, differs))
+            figures, own = tuple(map(float, line.split())), ARCHITECTURES.get(backbone, "")
+            rows.append(PrintedRow(f"{backbone}: {method}", figures, label, differs, own))
     return tuple(rows)
 
 
