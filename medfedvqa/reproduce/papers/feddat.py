@@ -43,8 +43,8 @@ def _by_backbone(figures: Mapping[str, str]) -> tuple[PrintedRow, ...]:
         for method, line in zip(list(METHODS)[-len(lines) :], lines, strict=True):
             label = "" if backbone in NOT_BUILT else METHODS[method]
             differs = NOT_BUILT.get(backbone) or DIFFERS.get(method, "")
-            figures, own = tuple(map(float, line.split())), ARCHITECTURES.get(backbone, "")
-            rows.append(PrintedRow(f"{backbone}: {method}", figures, label, differs, own))
+            numbers, own = tuple(map(float, line.split())), ARCHITECTURES.get(backbone, "")
+            rows.append(PrintedRow(f"{backbone}: {method}", numbers, label, differs, own))
     return tuple(rows)
 
 
