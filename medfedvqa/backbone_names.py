@@ -35,7 +35,7 @@ FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
 """The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
 OWN = ("medclip", "medclip2")
 """The project's own architectures."""
-FUSED = ("vilt-b32", "vault-b32")
+FUSED = ("vilt-b32", "vault-b32", "albef-b16")
 """Architectures that read picture and question together; they have local files only."""
 HUB, FOLDER = "hf-hub:", "local-dir:"
 NO_REGIONS = 0, 0

@@ -28,10 +28,12 @@ from medfedvqa.models import (
     BackboneShape,
     ClipBackbone,
     TowerShape,
+    albef_files,
     load_backbone,
     open_clip_models,
     vault_files,
 )
+from medfedvqa.models.albef import AlbefBackbone
 from medfedvqa.models.bundled import build
 from medfedvqa.models.vault import VaultBackbone
 from medfedvqa.models.vilt import ViltBackbone
@@ -44,6 +46,7 @@ RANDOM = "medclip@random"
 """Name of a backbone of the bundled architecture with random weights, for jobs in processes of their own."""
 VILT = "vilt-tiny@random"
 VAULT = "vault-tiny@random"
+ALBEF = "albef-tiny@random"
 
 Sites = Callable[..., dict[str, SiteConfig]]
 
@@ -242,6 +245,43 @@ def vault_folder(vilt_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def vault(vault_folder: Path) -> VaultBackbone:
     """The small VAuLT as a backbone, float32."""
     return load_backbone(VAULT, {VAULT: vault_folder})
+
+
+TINY_ALBEF = {
+    "vision": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    "bert": {**TINY_BERT, "num_hidden_layers": 3},
+    "fused_from": 1,
+    "context": 12,
+}
+
+
+@pytest.fixture(scope="session")
+def albef_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small ALBEF as its authors save it after pre-training; `albef-tiny` is an architecture by name."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("albef")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(albef_files.ARCHITECTURES, "albef-tiny", TINY_ALBEF)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(4)
+            network = albef_files.albef_shape("albef-tiny").build()
+            for parameter in network.parameters():
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        own = network.state_dict()
+        weights = {key.replace("text_encoder.", "text_encoder.bert."): value for key, value in own.items()}
+        weights |= {key.replace("encoder.", "encoder_m.", 1): value + 1 for key, value in weights.items()}
+        weights |= {"temp": torch.ones([]), "itm_head.weight": torch.ones(2, 16), "image_queue": torch.ones(4, 8)}
+        weights |= {"text_encoder.cls.predictions.bias": torch.ones(64)}
+        weights |= {"text_encoder.bert.embeddings.position_ids": torch.arange(20)[None]}
+        torch.save({"model": weights, "epoch": 3}, folder / "ALBEF.pth")
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def albef(albef_folder: Path) -> AlbefBackbone:
+    """The small ALBEF as a backbone, float32."""
+    return load_backbone(ALBEF, {ALBEF: albef_folder})
 
 
 @pytest.fixture(scope="session")

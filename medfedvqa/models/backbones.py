@@ -18,6 +18,7 @@ from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture,
 from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.albef_files import ALBEF
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
@@ -40,7 +41,7 @@ NO_FILES: Mapping[str, Path] = MappingProxyType({})
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
 """What a site gives for a name that adds to another."""
 
-FUSED = (VILT, VAULT)
+FUSED = (VILT, VAULT, ALBEF)
 """The kinds of backbones that read picture and question together."""
 
 PROJECTION = ("", ".weight", ".bias")

@@ -17,7 +17,7 @@ from privacy import DPSettings
 
 VILT = "vilt-tiny@random"
 PROMPTS = {"rounds": 2, "local_epochs": 1, "batch_rows": 6, "hidden": 8}
-FUSED = ("vilt", "vault")
+FUSED = ("vilt", "vault", "albef")
 KINDS = ("classifier", "lora", "prompt", "bias", "adapter", "blocks", "full")
 
 

@@ -44,12 +44,14 @@ def test_a_printed_table_takes_personal_models_where_sites_train_and_the_mean_wh
 
 
 def test_feddat_s_rows_stand_beside_runs_of_their_own_backbone() -> None:
-    """A CLIP or a ViLT has the lines of ViLT, VAuLT its own; the other lines say what to run for them."""
-    for backbone, own in (("medclip2-slake", "ViLT"), ("vilt-b32@mine", "ViLT"), ("vault-b32@mine", "VAuLT")):
-        rows = on_backbone(feddat.TABLE_2, backbone).rows
-        assert {row.name.partition(":")[0] for row in rows if row.label} == {own}
-        other = "vault-b32@LABEL" if own == "ViLT" else "vilt-b32@LABEL"
-        assert sum(other in row.differs for row in rows) == 9
+    """A CLIP or a ViLT has the lines of ViLT, others their own; the other lines say what to run for them."""
+    lines = {"vilt-b32": ("ViLT", 9), "vault-b32": ("VAuLT", 9), "albef-b16": ("ALBEF", 8)}
+    for backbone in ("medclip2-slake", *(f"{architecture}@mine" for architecture in lines)):
+        rows, own = on_backbone(feddat.TABLE_2, backbone).rows, lines.get(backbone.partition("@")[0], ("ViLT", 9))
+        assert {row.name.partition(":")[0] for row in rows if row.label} == {own[0]}
+        for architecture, (_, count) in lines.items():
+            others = sum(f"--backbone {architecture}@LABEL" in row.differs for row in rows)
+            assert others == (0 if lines[architecture] == own else count)
     labels = labels_of(Table(feddat.TABLE_2, {}))
     assert len(labels) == len(set(labels)) == 9 and labels_of(Table(feddat.TABLE_2, {}), ["VAuLT: FedDAT"]) == [
         "FedDAT"

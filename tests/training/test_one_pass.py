@@ -66,12 +66,12 @@ def by_patient(
     return total
 
 
-@pytest.fixture(params=["towers", "joint", "vault", "places"])
+@pytest.fixture(params=["towers", "joint", "vault", "albef", "places"])
 def trunk(request: pytest.FixtureRequest) -> Backbone:
     """A tiny CLIP, a tiny ViLT where a case can run on it, and for `fedavg` its kin and a CLIP that keeps place."""
-    if request.param == "vault":
+    if request.param in ("vault", "albef"):
         if request.getfixturevalue("name") not in ("fedavg", "feddat"):
-            pytest.skip("what is tuned in BERT is told by the cases of fedavg and feddat")
+            pytest.skip("what is tuned in a BERT is told by the cases of fedavg and feddat")
         return request.getfixturevalue(request.param)
     if request.param == "places":
         if request.getfixturevalue("name") != "fedavg":
