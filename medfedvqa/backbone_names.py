@@ -5,7 +5,7 @@
 | `medclip2-slake`         | shipped, as is `medclip2-vqarad`                                              |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
-| `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or ViLT       |
+| `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or `FUSED`    |
 | `hf-hub:org/name@label`  | a local folder with the files of that model: nothing is fetched               |
 | `local-dir:name@label`   | a local folder of any model that `docs/backbones.md` lists                    |
 | `NAME+words-300@label`   | any of these but a folder, with words from a local file of vectors this wide  |
@@ -35,7 +35,8 @@ FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
 """The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
 OWN = ("medclip", "medclip2")
 """The project's own architectures."""
-VILT = "vilt-b32"
+FUSED = ("vilt-b32", "vault-b32", "albef-b16")
+"""Architectures that read picture and question together; they have local files only."""
 HUB, FOLDER = "hf-hub:", "local-dir:"
 NO_REGIONS = 0, 0
 """Of a backbone whose regions are the grid of its picture tower."""
@@ -71,7 +72,7 @@ class BackboneName:
 
     full: str
     architecture: str
-    """A bundled or open_clip architecture, ViLT's, a distribution's, `hf-hub:...` or `local-dir:...`."""
+    """A bundled, fused or open_clip architecture, a distribution's, `hf-hub:...` or `local-dir:...`."""
     tag: str | None
     """open_clip's tag of pretrained weights."""
     label: str | None
@@ -107,7 +108,7 @@ def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
         raise BackboneError(f"unknown backbone '{_shown(name)}': {_hint(name)}")
     architecture, label = parts["architecture"], parts["label"]
     if parts["kind"] == "/":
-        if architecture in (*OWN, VILT, *others):
+        if architecture in (*OWN, *FUSED, *others):
             raise BackboneError(f"unknown backbone '{name}': it has no tags, only local files: {architecture}@LABEL")
         return BackboneName(name, architecture, label, None)
     return BackboneName(name, architecture, None, label)
@@ -178,7 +179,7 @@ def configuration(architecture: str) -> dict[str, Any]:
     # `open_clip.add_model_config` adds further ones while a program runs.
     added = sys.modules["open_clip"].get_model_config(architecture) if "open_clip" in sys.modules else None
     if added is None:
-        hint = suggestion(architecture, (*architectures(), *OWN, VILT)) or "`medfedvqa backbone list` lists them"
+        hint = suggestion(architecture, (*architectures(), *OWN, *FUSED)) or "`medfedvqa backbone list` lists them"
         raise BackboneError(f"open_clip has no architecture '{architecture}': {hint}")
     return dict(added)
 
@@ -231,7 +232,7 @@ def takes_prompts(configuration: Mapping[str, Any]) -> bool:
 
 def check_architecture(name: BackboneName) -> None:
     """Raises `BackboneError` for an architecture of open_clip that is unknown or cannot be used, without torch."""
-    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (*OWN, VILT):
+    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (*OWN, *FUSED):
         return
     if reason := refusal(configuration(name.architecture)):
         raise BackboneError(f"the backbone '{name.full}' cannot be used: {reason}; docs/backbones.md lists what can")

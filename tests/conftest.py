@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import copy
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,8 +23,19 @@ from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from medfedvqa.models import Backbone, BackboneShape, ClipBackbone, TowerShape, load_backbone, open_clip_models
+from medfedvqa.models import (
+    Backbone,
+    BackboneShape,
+    ClipBackbone,
+    TowerShape,
+    albef_files,
+    load_backbone,
+    open_clip_models,
+    vault_files,
+)
+from medfedvqa.models.albef import AlbefBackbone
 from medfedvqa.models.bundled import build
+from medfedvqa.models.vault import VaultBackbone
 from medfedvqa.models.vilt import ViltBackbone
 from medfedvqa.models.vilt_files import ARCHITECTURES
 from medfedvqa.pretraining.train import write_weights
@@ -33,6 +45,8 @@ from privacy import RepeatableRandomness
 RANDOM = "medclip@random"
 """Name of a backbone of the bundled architecture with random weights, for jobs in processes of their own."""
 VILT = "vilt-tiny@random"
+VAULT = "vault-tiny@random"
+ALBEF = "albef-tiny@random"
 
 Sites = Callable[..., dict[str, SiteConfig]]
 
@@ -175,6 +189,21 @@ WORDS = (
 )
 
 
+TINY_BERT = {
+    "vocab_size": 64, "type_vocab_size": 2, "max_position_embeddings": 20, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 24, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
+
+
+def save_random(model: torch.nn.Module, folder: Path) -> None:
+    """Moves a model of transformers away from where it begins, and saves it as its library does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        for parameter in model.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def vilt_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small ViLT as transformers saves it; while tests run, `vilt-tiny` is an architecture by name."""
@@ -196,6 +225,63 @@ def vilt_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def vilt(vilt_folder: Path) -> ViltBackbone:
     """The small ViLT as a backbone, float32."""
     return load_backbone(VILT, {VILT: vilt_folder})
+
+
+@pytest.fixture(scope="session")
+def vault_folder(vilt_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The small ViLT and, in a folder of its own, a small BERT with a head; `vault-tiny` is an architecture by name."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("vault") / "both"
+    shutil.copytree(vilt_folder, folder)
+    (folder / "vocab.txt").unlink()
+    save_random(transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)), folder / "bert")
+    (folder / "bert" / "vocab.txt").write_text("\n".join(WORDS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(vault_files.ARCHITECTURES, "vault-tiny", {"vilt": TINY_VILT, "bert": TINY_BERT})
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def vault(vault_folder: Path) -> VaultBackbone:
+    """The small VAuLT as a backbone, float32."""
+    return load_backbone(VAULT, {VAULT: vault_folder})
+
+
+TINY_ALBEF = {
+    "vision": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    "bert": {**TINY_BERT, "num_hidden_layers": 3},
+    "fused_from": 1,
+    "context": 12,
+}
+
+
+@pytest.fixture(scope="session")
+def albef_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small ALBEF as its authors save it after pre-training; `albef-tiny` is an architecture by name."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("albef")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(albef_files.ARCHITECTURES, "albef-tiny", TINY_ALBEF)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(4)
+            network = albef_files.albef_shape("albef-tiny").build()
+            for parameter in network.parameters():
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        own = network.state_dict()
+        weights = {key.replace("text_encoder.", "text_encoder.bert."): value for key, value in own.items()}
+        weights |= {key.replace("encoder.", "encoder_m.", 1): value + 1 for key, value in weights.items()}
+        weights |= {"temp": torch.ones([]), "itm_head.weight": torch.ones(2, 16), "image_queue": torch.ones(4, 8)}
+        weights |= {"text_encoder.cls.predictions.bias": torch.ones(64)}
+        weights |= {"text_encoder.bert.embeddings.position_ids": torch.arange(20)[None]}
+        torch.save({"model": weights, "epoch": 3}, folder / "ALBEF.pth")
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def albef(albef_folder: Path) -> AlbefBackbone:
+    """The small ALBEF as a backbone, float32."""
+    return load_backbone(ALBEF, {ALBEF: albef_folder})
 
 
 @pytest.fixture(scope="session")

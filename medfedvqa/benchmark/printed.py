@@ -44,6 +44,8 @@ class PrintedRow:
     """None where the paper prints none."""
     label: str
     differs: str
+    backbone: str = ""
+    """The architecture whose runs alone it is compared with; empty: the backbones that no other row names."""
 
 
 @dataclass(frozen=True)

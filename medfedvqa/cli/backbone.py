@@ -23,9 +23,10 @@ FileOption = Annotated[Path | None, typer.Option("--file", help="The file or fol
 
 def list_command(as_json: JsonOption = False) -> None:
     """List open_clip's architectures: which can be used, which take prompts, and why others are refused."""
-    from medfedvqa.backbone_names import BUNDLED_NAMES, VILT, architectures, configuration, refusal, takes_prompts
+    from medfedvqa.backbone_names import BUNDLED_NAMES, FUSED, architectures, configuration, refusal, takes_prompts
 
-    rows = [{"name": name, "prompts": True, "reason": None} for name in (*BUNDLED_NAMES, f"{VILT}@LABEL")]
+    ready = (*BUNDLED_NAMES, *(f"{architecture}@LABEL" for architecture in FUSED))
+    rows: list[dict[str, Any]] = [{"name": name, "prompts": True, "reason": None} for name in ready]
     for name in architectures():
         described = configuration(name)
         reason = refusal(described)

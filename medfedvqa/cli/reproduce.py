@@ -152,7 +152,7 @@ def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet
         grid, remarks = tables.runnable(grid)
         complete(progress, grid, workers)
         comparison = compared(results(grid))
-        text = tables.page(entry, protocol, comparison, remarks)
+        text = tables.page(entry, protocol, comparison, remarks, grid.backbone)
         if isinstance(protocol, Table) and protocol.curve:
             draw_convergence(grid.out, comparison.rows)
     path = write_whole(grid.out / PAGE, text.encode())

@@ -48,11 +48,11 @@ class TowerShape:
     features: int = 0
     """The width of the tower's features if it is not that of a token."""
     names: tuple[str, ...] = field(default=(), compare=False)
-    """The names of its blocks, for a tower of convolutions, whose blocks stand in several lists."""
+    """The names of its blocks where they stand in several lists: of convolutions, or of several encoders."""
     widths: tuple[int, ...] = ()
     """The channels of each block's output in such a tower, which has no heads and takes no prompts."""
     by_block: tuple[tuple[tuple[str, int, int, int], ...], ...] = field(default=(), compare=False)
-    """For each of its blocks, the weights that low-rank updates are for: name, first row, end of rows, inputs."""
+    """For each block, where blocks differ, the weights that low-rank updates are for: name, rows from, to, inputs."""
 
     def block_width(self, block: int) -> int:
         """The width of a block's output."""
@@ -60,7 +60,7 @@ class TowerShape:
 
     def low_rank(self, block: int) -> tuple[tuple[str, int, int, int], ...]:
         """The weights in a block that low-rank updates are for: name, first row, end of rows, inputs."""
-        if self.widths:
+        if self.by_block:
             return self.by_block[block]
         return tuple((*part, self.width) for part in self.queries_values)
 
@@ -140,8 +140,13 @@ class TowerTuning:
         """The same tuning, with blocks counted from the block `first`. Raises `ConfigError` for a block below it."""
         if any(block < first for block in (*self.adapters, *self.updates)):
             raise ConfigError("an adapter or update belongs to a block below those that the cache was built for")
-        adapters = {block - first: adapter for block, adapter in self.adapters.items()}
-        return replace(self, adapters=adapters, updates={block - first: u for block, u in self.updates.items()})
+        return self.counted_from(first)
+
+    def counted_from(self, first: int) -> "TowerTuning":
+        """What is tuned in the blocks from `first` on, counted from there; prompts are for the last blocks anyway."""
+        adapters = {block - first: adapter for block, adapter in self.adapters.items() if block >= first}
+        updates = {block - first: update for block, update in self.updates.items() if block >= first}
+        return replace(self, adapters=adapters, updates=updates)
 
 
 UNTUNED = TowerTuning()

@@ -18,16 +18,19 @@ from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture,
 from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.albef_files import ALBEF
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
 from medfedvqa.models.checkpoints import digest, fill
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
+from medfedvqa.models.fused_files import Family
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import build
 from medfedvqa.models.region_files import RegionBackbone, RegionFiles
-from medfedvqa.models.vilt_files import ARCHITECTURES, load_vilt, vilt_shape
+from medfedvqa.models.vault_files import VAULT
+from medfedvqa.models.vilt_files import VILT
 from medfedvqa.models.word_vectors import WordVectorBackbone, WordVectors
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
 """What a site gives for a name that adds to another."""
+
+FUSED = (VILT, VAULT, ALBEF)
+"""The kinds of backbones that read picture and question together."""
 
 PROJECTION = ("", ".weight", ".bias")
 """Suffixes of the names of a projection's parameters, as a matrix or as a layer."""
@@ -60,19 +66,24 @@ def shape_of(name: str) -> BackboneShape:
         return outside.shape()
     if parsed.is_folder:
         raise BackboneError(f"a local folder says what '{name}' is: make its shape card by `medfedvqa backbone card`")
-    if parsed.architecture in ARCHITECTURES:
-        return vilt_shape(parsed.architecture)
+    if fused := _fused(parsed.architecture):
+        return fused.shape(parsed.architecture)
     return _shape(name, _configuration(parsed))
 
 
 def _parsed(name: str) -> BackboneName:
-    return parse(name, tuple(ARCHITECTURES))
+    return parse(name, tuple(architecture for family in FUSED for architecture in family.architectures))
+
+
+def _fused(architecture: str) -> Family | None:
+    """The kind of fused backbone that has this architecture."""
+    return next((family for family in FUSED if architecture in family.architectures), None)
 
 
 def outside_architecture(name: str) -> str | None:
     """The architecture in a backbone's name if a distribution may bring it; None for the project's architectures."""
     parsed = _parsed(name)
-    if parsed.label is None or parsed.is_folder or parsed.architecture in (*OWN, *ARCHITECTURES):
+    if parsed.label is None or parsed.is_folder or parsed.architecture in OWN or _fused(parsed.architecture):
         return None
     return parsed.architecture
 
@@ -128,8 +139,8 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
         return RegionBackbone.of(name, below, RegionFiles(files[name], *parsed.regions))
     if outside := _from_outside(name):
         return outside.load(name, files[name], device)
-    if parsed.architecture in ARCHITECTURES:
-        return load_vilt(name, parsed.architecture, files[name], device)
+    if fused := _fused(parsed.architecture):
+        return fused.load(name, parsed.architecture, files[name], device)
     model, layout = _loaded(parsed, files)
     model = model.to(device).float().eval().requires_grad_(False)
     return ClipBackbone(

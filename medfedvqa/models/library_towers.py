@@ -50,7 +50,7 @@ class LibraryImageTower:
             attention = attention_of(self._blocks[index]) if self.encoder.attends else None
             with tuned_block(self._blocks[index], attention, tuning, index, self.layers):
                 hidden = self.encoder.run(index, hidden)
-            hidden = _adapted(tuning, index, hidden, channels_first=not self.encoder.attends)
+            hidden = adapted(tuning, index, hidden, channels_first=not self.encoder.attends)
         return self.encoder.pool(hidden)
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
@@ -107,7 +107,7 @@ class LibraryTextTower:
                 block = self._blocks[index]
                 with tuned_block(block, attention_of(block), tuning, index, self.layers):
                     hidden = self.encoder.run(index, hidden, mask)
-                hidden = _adapted(tuning, index, hidden)
+                hidden = adapted(tuning, index, hidden)
             return self.encoder.pool(hidden, layout.present)
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ def tuned_block(
     return TunedBlock(block, attention, tokens, tuning.updates.get(index))
 
 
-def _adapted(tuning: TowerTuning, index: int, hidden: torch.Tensor, channels_first: bool = False) -> torch.Tensor:
+def adapted(tuning: TowerTuning, index: int, hidden: torch.Tensor, channels_first: bool = False) -> torch.Tensor:
     """A block's output after the adapter that it may have."""
     if index not in tuning.adapters:
         return hidden

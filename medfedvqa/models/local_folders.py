@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfedvqa.backbone_names import refusal
+from medfedvqa.backbone_names import FUSED, refusal
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import BackboneShape
 from medfedvqa.models.families import shape_from
@@ -166,7 +166,7 @@ def _transformers_configuration(name: str, folder: Path) -> tuple[str, dict[str,
     if kind not in MODELS:
         raise BackboneError(
             f"config.json of the backbone '{name}' is of a model that this project does not read: it reads "
-            f"{' and '.join(MODELS)} of transformers, open_clip's models, and ViLT as vilt-b32@LABEL"
+            f"{' and '.join(MODELS)} of transformers, open_clip's models, and {', '.join(FUSED)} with @LABEL"
         )
     return kind, facts
 

@@ -7,6 +7,7 @@ from typing import Any
 from medfedvqa.benchmark.benchmark_table import beside_printed, server_models, settings_and_systems, table
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.grid import Grid
+from medfedvqa.benchmark.printed import PrintedTable
 from medfedvqa.benchmark.regimes import Regime
 from medfedvqa.benchmark.systems import BUDGET, TRUNKS
 from medfedvqa.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
@@ -38,7 +39,21 @@ def labels_of(protocol: Protocol, rows: Sequence[str] = ()) -> list[str]:
         by_row = {protocol.system: [protocol.system]}
     for row in rows:
         check_name("row", row, by_row, f"its rows are {', '.join(by_row) or 'none'}", " of this table")
-    return [label for row in rows or by_row for label in by_row[row]] or [UNTRAINED]
+    return list(dict.fromkeys(label for row in rows or by_row for label in by_row[row])) or [UNTRAINED]
+
+
+def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
+    """The table, where only rows that are of the run's backbone have a system; the others say which they need."""
+    named = {row.backbone for row in printed.rows}
+    architecture = backbone.partition("@")[0]
+    chosen = architecture if architecture in named else ""
+    rows = tuple(
+        row
+        if row.backbone == chosen or not row.label
+        else replace(row, label="", differs=f"a run of its own: --backbone {row.backbone or 'vilt-b32'}@LABEL")
+        for row in printed.rows
+    )
+    return replace(printed, rows=rows)
 
 
 def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
@@ -75,14 +90,17 @@ def runnable(grid: Grid) -> tuple[Grid, list[str]]:
     return replace(grid, systems=tuple(kept)), remarks
 
 
-def page(entry: Entry, protocol: Table | Trunks, comparison: Comparison, remarks: Sequence[str]) -> str:
+def page(
+    entry: Entry, protocol: Table | Trunks, comparison: Comparison, remarks: Sequence[str], backbone: str = ""
+) -> str:
     """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run."""
     if isinstance(protocol, Trunks):
         lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
         parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
         parts += [tests(comparison)] if SPLIT in protocol.columns else []
     else:
-        parts = [f"# {protocol.printed.title}", beside_printed(protocol.printed, comparison.rows, comparison.unseen)]
+        printed = on_backbone(protocol.printed, backbone)
+        parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]
     if entry.differs:
         parts.append(f"What differs in all rows: {entry.differs}.")
     parts += ["\n".join(f"- {remark}" for remark in remarks), "## All systems of this run"]

@@ -1,4 +1,4 @@
-"""Methods run on another trunk than CLIP without knowing it: ViLT, one tower for picture and question."""
+"""Methods run on other trunks than CLIP without knowing it: ViLT and its kin, one tower for picture and question."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +12,12 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import shape_of
+from medfedvqa.models import Backbone, shape_of
 from privacy import DPSettings
 
 VILT = "vilt-tiny@random"
 PROMPTS = {"rounds": 2, "local_epochs": 1, "batch_rows": 6, "hidden": 8}
+FUSED = ("vilt", "vault", "albef")
 KINDS = ("classifier", "lora", "prompt", "bias", "adapter", "blocks", "full")
 
 
@@ -34,10 +35,16 @@ def traffic_is_declared(run, method) -> bool:
     )
 
 
+@pytest.fixture(params=FUSED)
+def fused(request: pytest.FixtureRequest) -> Backbone:
+    """Each kind of fused backbone, small."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize("tuning", KINDS)
-def test_fedavg_trains_every_kind_of_tuning_on_vilt(site, vilt, federation, small, tuning):
+def test_fedavg_trains_every_kind_of_tuning(site, fused, federation, small, tuning):
     method = create("fedavg", {**small, "tuning": tuning})
-    run = federation(method, two(site, vilt))
+    run = federation(method, two(site, fused))
     run.run()
     assert traffic_is_declared(run, method)
     first, last = (run.uploads(task, number)["one"] for task, number in (("start", 1), ("train", 2)))
@@ -45,15 +52,17 @@ def test_fedavg_trains_every_kind_of_tuning_on_vilt(site, vilt, federation, smal
     assert all(not np.array_equal(first[name], last[name]) for name in last if name.endswith("weight"))
 
 
-def test_feddat_runs_on_vilt(site, vilt, federation, small):
-    """One adapter per block of the one tower."""
+def test_feddat_runs(site, fused, federation, small):
+    """One adapter per block of the one tower, whichever part of it the block belongs to."""
     method = create("feddat", small)
-    run = federation(method, two(site, vilt))
+    run = federation(method, two(site, fused))
     run.run()
     assert traffic_is_declared(run, method)
     assert {name.rsplit(".", 2)[0] for name in run.uploads("train", 2)["one"]} == {
-        f"adapter.joint.{block}" for block in range(3)
+        f"adapter.joint.{block}" for block in range(fused.layers)
     }
+    first, last = (run.uploads(task, number)["one"] for task, number in (("start", 1), ("train", 2)))
+    assert all(not np.array_equal(first[name], last[name]) for name in last)
 
 
 def test_unicon_runs_on_vilt(site, vilt, federation):
@@ -65,14 +74,14 @@ def test_unicon_runs_on_vilt(site, vilt, federation):
     assert traffic_is_declared(run, method) and all(found["rows"] > 0 for found in scores.values())
 
 
-def test_prompts_run_on_vilt(site, vilt, federation):
-    """prompt_pfl has one prompt, for keys and values of the joint attention."""
+def test_prompts_run(site, fused, federation):
+    """prompt_pfl has one prompt, for keys and values of the question's and the picture's attention."""
     method = create("prompt_pfl", PROMPTS)
-    run = federation(method, two(site, vilt))
+    run = federation(method, two(site, fused))
     run.run()
     assert traffic_is_declared(run, method)
     upload = run.uploads("train", 2)["one"]
-    assert upload["prompt.joint"].shape == (3, 4, 16) and upload.keys() == {"prompt.joint", "accuracy"}
+    assert upload["prompt.joint"].shape == (fused.layers, 4, 16) and upload.keys() == {"prompt.joint", "accuracy"}
 
 
 @pytest.mark.parametrize("ablation", ["AS3", "AS4"])
@@ -83,11 +92,11 @@ def test_prompts_of_one_tower_are_for_picture_and_question(ablation):
 
 
 @pytest.mark.parametrize("name", ["prompt_pfl", "fedavg", "feddat"])
-def test_private_training_runs_on_vilt(site, vilt, federation, small, name):
+def test_private_training_runs(site, fused, federation, small, name):
     """Patients have prompts of their own where a method expands them."""
     options = PROMPTS if name == "prompt_pfl" else {**small, "weighting": "uniform"}
     dp = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2)
-    run = federation(create(name, {**options, "answers": "closed"}, dp), two(site, vilt))
+    run = federation(create(name, {**options, "answers": "closed"}, dp), two(site, fused))
     run.run()
     upload = run.uploads("train", 2)["one"]
     assert all(np.isfinite(array).all() for array in upload.values())

@@ -62,7 +62,7 @@ def test_weights_sum_to_one_and_what_is_tuned_changes_them(request, name: str, k
 @pytest.fixture
 def exact(vilt):
     """The small ViLT in float64."""
-    return replace(vilt, vilt=copy.deepcopy(vilt.vilt).double())
+    return replace(vilt, network=copy.deepcopy(vilt.network).double())
 
 
 def test_vilt_s_map_is_what_the_question_s_tokens_look_at(exact) -> None:
@@ -73,7 +73,7 @@ def test_vilt_s_map_is_what_the_question_s_tokens_look_at(exact) -> None:
     """
     tokens = exact.tokenize([QUESTIONS[row] for row in ROWS])
     tokens = tokens[:, : int((tokens >= 0).sum(dim=1).max())]
-    model = copy.deepcopy(exact.vilt)
+    model = copy.deepcopy(exact.network)
     model.set_attn_implementation("eager")
     images = (pictures()[PICTURES].expand(-1, 3, -1, -1) - 0.5) / 0.5
     said = model(

@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from fused_models import (
+    EXACT,
+    PICTURES,
+    QUESTIONS,
+    ROWS,
+    adapted,
+    batch_of,
+    features,
+    pictures,
+    prompt_for,
+    prompted,
+    put_weights,
+    values_of,
+)
 
 from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models import TuningConfig, load_backbone, shape_of
@@ -19,11 +32,7 @@ from medfedvqa.models.vilt_files import vilt_shape
 
 transformers = pytest.importorskip("transformers")
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 NAME = "vilt-tiny@random"
-QUESTIONS = ("is it", "is there a mass", "what", "Is  there a MASS", "which side is it of these unknown words and more")
-ROWS = torch.tensor([0, 1, 2, 3, 4, 1, 0])
-PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])
 CONFIGS = [
     TuningConfig("classifier"),
     *(TuningConfig(kind, rank=3, reduction=4) for kind in ("lora", "prompt", "bias", "adapter", "blocks", "full")),
@@ -35,87 +44,23 @@ each_kind = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{con
 @pytest.fixture(scope="module")
 def exact(vilt):
     """In float64."""
-    return replace(vilt, vilt=copy.deepcopy(vilt.vilt).double())
-
-
-def pictures() -> torch.Tensor:
-    return torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-
-def values_of(config: TuningConfig, backbone) -> dict[str, torch.Tensor]:
-    """Values away from where they begin, float64."""
-    draw = torch.Generator().manual_seed(7)
-    initial = config.initial(backbone.shape, backbone, draw)
-    return {name: value.double() + 0.1 * torch.randn(value.shape, generator=draw) for name, value in initial.items()}
-
-
-def batch_of(backbone, depth: int, owners: torch.Tensor | None = None):
-    cache = backbone.cache({"joint": depth}, pictures(), QUESTIONS)
-    ids = cache.question_ids([QUESTIONS[row] for row in ROWS])
-    return cache.batch(PICTURES, ids, torch.zeros(7, dtype=torch.int64), owners)
-
-
-def features(backbone, config: TuningConfig, values: dict[str, torch.Tensor], depth: int | None = None):
-    depth = config.depth(backbone.shape)["joint"] if depth is None else depth
-    return backbone.features(batch_of(backbone, depth), config.applied(backbone, values))
-
-
-def put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Have a module compute with this tensor where it had a parameter of its own."""
-    owner, _, own = name.rpartition(".")
-    owner = module.get_submodule(owner)
-    delattr(owner, own)
-    setattr(owner, own, value)
+    return replace(vilt, network=copy.deepcopy(vilt.network).double())
 
 
 def plain(backbone, config: TuningConfig, values: dict[str, torch.Tensor]) -> torch.Tensor:
     """Features by transformers' own forward pass; prompts as longer keys and values of its attention."""
-    vilt = copy.deepcopy(backbone.vilt)
+    vilt = copy.deepcopy(backbone.network)
     blocks = vilt.encoder.layer
-    for name, value in values.items():
-        if name.startswith("weight."):
-            put(vilt, name.removeprefix("weight."), value)
+    put_weights(vilt, blocks, values)
     for number, block in enumerate(blocks):
-        for part in ("query", "value"):
-            name = f"lora.joint.{number}.attention.attention.{part}.weight.0"
-            if f"{name}.up" in values:
-                linear_ = getattr(block.attention.attention, part)
-                put(linear_, "weight", linear_.weight.detach() + values[f"{name}.up"] @ values[f"{name}.down"])
         if f"adapter.joint.{number}.up.bias" in values:
             block.register_forward_hook(adapted(values, f"adapter.joint.{number}"))
-        if "prompt.joint" in values and number >= len(blocks) - len(values["prompt.joint"]):
-            prompt = values["prompt.joint"][number - len(blocks) + len(values["prompt.joint"])]
+        if (prompt := prompt_for(values, number, len(blocks))) is not None:
             block.attention.attention.forward = prompted(block.attention.attention, *prompt.chunk(2))
     tokens = backbone.tokenize([QUESTIONS[row] for row in ROWS])
     images = (pictures()[PICTURES].expand(-1, 3, -1, -1) - 0.5) / 0.5
     said = vilt(input_ids=tokens.clamp(min=0), attention_mask=(tokens >= 0).long(), pixel_values=images)
     return said.pooler_output
-
-
-def adapted(values, name):
-    def hook(block, inputs, output):
-        narrow = linear(output[0], values[f"{name}.down.weight"], values[f"{name}.down.bias"]).relu()
-        return (output[0] + linear(narrow, values[f"{name}.up.weight"], values[f"{name}.up.bias"]), *output[1:])
-
-    return hook
-
-
-def prompted(attention, keys, values):
-    """Self-attention with tokens before keys and values, visible to all, by an explicit softmax."""
-
-    def forward(hidden, mask=None, output_attentions=False):
-        rows, positions, width = hidden.shape
-        longer = [torch.cat([part.expand(rows, -1, -1), hidden], dim=1) for part in (keys, values)]
-        heads, size = attention.num_attention_heads, width // attention.num_attention_heads
-        parts = attention.query(hidden), attention.key(longer[0]), attention.value(longer[1])
-        query, key, value = (part.view(rows, -1, heads, size).transpose(1, 2) for part in parts)
-        scores = query @ key.transpose(-1, -2) / size**0.5
-        if mask is not None:
-            hidden_ = torch.zeros_like(mask).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-            scores = scores + torch.nn.functional.pad(hidden_, (len(keys), 0))
-        return ((scores.softmax(-1) @ value).transpose(1, 2).reshape(rows, positions, width),)
-
-    return forward
 
 
 @each_kind
@@ -138,7 +83,7 @@ def test_exactly_what_is_declared_is_trained(exact, config):
     if values:
         features(exact, config, values).sin().sum().backward()
     assert all(value.grad is not None for value in values.values())
-    assert all(weight.grad is None and not weight.requires_grad for weight in exact.vilt.parameters())
+    assert all(weight.grad is None and not weight.requires_grad for weight in exact.network.parameters())
 
 
 @each_kind
@@ -222,8 +167,8 @@ def refused(folder: Path, name: str = NAME) -> str:
 
 
 def test_it_loads_frozen_in_float32_and_evaluation_mode(vilt, vilt_folder):
-    assert not vilt.vilt.training and vilt.shape == shape_of(NAME) == vilt_shape("vilt-tiny")
-    assert not any(weight.requires_grad for weight in vilt.vilt.parameters())
+    assert not vilt.network.training and vilt.shape == shape_of(NAME) == vilt_shape("vilt-tiny")
+    assert not any(weight.requires_grad for weight in vilt.network.parameters())
     assert vilt.digest == load_backbone("vilt-tiny@other", {"vilt-tiny@other": vilt_folder}).digest
     assert vilt.seen is None
 
@@ -240,7 +185,7 @@ def test_a_model_with_a_head_loads_without_it(folder, vilt):
     config = transformers.ViltConfig(**json.loads((folder / "config.json").read_text()))
     config.num_labels = 5
     model = transformers.ViltForQuestionAnswering(config)
-    model.vilt.load_state_dict(vilt.vilt.state_dict())
+    model.vilt.load_state_dict(vilt.network.state_dict())
     shutil.rmtree(folder)
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_text(vocabulary)

@@ -13,7 +13,8 @@ from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
 from medfedvqa.reproduce.catalogue import PAPERS, entry_of, paper_of
 from medfedvqa.reproduce.entries import Table
-from medfedvqa.reproduce.tables import labels_of, on_paper_s_sites, runnable, with_budget
+from medfedvqa.reproduce.papers import feddat
+from medfedvqa.reproduce.tables import labels_of, on_backbone, on_paper_s_sites, runnable, with_budget
 
 
 def outcome(right: dict[str, list[bool]]) -> RunOutcome:
@@ -40,6 +41,21 @@ def test_a_printed_table_takes_personal_models_where_sites_train_and_the_mean_wh
     assert "| one | 1.00 | 0.00 | 2.00 | 25.00 |" in beside_printed(
         replace(table, personal=False), {"M": [shared], "M (personal)": [personal]}, ("c",)
     )
+
+
+def test_feddat_s_rows_stand_beside_runs_of_their_own_backbone() -> None:
+    """A CLIP or a ViLT has the lines of ViLT, others their own; the other lines say what to run for them."""
+    lines = {"vilt-b32": ("ViLT", 9), "vault-b32": ("VAuLT", 9), "albef-b16": ("ALBEF", 8)}
+    for backbone in ("medclip2-slake", *(f"{architecture}@mine" for architecture in lines)):
+        rows, own = on_backbone(feddat.TABLE_2, backbone).rows, lines.get(backbone.partition("@")[0], ("ViLT", 9))
+        assert {row.name.partition(":")[0] for row in rows if row.label} == {own[0]}
+        for architecture, (_, count) in lines.items():
+            others = sum(f"--backbone {architecture}@LABEL" in row.differs for row in rows)
+            assert others == (0 if lines[architecture] == own else count)
+    labels = labels_of(Table(feddat.TABLE_2, {}))
+    assert len(labels) == len(set(labels)) == 9 and labels_of(Table(feddat.TABLE_2, {}), ["VAuLT: FedDAT"]) == [
+        "FedDAT"
+    ]
 
 
 def planned(paper: str, name: str, out: Path, organs: tuple[str, ...], reader: str = "phantom") -> Grid:

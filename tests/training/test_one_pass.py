@@ -66,9 +66,13 @@ def by_patient(
     return total
 
 
-@pytest.fixture(params=["towers", "joint", "places"])
+@pytest.fixture(params=["towers", "joint", "vault", "albef", "places"])
 def trunk(request: pytest.FixtureRequest) -> Backbone:
-    """A tiny CLIP, a tiny ViLT where a case can run on it, and for `fedavg` a CLIP with a tower that keeps place."""
+    """A tiny CLIP, a tiny ViLT where a case can run on it, and for `fedavg` its kin and a CLIP that keeps place."""
+    if request.param in ("vault", "albef"):
+        if request.getfixturevalue("name") not in ("fedavg", "feddat"):
+            pytest.skip("what is tuned in a BERT is told by the cases of fedavg and feddat")
+        return request.getfixturevalue(request.param)
     if request.param == "places":
         if request.getfixturevalue("name") != "fedavg":
             pytest.skip("what is tuned in a tower of places is told by fedavg's cases")
