@@ -97,7 +97,7 @@ def test_simulator_and_in_process_engine_test_the_same_server_model(
     method: str, tmp_path: Path, site_files: SiteFiles, quick_job: Job
 ) -> None:
     """Recalls and answers of the server's own model are equal, and no site logs a task for them."""
-    options = {"public_pairs": 8, "test_pairs": 16, "rounds": 1, "local_unit": "batches", "trunk": "medclip2-slake"}
+    options = {"public_pairs": 8, "test_pairs": 16, "rounds": 2, "local_unit": "batches", "trunk": "medclip2-slake"}
     job = JobSpec.from_dict(quick_job().to_dict() | {"method": method, "options": options})
     paths = site_files("chest", "head", methods=[method], kinds=["representations", "statistic"])
     simulated = run_on_flare(job, paths, tmp_path / "flare", "simulator")
