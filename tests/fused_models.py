@@ -34,6 +34,18 @@ def features(backbone: Backbone, config: TuningConfig, values: dict[str, torch.T
     return backbone.features(batch_of(backbone, depth), config.applied(backbone, values))
 
 
+def assert_rows_alone_are_the_same(backbone: Backbone, depth: int) -> None:
+    """A longer question in the batch pads the others, and padding is not looked at."""
+    config = TuningConfig("adapter")
+    values, together = values_of(config, backbone), batch_of(backbone, depth)
+    cache = backbone.cache({"joint": depth}, pictures(), QUESTIONS)
+    expected = backbone.features(together, config.applied(backbone, values))
+    for row in range(7):
+        ids = cache.question_ids([QUESTIONS[ROWS[row]]])
+        alone = cache.batch(PICTURES[row : row + 1], ids, torch.zeros(1, dtype=torch.int64))
+        assert torch.allclose(backbone.features(alone, config.applied(backbone, values))[0], expected[row], **EXACT)
+
+
 def put(module: nn.Module, name: str, value: torch.Tensor) -> None:
     """Have a module compute with this tensor where it had a parameter of its own."""
     owner, _, own = name.rpartition(".")

@@ -113,8 +113,8 @@ class AlbefBackbone(JointBackbone):
         visible, below = present(lengths, hidden.shape[1]), len(network.visual_encoder.blocks)
         for index, block in enumerate(network.text_encoder.encoder.layer, below):
             if first <= index < end:
-                seen = picture if hasattr(block, "crossattention") else None
-                hidden = bert_block(block, hidden, visible, tuning, index, self.layers, seen)
+                attended = picture if hasattr(block, "crossattention") else None
+                hidden = bert_block(block, hidden, visible, tuning, index, self.layers, attended)
         return hidden
 
 

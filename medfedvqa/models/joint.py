@@ -215,10 +215,10 @@ class JointCache:
         )
 
     def _patches(self, pictures: torch.Tensor) -> torch.Tensor:
-        own = self._backbone
-        mean, std = (torch.tensor(each).to(pictures)[:, None, None] for each in (own.mean, own.std))
+        backbone = self._backbone
+        mean, std = (torch.tensor(each).to(pictures)[:, None, None] for each in (backbone.mean, backbone.std))
         pixels = (pictures.expand(-1, 3, -1, -1) - mean) / std
-        return pixels if self._raw else own.picture_start(own.network, pixels, self._first)
+        return pixels if self._raw else backbone.picture_start(backbone.network, pixels, self._first)
 
     def _words(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens if self._raw else self._backbone.question_start(self._backbone.network, tokens, self._first)

@@ -14,6 +14,7 @@ from fused_models import (
     QUESTIONS,
     ROWS,
     adapted,
+    assert_rows_alone_are_the_same,
     batch_of,
     features,
     pfeiffer,
@@ -128,14 +129,7 @@ def test_the_cache_may_end_anywhere_below_what_is_tuned(exact, config):
 
 def test_a_row_is_the_same_whatever_stands_beside_it(exact):
     """A longer question in the batch pads the others, and padding is not looked at."""
-    config = TuningConfig("adapter")
-    values, together = values_of(config, exact), batch_of(exact, BLOCKS)
-    cache = exact.cache({"joint": BLOCKS}, pictures(), QUESTIONS)
-    expected = exact.features(together, config.applied(exact, values))
-    for row in range(7):
-        ids = cache.question_ids([QUESTIONS[ROWS[row]]])
-        alone = cache.batch(PICTURES[row : row + 1], ids, torch.zeros(1, dtype=torch.int64))
-        assert torch.allclose(exact.features(alone, config.applied(exact, values))[0], expected[row], **EXACT)
+    assert_rows_alone_are_the_same(exact, BLOCKS)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 5])

@@ -42,8 +42,8 @@ def _by_backbone(figures: Mapping[str, str]) -> tuple[PrintedRow, ...]:
         lines = text.strip().splitlines()
         for method, line in zip(list(METHODS)[-len(lines) :], lines, strict=True):
             differs = "; ".join(filter(None, (IN_ALL_ROWS.get(backbone), DIFFERS.get(method))))
-            numbers, own = tuple(map(float, line.split())), ARCHITECTURES.get(backbone, "")
-            rows.append(PrintedRow(f"{backbone}: {method}", numbers, METHODS[method], differs, own))
+            numbers, architecture = tuple(map(float, line.split())), ARCHITECTURES.get(backbone, "")
+            rows.append(PrintedRow(f"{backbone}: {method}", numbers, METHODS[method], differs, architecture))
     return tuple(rows)
 
 
