@@ -58,6 +58,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "audit-tools",
             "verifier",
             "hospital-it-transcript",
+            "containers",
+            "containers-transcript",
         ],
         "Research": ["comparison", "benchmark", "reproduce", "results", "answer", "backbones", "benchmarks"],
         "Inside": ["architecture", "libraries", "maintainers", "formats", "api/index"],

@@ -18,7 +18,7 @@ from medfedvqa.federation.site_config import site_yaml
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     # FLARE's transport, on one of its threads.
     pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
 ]
@@ -26,7 +26,7 @@ pytestmark = [
 SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
 BACKBONE = "medclip@random"
 OPTIONS = {"rounds": 24, "local_epochs": 2, "local_unit": "batches", "batch_rows": 8, "tuning": "bias", "blocks": 1}
-TIMEOUT = 20.0  # seconds
+TIMEOUT = 90.0  # seconds, in which a busy machine imports torch in three processes
 JOB = JobSpec.from_dict(
     {
         "method": "fedavg",
@@ -37,7 +37,7 @@ JOB = JobSpec.from_dict(
         "round_timeout": TIMEOUT,
     }
 )
-PATIENCE = 400.0  # seconds
+PATIENCE = 600.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: LoopbackFeder
     assert results["sites"]["head"]["rounds"] == OPTIONS["rounds"] - len(missed)
     assert any("Site head missed" in note for note in results["notes"])
     first = next(record for record in results["rounds"] if record["round"] == missed[0])
-    assert first["seconds"] < TIMEOUT + 15 and first["accuracy"] == {}
+    assert first["seconds"] < TIMEOUT + 60 and first["accuracy"] == {}
     sent = {e.round for e in read(log) if e.job == job_id and e.outcome == "sent"}
     assert max(missed) + 1 in sent and all(verify(federation.kits / name / "audit").ok for name in SITES)
 

@@ -82,6 +82,7 @@ def test_containers_run_without_root_and_without_a_writable_root(site_kits: Path
     assert services.keys() == {SITE, "localhost"}
     for name, service in services.items():
         assert service["volumes"] == [f"{(site_kits / name).resolve()}:/kits/{name}"]
+        assert service["container_name"] == f"medfedvqa-{name}"
         assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"]
         assert service["user"] == "10001:10001" and "no-new-privileges:true" in service["security_opt"]
         assert not service.keys() & {"ports", "privileged", "network_mode", "devices"}

@@ -79,6 +79,9 @@ class SiteBuilder(Builder):
 
 
 _SUPERVISION = """\
+# Logs, jobs and results are for this account alone.
+umask 077
+
 # After a hard reboot the kit's pid files may name processes of others. They count only if they name this kit's.
 for file in daemon_pid.fl pid.fl; do
   tr '\\0' '\\n' 2> /dev/null < "/proc/$(cat "$WORKSPACE/$file" 2> /dev/null)/cmdline" |

@@ -89,15 +89,20 @@ DOCKERFILE = """\
 # Written by `medfedvqa kit containers`. Build in the project's folder: docker build -f Dockerfile -t medfedvqa .
 ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
-COPY . /src
-RUN pip install --no-cache-dir --prefix=/install -r /src/requirements.lock \\
- && pip install --no-cache-dir --no-deps --prefix=/install /src
+WORKDIR /src
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY medfedvqa medfedvqa
+COPY privacy privacy
+COPY audits audits
+COPY nvflare_jobs nvflare_jobs
+RUN python3 -m venv /opt/medfedvqa \\
+ && /opt/medfedvqa/bin/pip install --no-cache-dir --constraint requirements.lock ".[vilt]"
 
 FROM ${BASE}
-COPY --from=build /install /usr/local
+COPY --from=build /opt/medfedvqa /opt/medfedvqa
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin medfedvqa
 USER 10001:10001
-ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/medfedvqa/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 ENTRYPOINT ["/bin/bash"]
 """
 
@@ -140,6 +145,7 @@ def container_files(kits: Iterable[Path], image: str) -> dict[str, str]:
         place = f"/kits/{kit.name}"
         services[kit.name] = {
             "image": image,
+            "container_name": f"medfedvqa-{kit.name}",
             "command": [f"{place}/startup/sub_start.sh", "--once"],
             "working_dir": place,
             "volumes": [f"{kit}:{place}"],
