@@ -13,7 +13,7 @@ from medfedvqa.models.attention import attention_to_patches, by_head
 from medfedvqa.models.backbone import UNTUNED, TowerTuning
 from medfedvqa.models.bert_blocks import bert_block, embedded, self_attended
 from medfedvqa.models.block_readers import attention_of
-from medfedvqa.models.joint import JointBackbone, present
+from medfedvqa.models.joint import JointBackbone, JointRows, present
 from medfedvqa.models.library_towers import adapted, tuned_block
 
 
@@ -36,30 +36,14 @@ class AlbefBackbone(JointBackbone):
         hidden, lengths = embedded(network.text_encoder, tokens), (tokens >= 0).sum(dim=1)
         return self._read(network, None, hidden, lengths, 0, min(first, alone(network)), UNTUNED)
 
-    def pooled(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        _, hidden = self._up_to(network, pictures, questions, lengths, first, self.layers, tuning)
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        _, hidden = self._up_to(network, rows, self.layers, tuning)
         return hidden[:, 0]
 
-    def looked(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
         last = self.layers - 1
-        picture, hidden = self._up_to(network, pictures, questions, lengths, first, last, tuning)
-        block, visible = network.text_encoder.encoder.layer[-1], present(lengths, hidden.shape[1])
+        picture, hidden = self._up_to(network, rows, last, tuning)
+        block, visible = network.text_encoder.encoder.layer[-1], present(rows.lengths, hidden.shape[1])
         attended = self_attended(block, hidden, visible, tuning, last, self.layers)
         cross = block.crossattention.self
         queries, keys, _ = by_head(
@@ -69,26 +53,17 @@ class AlbefBackbone(JointBackbone):
         weights = attention_to_patches(queries, keys, picture.shape[1] - 1)
         return (weights * visible[:, 0, 0, :, None]).sum(dim=1)
 
-    def _up_to(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        end: int,
-        tuning: TowerTuning,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _up_to(self, network: Any, rows: JointRows, end: int, tuning: TowerTuning) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a picture, all of its blocks behind them, and those of a question before the block `end`."""
-        questions = questions[:, : int(lengths.max())]
-        if first < 0:
+        pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
+        if rows.first < 0:
             pictures = patches(network.visual_encoder, pictures)
             questions = embedded(network.text_encoder, questions)
         # Blocks that see both have no start in the cache, tuned or not.
-        begin = min(max(first, 0), alone(network))
-        if first < len(network.visual_encoder.blocks):
+        begin = min(max(rows.first, 0), alone(network))
+        if rows.first < len(network.visual_encoder.blocks):
             pictures = self._seen(network.visual_encoder, pictures, begin, end, tuning)
-        return pictures, self._read(network, pictures, questions, lengths, begin, end, tuning)
+        return pictures, self._read(network, pictures, questions, rows.lengths, begin, end, tuning)
 
     def _seen(self, visual: Any, hidden: torch.Tensor, first: int, end: int, tuning: TowerTuning) -> torch.Tensor:
         """A picture's states before the block `first` to those before `end`, normalised at the end of the ViT."""

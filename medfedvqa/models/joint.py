@@ -31,18 +31,27 @@ JOINT = "joint"
 
 
 @dataclass(frozen=True)
-class JointBatch:
-    """Rows of a site, each an item of its own.
+class JointRows:
+    """Pairs of a picture and a question as they enter the tower's block `first`.
 
-    If nothing is tuned, `pictures` are the rows' features [rows, width] and `questions` have no effect. If everything
-    is tuned, these are pixels [rows, 3, size, size] and token ids [rows, context]; else states [rows, tokens, width]
-    below the first tuned block.
+    Pictures and questions are states [rows, tokens, width]; if `first` is -1, pixels [rows, 3, size, size] and token
+    ids [rows, context].
     """
 
     pictures: torch.Tensor
     questions: torch.Tensor
     lengths: torch.Tensor
     """Tokens of each question, int64 [rows]."""
+    first: int
+
+
+@dataclass(frozen=True)
+class JointBatch:
+    """Rows of a site, each an item of its own."""
+
+    rows: JointRows
+    """As they enter the first tuned block. If nothing is tuned, its pictures are the rows' features [rows, width], and
+    its questions have no effect."""
     answers: torch.Tensor
     depth: int
     owner: torch.Tensor | None
@@ -87,27 +96,11 @@ class JointBackbone(Backbone):
         """Token ids [n, context], -1 beyond a question's end, up to the block `first`, which is not -1."""
 
     @abstractmethod
-    def pooled(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        """The starts of rows, of pixels and token ids if `first` is -1, to features [rows, width]."""
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        """Rows to features [rows, width]."""
 
     @abstractmethod
-    def looked(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
         """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]."""
 
     @property
@@ -133,12 +126,12 @@ class JointBackbone(Backbone):
         if join != "concat":
             raise ConfigError(f"{self.title} has no common space of images and texts; join its features by 'concat'")
         tuned = self._tuned(batch, tuning)
-        return self._call(self.pooled, batch, tuning, tuned) if batch.depth else batch.pictures
+        return tuning.call(self.pooled, self.network, batch.rows, tuned) if batch.depth else batch.rows.pictures
 
     def attention(self, batch: JointBatch, tuning: Tuning) -> torch.Tensor:
         if not batch.depth:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
-        weights = self._call(self.looked, batch, tuning, self._tuned(batch, tuning))
+        weights = tuning.call(self.looked, self.network, batch.rows, self._tuned(batch, tuning))
         return weights / weights.sum(dim=1, keepdim=True)
 
     def _tuned(self, batch: JointBatch, tuning: Tuning) -> TowerTuning:
@@ -146,12 +139,6 @@ class JointBackbone(Backbone):
         tuned = tuning.tower(JOINT)
         tuned.above(self.layers - batch.depth)
         return tuned
-
-    def _call(
-        self, function: Callable[..., torch.Tensor], batch: JointBatch, tuning: Tuning, tuned: TowerTuning
-    ) -> torch.Tensor:
-        first = self.layers - batch.depth
-        return tuning.call(function, self.network, batch.pictures, batch.questions, batch.lengths, first, tuned)
 
     @torch.no_grad()
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
@@ -205,14 +192,8 @@ class JointCache:
         pictures, questions = pictures.to(self._device), questions.to(self._device)
         start = self._pictures[pictures] if self._depth else self._features(pictures, questions)
         owner = None if owners is None else owners.to(self._device)
-        return JointBatch(
-            start,
-            self._questions[questions],
-            self._lengths[questions],
-            answers.to(self._device),
-            self._depth,
-            owner,
-        )
+        rows = JointRows(start, self._questions[questions], self._lengths[questions], self._first)
+        return JointBatch(rows, answers.to(self._device), self._depth, owner)
 
     def _patches(self, pictures: torch.Tensor) -> torch.Tensor:
         backbone = self._backbone
@@ -236,7 +217,7 @@ class JointCache:
         for begin in range(0, len(new), CHUNK):
             part = new[begin : begin + CHUNK]
             picture, question = torch.tensor(part, device=self._device).unbind(dim=1)
-            starts = self._pictures[picture], self._questions[question], self._lengths[question]
-            features = self._backbone.pooled(self._backbone.network, *starts, self._first, UNTUNED)
+            rows = JointRows(self._pictures[picture], self._questions[question], self._lengths[question], self._first)
+            features = self._backbone.pooled(self._backbone.network, rows, UNTUNED)
             self._pairs |= dict(zip(part, features, strict=True))
         return torch.stack([self._pairs[pair] for pair in pairs])

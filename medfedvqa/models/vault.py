@@ -10,7 +10,7 @@ from torch import nn
 
 from medfedvqa.models.backbone import UNTUNED, TowerTuning
 from medfedvqa.models.bert_blocks import bert_block, embedded
-from medfedvqa.models.joint import JointBackbone, present
+from medfedvqa.models.joint import JointBackbone, JointRows, present
 from medfedvqa.models.vilt import embedded_patches, embedded_words, encoded, looked
 
 
@@ -31,45 +31,23 @@ class VaultBackbone(JointBackbone):
         hidden, lengths = embedded(network.bert, tokens), (tokens >= 0).sum(dim=1)
         return self._read(network, hidden, lengths, 0, first, UNTUNED)
 
-    def pooled(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        starts = self._words_and_patches(network, pictures, questions, lengths, first, tuning)
-        return encoded(network.vilt, *starts, lengths, tuning.counted_from(len(network.bert.encoder.layer)))
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        starts = self._words_and_patches(network, rows, tuning)
+        return encoded(network.vilt, *starts, rows.lengths, tuning.counted_from(len(network.bert.encoder.layer)))
 
-    def looked(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        starts = self._words_and_patches(network, pictures, questions, lengths, first, tuning)
-        return looked(network.vilt, *starts, lengths, tuning.counted_from(len(network.bert.encoder.layer)))
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        starts = self._words_and_patches(network, rows, tuning)
+        return looked(network.vilt, *starts, rows.lengths, tuning.counted_from(len(network.bert.encoder.layer)))
 
     def _words_and_patches(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
+        self, network: Any, rows: JointRows, tuning: TowerTuning
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What ViLT's first block takes."""
-        questions = questions[:, : int(lengths.max())]
-        if first < 0:
+        pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
+        if rows.first < 0:
             pictures, questions = embedded_patches(network.vilt, pictures), embedded(network.bert, questions)
-        if first < len(network.bert.encoder.layer):
-            questions = self._read(network, questions, lengths, max(first, 0), self.layers, tuning)
+        if rows.first < len(network.bert.encoder.layer):
+            questions = self._read(network, questions, rows.lengths, max(rows.first, 0), self.layers, tuning)
         return questions, pictures
 
     def _read(

@@ -8,7 +8,7 @@ from torch import nn
 
 from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
 from medfedvqa.models.backbone import UNTUNED, TowerTuning, Update
-from medfedvqa.models.joint import JointBackbone, present
+from medfedvqa.models.joint import JointBackbone, JointRows, present
 from medfedvqa.models.prompts import JoinedPrompts
 
 WORDS, PATCHES = 0, 1
@@ -31,35 +31,20 @@ class ViltBackbone(JointBackbone):
     def question_start(self, network: Any, tokens: torch.Tensor, first: int) -> torch.Tensor:
         return embedded_words(network, input_ids=tokens.clamp(min=0))
 
-    def pooled(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        return encoded(network, *self._embedded(network, pictures, questions, first), lengths, tuning)
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        return encoded(network, *self._embedded(network, rows), rows.lengths, tuning)
 
-    def looked(
-        self,
-        network: Any,
-        pictures: torch.Tensor,
-        questions: torch.Tensor,
-        lengths: torch.Tensor,
-        first: int,
-        tuning: TowerTuning,
-    ) -> torch.Tensor:
-        return looked(network, *self._embedded(network, pictures, questions, first), lengths, tuning)
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        return looked(network, *self._embedded(network, rows), rows.lengths, tuning)
 
-    def _embedded(
-        self, network: Any, pictures: torch.Tensor, questions: torch.Tensor, first: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _embedded(self, network: Any, rows: JointRows) -> tuple[torch.Tensor, torch.Tensor]:
         """The embeddings of words and of patches."""
-        if first >= 0:
-            return questions, pictures
-        return self.question_start(network, questions, first), self.picture_start(network, pictures, first)
+        if rows.first >= 0:
+            return rows.questions, rows.pictures
+        return (
+            self.question_start(network, rows.questions, rows.first),
+            self.picture_start(network, rows.pictures, rows.first),
+        )
 
 
 def looked(
