@@ -1,10 +1,16 @@
 """What the tests of fused backbones share: rows, values, and tuning put into a library's own modules by hand."""
 
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear, pad
 
-from medfedvqa.models import Backbone, TuningConfig
+from medfedvqa.errors import BackboneError
+from medfedvqa.models import Backbone, TuningConfig, load_backbone
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 QUESTIONS = ("is it", "is there a mass", "what", "Is  there a MASS", "which side is it of these unknown words and more")
@@ -32,6 +38,38 @@ def batch_of(backbone: Backbone, depth: int, owners: torch.Tensor | None = None)
 def features(backbone: Backbone, config: TuningConfig, values: dict[str, torch.Tensor], depth: int | None = None):
     depth = config.depth(backbone.shape)["joint"] if depth is None else depth
     return backbone.features(batch_of(backbone, depth), config.applied(backbone, values))
+
+
+def assert_same_as(plain: Callable[..., torch.Tensor], backbone: Backbone, config: TuningConfig) -> None:
+    """Features and gradients are those of `plain`, of a backbone and values, to 1e-10; what is declared is trained, and
+    nothing else."""
+    values = {name: value.requires_grad_() for name, value in values_of(config, backbone).items()}
+    assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(backbone.shape)
+    found, expected = features(backbone, config, values), plain(backbone, values)
+    assert torch.allclose(found, expected, **EXACT)
+    if values:
+        assert (found - plain(backbone, {})).abs().max() > 1e-4
+        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
+        for name, one, other in zip(values, *gradients, strict=True):
+            assert torch.allclose(one, other, **EXACT), name
+    assert all(weight.grad is None and not weight.requires_grad for weight in backbone.network.parameters())
+
+
+def assert_cache_may_end_anywhere(backbone: Backbone, config: TuningConfig) -> None:
+    """Below what is tuned, down to the pixels."""
+    values, first = values_of(config, backbone), config.depth(backbone.shape)["joint"]
+    expected = features(backbone, config, values)
+    for depth in range(first, backbone.layers + 2):
+        assert torch.allclose(features(backbone, config, values, depth), expected, **EXACT)
+
+
+def refused(folder: Path, name: str) -> str:
+    """The message of a refusal to load, after having made sure that it names no path."""
+    with pytest.raises(BackboneError) as caught:
+        load_backbone(name, {name: folder})
+    assert folder.name not in "".join(traceback.format_exception_only(caught.value))
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__ == bool(caught.value.__context__)
+    return str(caught.value)
 
 
 def assert_rows_alone_are_the_same(backbone: Backbone, depth: int) -> None:

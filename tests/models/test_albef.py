@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,18 @@ from fused_models import (
     QUESTIONS,
     ROWS,
     adapted,
+    assert_cache_may_end_anywhere,
     assert_rows_alone_are_the_same,
+    assert_same_as,
     batch_of,
-    features,
     pfeiffer,
     pictures,
     prompt_for,
     prompted,
     put_weights,
-    values_of,
+    refused,
 )
 
-from medfedvqa.errors import BackboneError
 from medfedvqa.models import TuningConfig, load_backbone, shape_of
 from medfedvqa.models.backbone import Tuning
 
@@ -106,25 +105,13 @@ def plain(backbone, values: dict[str, torch.Tensor], *, maps: bool = False) -> t
 @each_kind
 def test_features_and_gradients_are_those_of_the_libraries_own_blocks(exact, config):
     """To 1e-10 in float64; every declared value has a gradient, and no frozen weight has one."""
-    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
-    assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(exact.shape)
-    found, expected = features(exact, config, values), plain(exact, values)
-    assert torch.allclose(found, expected, **EXACT)
-    if values:
-        assert (found - plain(exact, {})).abs().max() > 1e-4
-        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
-        for name, one, other in zip(values, *gradients, strict=True):
-            assert torch.allclose(one, other, **EXACT), name
-    assert all(weight.grad is None and not weight.requires_grad for weight in exact.network.parameters())
+    assert_same_as(plain, exact, config)
 
 
 @each_kind
 def test_the_cache_may_end_anywhere_below_what_is_tuned(exact, config):
     """Within each third, between them, and below the embeddings."""
-    values, first = values_of(config, exact), config.depth(exact.shape)["joint"]
-    expected = features(exact, config, values)
-    for depth in range(first, BLOCKS + 2):
-        assert torch.allclose(features(exact, config, values, depth), expected, **EXACT)
+    assert_cache_may_end_anywhere(exact, config)
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it(exact):
@@ -158,14 +145,6 @@ def folder(albef_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(albef_folder, tmp_path / "hospital-folder"))
 
 
-def refused(folder: Path, name: str = NAME) -> str:
-    """The message of a refusal, after having made sure that it names no path."""
-    with pytest.raises(BackboneError) as caught:
-        load_backbone(name, {name: folder})
-    assert "hospital-folder" not in "".join(traceback.format_exception_only(caught.value))
-    return str(caught.value)
-
-
 def saved(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "ALBEF.pth", weights_only=True)["model"]
 
@@ -195,12 +174,12 @@ def test_positions_of_another_size_of_pictures_are_resized(folder, albef):
 @pytest.mark.parametrize("file", ["ALBEF.pth", "vocab.txt"])
 def test_missing_files_are_named(folder, file):
     (folder / file).unlink()
-    assert "one .pth file, and vocab.txt" in refused(folder)
+    assert "one .pth file, and vocab.txt" in refused(folder, NAME)
 
 
 def test_two_checkpoints_are_refused(folder):
     shutil.copy(folder / "ALBEF.pth", folder / "vqa.pth")
-    assert "one .pth file" in refused(folder)
+    assert "one .pth file" in refused(folder, NAME)
 
 
 def test_files_of_something_else_are_refused(folder):
@@ -212,6 +191,6 @@ def test_files_of_something_else_are_refused(folder):
         ({"model": weights, "hook": Path}, "no albef-tiny checkpoint"),
     ):
         torch.save(wrong, folder / "ALBEF.pth")
-        assert said in refused(folder)
+        assert said in refused(folder, NAME)
     (folder / "ALBEF.pth").write_text("no weights")
-    assert "no albef-tiny checkpoint" in refused(folder)
+    assert "no albef-tiny checkpoint" in refused(folder, NAME)

@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,19 +14,20 @@ from fused_models import (
     QUESTIONS,
     ROWS,
     adapted,
+    assert_cache_may_end_anywhere,
     assert_rows_alone_are_the_same,
+    assert_same_as,
     batch_of,
-    features,
     pfeiffer,
     pictures,
     prompt_for,
     prompted,
     put_weights,
+    refused,
     values_of,
 )
 from safetensors.torch import load_file, save_file
 
-from medfedvqa.errors import BackboneError
 from medfedvqa.models import TuningConfig, load_backbone, shape_of
 from medfedvqa.models.backbone import Tuning
 
@@ -73,25 +73,13 @@ def plain(backbone, values: dict[str, torch.Tensor]) -> torch.Tensor:
 @each_kind
 def test_features_and_gradients_are_those_of_transformers_own_models(exact, config):
     """To 1e-10 in float64; every declared value has a gradient, and no frozen weight has one."""
-    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
-    assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(exact.shape)
-    found, expected = features(exact, config, values), plain(exact, values)
-    assert torch.allclose(found, expected, **EXACT)
-    if values:
-        assert (found - plain(exact, {})).abs().max() > 1e-4
-        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
-        for name, one, other in zip(values, *gradients, strict=True):
-            assert torch.allclose(one, other, **EXACT), name
-    assert all(weight.grad is None and not weight.requires_grad for weight in exact.network.parameters())
+    assert_same_as(plain, exact, config)
 
 
 @each_kind
 def test_the_cache_may_end_anywhere_below_what_is_tuned(exact, config):
     """Within ViLT, between both, within BERT, and below the embeddings."""
-    values, first = values_of(config, exact), config.depth(exact.shape)["joint"]
-    expected = features(exact, config, values)
-    for depth in range(first, 7):
-        assert torch.allclose(features(exact, config, values, depth), expected, **EXACT)
+    assert_cache_may_end_anywhere(exact, config)
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it(exact):
@@ -132,14 +120,6 @@ def folder(vault_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(vault_folder, tmp_path / "hospital-folder"))
 
 
-def refused(folder: Path, name: str = NAME) -> str:
-    """The message of a refusal, after having made sure that it names no path."""
-    with pytest.raises(BackboneError) as caught:
-        load_backbone(name, {name: folder})
-    assert "hospital-folder" not in "".join(traceback.format_exception_only(caught.value))
-    return str(caught.value)
-
-
 def test_bert_loads_in_every_spelling_that_is_published(folder, vault):
     """With a head and the prefix `bert.`, without both, and with the names of 2018's bert-base-uncased."""
     saved = load_file(folder / "bert" / "model.safetensors")
@@ -161,7 +141,7 @@ def test_bert_loads_in_every_spelling_that_is_published(folder, vault):
 )
 def test_missing_files_are_named(folder, file):
     (folder / file).unlink()
-    said = refused(folder)
+    said = refused(folder, NAME)
     assert Path(file).name in said and ("'bert'" in said) == file.startswith("bert/")
 
 
@@ -178,7 +158,7 @@ def test_missing_files_are_named(folder, file):
 )
 def test_files_of_something_else_are_refused(folder, file, content, said):
     (folder / file).write_text(content)
-    assert said in refused(folder)
+    assert said in refused(folder, NAME)
 
 
 def test_weights_of_another_size_are_refused(folder):
@@ -186,4 +166,4 @@ def test_weights_of_another_size_are_refused(folder):
     facts = json.loads((folder / "bert" / "config.json").read_text())
     model = transformers.BertModel(transformers.BertConfig(**{**facts, "num_hidden_layers": 3}))
     save_file(dict(model.state_dict()), folder / "bert" / "model.safetensors")
-    assert "not of architecture vault-tiny" in refused(folder)
+    assert "not of architecture vault-tiny" in refused(folder, NAME)

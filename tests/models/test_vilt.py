@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,16 @@ from fused_models import (
     QUESTIONS,
     ROWS,
     adapted,
+    assert_cache_may_end_anywhere,
     assert_rows_alone_are_the_same,
+    assert_same_as,
     batch_of,
     features,
     pictures,
     prompt_for,
     prompted,
     put_weights,
+    refused,
     values_of,
 )
 
@@ -48,7 +50,7 @@ def exact(vilt):
     return replace(vilt, network=copy.deepcopy(vilt.network).double())
 
 
-def plain(backbone, config: TuningConfig, values: dict[str, torch.Tensor]) -> torch.Tensor:
+def plain(backbone, values: dict[str, torch.Tensor]) -> torch.Tensor:
     """Features by transformers' own forward pass; prompts as longer keys and values of its attention."""
     vilt = copy.deepcopy(backbone.network)
     blocks = vilt.encoder.layer
@@ -67,32 +69,12 @@ def plain(backbone, config: TuningConfig, values: dict[str, torch.Tensor]) -> to
 @each_kind
 def test_features_and_gradients_are_those_of_transformers_own_model(exact, config):
     """To 1e-10 in float64, for questions of different lengths; untuned, tuned, and changed by hand."""
-    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
-    found, expected = features(exact, config, values), plain(exact, config, values)
-    assert torch.allclose(found, expected, **EXACT)
-    if values:
-        assert (found - plain(exact, config, {})).abs().max() > 1e-3
-        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
-        for name, one, other in zip(values, *gradients, strict=True):
-            assert torch.allclose(one, other, **EXACT), name
-
-
-@each_kind
-def test_exactly_what_is_declared_is_trained(exact, config):
-    values = {name: value.requires_grad_() for name, value in values_of(config, exact).items()}
-    assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(exact.shape)
-    if values:
-        features(exact, config, values).sin().sum().backward()
-    assert all(value.grad is not None for value in values.values())
-    assert all(weight.grad is None and not weight.requires_grad for weight in exact.network.parameters())
+    assert_same_as(plain, exact, config)
 
 
 @each_kind
 def test_the_cache_may_end_anywhere_below_what_is_tuned(exact, config):
-    values, first = values_of(config, exact), config.depth(exact.shape)["joint"]
-    expected = features(exact, config, values)
-    for depth in range(first, 5):
-        assert torch.allclose(features(exact, config, values, depth), expected, **EXACT)
+    assert_cache_may_end_anywhere(exact, config)
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it(exact):
@@ -151,15 +133,6 @@ def folder(vilt_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(vilt_folder, tmp_path / "hospital-folder"))
 
 
-def refused(folder: Path, name: str = NAME) -> str:
-    """The message of a refusal, after having made sure that it names no path."""
-    with pytest.raises(BackboneError) as caught:
-        load_backbone(name, {name: folder})
-    assert "hospital-folder" not in "".join(traceback.format_exception_only(caught.value))
-    assert caught.value.__cause__ is None and caught.value.__suppress_context__ == bool(caught.value.__context__)
-    return str(caught.value)
-
-
 def test_it_loads_frozen_in_float32_and_evaluation_mode(vilt, vilt_folder):
     assert not vilt.network.training and vilt.shape == shape_of(NAME) == vilt_shape("vilt-tiny")
     assert not any(weight.requires_grad for weight in vilt.network.parameters())
@@ -189,7 +162,7 @@ def test_a_model_with_a_head_loads_without_it(folder, vilt):
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "vocab.txt"])
 def test_missing_files_are_named(folder, file):
     (folder / file).unlink()
-    assert file in refused(folder)
+    assert file in refused(folder, NAME)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +178,7 @@ def test_missing_files_are_named(folder, file):
 )
 def test_files_of_something_else_are_refused(folder, file, content, said):
     (folder / file).write_text(content)
-    assert said in refused(folder)
+    assert said in refused(folder, NAME)
 
 
 def test_weights_of_another_size_are_refused(folder):
