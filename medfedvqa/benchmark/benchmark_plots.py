@@ -12,17 +12,20 @@ Curves = Sequence[Sequence[float]]
 """A curve for each seed, in per cent."""
 
 
-def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path:
+def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path | None:
     """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
 
-    The band reaches from the worst seed to the best. Methods that validate only at the end have no line.
+    The band reaches from the worst seed to the best. Methods that validate only at the end have no line; None if there
+    is no other.
     """
     curves: dict[str, Curves] = {}
     for label, runs in outcomes.items():
         validated = [run.validation_curve for run in runs if run.validated]
         if validated:
             curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
-    rounds = max((len(run) for runs in curves.values() for run in runs), default=0)
+    if not curves:
+        return None
+    rounds = max(len(run) for runs in curves.values() for run in runs)
     whole = {label: runs for label, runs in curves.items() if all(len(run) == rounds for run in runs)}
     return _draw(out / "convergence.svg", whole, "round", range(1, 1 + rounds))
 

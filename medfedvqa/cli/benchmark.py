@@ -158,12 +158,12 @@ def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> N
 
     comparison = compared(results)
     write_whole(out / TABLE, markdown(comparison).encode())
-    draw_convergence(out, comparison.rows)
+    plot = draw_convergence(out, comparison.rows)
     if as_json:
         typer.echo(json.dumps(_record(comparison), indent=2))
         return
     console = Terminal(quiet=quiet)
-    console.print(f"Table, plot and runs are in [bold]{sentence(out)}[/]", soft_wrap=True)
+    console.print(f"Table{', plot' if plot else ''} and runs are in [bold]{sentence(out)}[/]", soft_wrap=True)
     _show(console, comparison)
 
 
