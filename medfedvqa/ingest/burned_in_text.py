@@ -37,7 +37,7 @@ PASSES = 7
 """How often a picture is searched at most. Each look is taken once; what was blanked is looked for again."""
 TOUCHING, WORDS_APART = 0.5, 3.0
 """Gaps in a line, in heights of its letters: up to the first, a mark belongs to the text beside it; up to the second, a
-number does, and what is between two texts."""
+number does, what is blanked anyway, and what is between two texts."""
 MAX_BLANKED = 0.25
 """The largest share of the picture that may be blanked."""
 
@@ -92,9 +92,14 @@ class _Hit:
     reading: Reading = Reading()
 
     @property
+    def is_blanked(self) -> bool:
+        """Whether its place is blanked."""
+        return self.decision == Decision.BLANKED
+
+    @property
     def is_text(self) -> bool:
         """Whether legible text is blanked."""
-        return self.decision == Decision.BLANKED and self.kind in (Kind.TEXT, Kind.IDENTIFIER)
+        return self.is_blanked and self.kind in (Kind.TEXT, Kind.IDENTIFIER)
 
 
 class TextFinder:
@@ -126,14 +131,14 @@ class TextFinder:
         finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
         searched = blanked(searched, [_enlarged(box, factors) for box in removed])
         stored = blanked(stored, list(removed))
-        texts, stays = list[Array](), list[_Hit]()
+        gone, stays = list[_Hit](), list[_Hit]()
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
             hits = _no_part_of_marker(self._search(searched, look, is_known, blank_unread), stays)
             hits += [] if number else [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
-            hits = _with_rest_of_line(searched, [*hits, *stays], texts)
-            stays = [hit for hit in hits if hit.decision != Decision.BLANKED]
-            texts += [hit.corners for hit in hits if hit.is_text]
+            hits = _with_rest_of_line(searched, [*hits, *stays], gone)
+            stays = [hit for hit in hits if not hit.is_blanked]
+            gone += [hit for hit in hits if hit.is_blanked]
             new = [_find(hit, factors, searched, stored.shape) for hit in hits]
             new = list({find.box: find for find in (_kept_by_person(find, kept) for find in new)}.values())
             new = [find for find in new if not _is_decided(find, finds)]
@@ -177,29 +182,37 @@ def _no_part_of_marker(hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
     return [hit for hit in hits if hit.kind == Kind.IDENTIFIER or not is_part(_box(hit.corners))]
 
 
-def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[Array]) -> list[_Hit]:
+def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
     """The hits, where text has all of its line: marks that touch it, numbers near it, and what is between two parts.
 
-    `earlier`: the corners of text that is blanked already.
+    `earlier`: what is blanked already.
     """
-    hits = [replace(hit, corners=grown(searched, hit.corners)) if hit.is_text else hit for hit in hits]
-    texts = [*earlier, *(hit.corners for hit in hits if hit.is_text)]
+    hits = [_grown(searched, hit) if hit.is_text else hit for hit in hits]
+    texts = [hit.corners for hit in (*earlier, *hits) if hit.is_text]
 
     def belongs(hit: _Hit) -> bool:
-        apart = WORDS_APART if hit.reading.text and not any(map(str.isalpha, hit.reading.text)) else TOUCHING
+        is_word = any(map(str.isalpha, hit.reading.text)) or not hit.reading.text
+        apart = WORDS_APART if hit.is_blanked or not is_word else TOUCHING
         return hit.kind != Kind.CODE and any(line_gap(hit.corners, text) <= apart for text in texts)
 
     whole = [
-        replace(hit, kind=Kind.TEXT, decision=Decision.BLANKED) if not hit.is_text and belongs(hit) else hit
+        _grown(searched, replace(hit, kind=Kind.TEXT, decision=Decision.BLANKED))
+        if not hit.is_text and belongs(hit)
+        else hit
         for hit in hits
     ]
+    lines = [hit.corners for hit in (*earlier, *whole) if hit.is_blanked and hit.kind != Kind.CODE]
     between = [
-        _Hit(bridge(hit.corners, text), Kind.TEXT, Decision.BLANKED)
+        _Hit(bridge(hit.corners, line), Kind.TEXT, Decision.BLANKED)
         for hit in whole
-        for text in texts
-        if hit.is_text and 0 < line_gap(hit.corners, text) <= WORDS_APART
+        for line in lines
+        if hit.is_text and 0 < line_gap(hit.corners, line) <= WORDS_APART
     ]
     return [*whole, *between]
+
+
+def _grown(searched: Array, hit: _Hit) -> _Hit:
+    return replace(hit, corners=grown(searched, hit.corners))
 
 
 def fitted(grey: Array, side: int) -> Array:

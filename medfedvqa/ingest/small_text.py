@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 
-from medfedvqa.ingest.text_lines import Array, Detector, merged, scaled, thin_structures, tiles
+from medfedvqa.ingest.text_lines import Array, Detector, level_and_upright, scaled, thin_structures, tiles
 
 HEIGHTS = (5, 9, 17, 33)
 """The heights in pixels of the rows that are looked for: letters of 4 to 48 pixels make them."""
@@ -23,15 +23,8 @@ is made for."""
 
 
 def small_lines(picture: Array, detect: Detector) -> list[Array]:
-    """The corners of lines of text in a picture, uint8 [height, width], as float32 [4, 2] in its pixels.
-
-    Upright lines are looked for in the turned picture, since the detector sees small ones there alone.
-    """
-    lines, turned = _level_lines(picture, detect), np.ascontiguousarray(np.rot90(picture))
-    for corners in _level_lines(turned, detect):
-        x, y = picture.shape[1] - corners[:, 1], corners[:, 0]
-        lines.append(np.stack([x, y], axis=1).astype(np.float32))
-    return merged(lines)
+    """The corners of lines of text in a picture, uint8 [height, width], as float32 [4, 2] in its pixels."""
+    return level_and_upright(picture, lambda view: _level_lines(view, detect))
 
 
 def _level_lines(picture: Array, detect: Detector) -> list[Array]:

@@ -28,8 +28,32 @@ def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]
     """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
 
     A picture of more than a tile is also searched reduced to it, where large letters have the height that detectors are
-    made for and long lines are whole. `faint`: among thin structures, with equal contrast, enlarged.
+    made for and long lines are whole; so is the picture turned by a quarter of a circle. `faint`: among thin
+    structures, with equal contrast, enlarged; not turned, since that costs half as much again and found no line more.
     """
+    if faint:
+        return merged(_seen_lines(picture, detect, faint))
+    return level_and_upright(picture, lambda view: _seen_lines(view, detect, faint))
+
+
+def level_and_upright(picture: Array, search: Callable[[Array], list[Array]]) -> list[Array]:
+    """The corners of the lines that a search finds in a picture, and of the upright ones that it finds in the picture
+    turned by a quarter of a circle.
+
+    The detector leaves out words and letters of upright lines, which are level in the turned picture. Level lines are
+    left to the picture as it is: their corners would be other ones in the turned picture.
+    """
+    lines, turned = search(picture), np.ascontiguousarray(np.rot90(picture))
+    for corners in search(turned):
+        width, height = np.ptp(corners, axis=0)
+        if width >= height:
+            x, y = picture.shape[1] - corners[:, 1], corners[:, 0]
+            lines.append(np.stack([x, y], axis=1).astype(np.float32))
+    return merged(lines)
+
+
+def _seen_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
+    """The lines in a picture as it is."""
     lines = list[Array]()
     for scale in scales(picture.shape, faint):
         view = scaled(picture, scale)
@@ -39,7 +63,7 @@ def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]
             for top, left, tile in tiles(view)
             for corners in detect(tile)
         ]
-    return merged(lines)
+    return lines
 
 
 def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:
