@@ -40,18 +40,21 @@ def features(backbone: Backbone, config: TuningConfig, values: dict[str, torch.T
     return backbone.features(batch_of(backbone, depth), config.applied(backbone, values))
 
 
-def assert_same_as(plain: Callable[..., torch.Tensor], backbone: Backbone, config: TuningConfig) -> None:
+def assert_same_as(
+    plain: Callable[..., torch.Tensor], backbone: Backbone, config: TuningConfig, least_change: float = 1e-4
+) -> None:
     """Features and gradients are those of `plain`, of a backbone and values, to 1e-10; what is declared is trained, and
-    nothing else."""
+    nothing else. `least_change`: of a feature by what is tuned."""
     values = {name: value.requires_grad_() for name, value in values_of(config, backbone).items()}
     assert {name: tuple(value.shape) for name, value in values.items()} == config.shapes(backbone.shape)
     found, expected = features(backbone, config, values), plain(backbone, values)
     assert torch.allclose(found, expected, **EXACT)
     if values:
-        assert (found - plain(backbone, {})).abs().max() > 1e-4
-        gradients = (torch.autograd.grad(each.sin().sum(), list(values.values())) for each in (found, expected))
-        for name, one, other in zip(values, *gradients, strict=True):
-            assert torch.allclose(one, other, **EXACT), name
+        assert (found - plain(backbone, {})).abs().max() > least_change
+        found.sin().sum().backward()
+        gradients = torch.autograd.grad(expected.sin().sum(), list(values.values()))
+        for (name, value), gradient in zip(values.items(), gradients, strict=True):
+            assert value.grad is not None and torch.allclose(value.grad, gradient, **EXACT), name
     assert all(weight.grad is None and not weight.requires_grad for weight in backbone.network.parameters())
 
 

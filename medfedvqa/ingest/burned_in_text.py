@@ -131,14 +131,14 @@ class TextFinder:
         finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
         searched = blanked(searched, [_enlarged(box, factors) for box in removed])
         stored = blanked(stored, list(removed))
-        gone, stays = list[_Hit](), list[_Hit]()
+        earlier, stays = list[_Hit](), list[_Hit]()
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
             hits = _no_part_of_marker(self._search(searched, look, is_known, blank_unread), stays)
             hits += [] if number else [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
-            hits = _with_rest_of_line(searched, [*hits, *stays], gone)
+            hits = _with_rest_of_line(searched, [*hits, *stays], earlier)
             stays = [hit for hit in hits if not hit.is_blanked]
-            gone += [hit for hit in hits if hit.is_blanked]
+            earlier += [hit for hit in hits if hit.is_blanked]
             new = [_find(hit, factors, searched, stored.shape) for hit in hits]
             new = list({find.box: find for find in (_kept_by_person(find, kept) for find in new)}.values())
             new = [find for find in new if not _is_decided(find, finds)]
@@ -191,8 +191,8 @@ def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[_Hit
     texts = [hit.corners for hit in (*earlier, *hits) if hit.is_text]
 
     def belongs(hit: _Hit) -> bool:
-        is_word = any(map(str.isalpha, hit.reading.text)) or not hit.reading.text
-        apart = WORDS_APART if hit.is_blanked or not is_word else TOUCHING
+        is_number = hit.reading.text and not any(map(str.isalpha, hit.reading.text))
+        apart = WORDS_APART if hit.is_blanked or is_number else TOUCHING
         return hit.kind != Kind.CODE and any(line_gap(hit.corners, text) <= apart for text in texts)
 
     whole = [

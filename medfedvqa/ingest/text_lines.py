@@ -32,8 +32,8 @@ def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]
     structures, with equal contrast, enlarged; not turned, since that costs half as much again and found no line more.
     """
     if faint:
-        return merged(_seen_lines(picture, detect, faint))
-    return level_and_upright(picture, lambda view: _seen_lines(view, detect, faint))
+        return merged(_lines_at_scales(picture, detect, faint))
+    return level_and_upright(picture, lambda view: _lines_at_scales(view, detect, faint))
 
 
 def level_and_upright(picture: Array, search: Callable[[Array], list[Array]]) -> list[Array]:
@@ -52,7 +52,7 @@ def level_and_upright(picture: Array, search: Callable[[Array], list[Array]]) ->
     return merged(lines)
 
 
-def _seen_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
+def _lines_at_scales(picture: Array, detect: Detector, faint: bool) -> list[Array]:
     """The lines in a picture as it is."""
     lines = list[Array]()
     for scale in scales(picture.shape, faint):

@@ -53,7 +53,6 @@ class JointBatch:
     """As they enter the first tuned block. If nothing is tuned, its pictures are the rows' features [rows, width], and
     its questions have no effect."""
     answers: torch.Tensor
-    depth: int
     owner: torch.Tensor | None
 
     @property
@@ -126,10 +125,12 @@ class JointBackbone(Backbone):
         if join != "concat":
             raise ConfigError(f"{self.title} has no common space of images and texts; join its features by 'concat'")
         tuned = self._tuned(batch, tuning)
-        return tuning.call(self.pooled, self.network, batch.rows, tuned) if batch.depth else batch.rows.pictures
+        if batch.rows.first == self.layers:
+            return batch.rows.pictures
+        return tuning.call(self.pooled, self.network, batch.rows, tuned)
 
     def attention(self, batch: JointBatch, tuning: Tuning) -> torch.Tensor:
-        if not batch.depth:
+        if batch.rows.first == self.layers:
             raise ConfigError("the batch holds finished features of rows: make its cache for at least one block")
         weights = tuning.call(self.looked, self.network, batch.rows, self._tuned(batch, tuning))
         return weights / weights.sum(dim=1, keepdim=True)
@@ -137,7 +138,7 @@ class JointBackbone(Backbone):
     def _tuned(self, batch: JointBatch, tuning: Tuning) -> TowerTuning:
         """What is tuned in the tower. Raises `ConfigError` for tuning below the cache."""
         tuned = tuning.tower(JOINT)
-        tuned.above(self.layers - batch.depth)
+        tuned.above(batch.rows.first)
         return tuned
 
     @torch.no_grad()
@@ -193,7 +194,7 @@ class JointCache:
         start = self._pictures[pictures] if self._depth else self._features(pictures, questions)
         owner = None if owners is None else owners.to(self._device)
         rows = JointRows(start, self._questions[questions], self._lengths[questions], self._first)
-        return JointBatch(rows, answers.to(self._device), self._depth, owner)
+        return JointBatch(rows, answers.to(self._device), owner)
 
     def _patches(self, pictures: torch.Tensor) -> torch.Tensor:
         backbone = self._backbone

@@ -118,15 +118,15 @@ def test_both_jobs_end_with_results_and_the_second_survives_the_loss_of_all_cont
 
 def test_doctor_has_no_complaint_inside_a_container(trial: Trial) -> None:
     """Of a server's kit, nor of a site's."""
-    said = trial.output("Start")
-    assert "30 of 30 checks passed" in said and "20 of 20 checks passed" in said and "warning" not in said
+    printed = trial.output("Start")
+    assert "30 of 30 checks passed" in printed and "20 of 20 checks passed" in printed and "warning" not in printed
 
 
 def test_a_container_has_no_capability_and_a_read_only_root(trial: Trial) -> None:
     """As its processes see it."""
-    said = trial.output("What a container may not")
-    assert "Read-only file system" in said and "10001" in said
-    assert "CapEff:\t0000000000000000" in said and "NoNewPrivs:\t1" in said
+    printed = trial.output("What a container may not")
+    assert "Read-only file system" in printed and "10001" in printed
+    assert "CapEff:\t0000000000000000" in printed and "NoNewPrivs:\t1" in printed
 
 
 def test_every_way_out_is_closed_inside_a_container(trial: Trial) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -117,6 +118,18 @@ def test_a_kit_starts_though_its_pid_files_name_processes_of_others(tmp_path: Pa
             assert int(others[0].read_text()) == supervisor.pid and not (kit / "shutdown.fl").exists()
         finally:
             os.killpg(supervisor.pid, signal.SIGKILL)
+
+
+def test_what_a_party_writes_is_for_its_account_alone(tmp_path: Path) -> None:
+    """Its processes begin with a mask that leaves others nothing, under whatever mask the script is started."""
+    kit = provision(loopback_project(["chest"], 8002), [SiteBuilder()], tmp_path) / SERVER
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/results\n")
+    python.chmod(0o700)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = f"umask 000; exec bash {kit}/startup/sub_start.sh --once"
+    subprocess.run(["bash", "-c", command], env=environment, timeout=60, check=True)
+    assert stat.S_IMODE((tmp_path / "results").stat().st_mode) == 0o600
 
 
 def holds_a_key(archive: Path) -> bool:

@@ -1,14 +1,15 @@
 """Lines of text: detected at full resolution and on plates, joined across tiles, and blanked as whole lines."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import cv2
 import numpy as np
 import pytest
 
-from medfedvqa.ingest.burned_in_text import TextFinder
+from medfedvqa.ingest.burned_in_text import TextFinder, _Hit, _with_rest_of_line
 from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide
-from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, grown, line_gap, merged, tiles
+from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, grown, level_and_upright, line_gap, merged, tiles
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,42 @@ def test_what_is_between_two_parts_of_a_line_is_blanked_with_them(finder: TextFi
     for text, left, shade in (("DAVIDSON", 40, 255), ("ANN", 180, 64), ("1931-05-07", 250, 255)):
         cv2.putText(film, text, (left, 160), cv2.FONT_HERSHEY_SIMPLEX, 0.8, shade, 2)
     assert (finder.clean(film, 700).grey[145:160, 180:245] == 0).all()
+
+
+def bright_boxes(picture: np.ndarray) -> list[np.ndarray]:
+    """The corners of each bright box."""
+    boxes = cv2.connectedComponentsWithStats((picture > 0).astype(np.uint8))[2][1:, :4].tolist()
+    return [line(left, left + width, top, height) for left, top, width, height in boxes]
+
+
+def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> None:
+    """At their places in the picture; a level line has the corners of the picture as it is, and these alone."""
+    picture = np.zeros((60, 200), np.uint8)
+    picture[10:50, 150:158] = 255
+    picture[20:26, 20:90] = 255
+
+    def level_lines(view: np.ndarray) -> list[np.ndarray]:
+        return [box for box in bright_boxes(view) if np.ptp(box[:, 0]) > np.ptp(box[:, 1])]
+
+    level, upright = level_and_upright(picture, level_lines)
+    assert np.array_equal(level, line(20, 90, 20, 6))
+    assert upright.min(axis=0).tolist() == [150, 10] and upright.max(axis=0).tolist() == [158, 50]
+
+    def coarse_if_turned(view: np.ndarray) -> list[np.ndarray]:
+        return [box + np.float32(2 * (view.shape != picture.shape)) for box in bright_boxes(view)]
+
+    lines = level_and_upright(picture, coarse_if_turned)
+    assert any(np.array_equal(corners, level) for corners in lines) and len(lines) == 2
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_what_is_between_two_blanked_parts_of_a_line_is_blanked(text_first: bool) -> None:
+    """One of which is legible, in whichever pass it was found; two marks without text are no line."""
+    picture = np.zeros((60, 300), np.uint8)
+    mark = _Hit(line(10, 60, 20), Kind.UNREAD, Decision.BLANKED, Reading("nAnA", 0.4))
+    text = _Hit(line(110, 200, 20), Kind.TEXT, Decision.BLANKED, Reading("SMITH", 0.9))
+    first, second = (text, mark) if text_first else (mark, text)
+    hits = _with_rest_of_line(picture, [second], [first])
+    covered = {x for hit in hits for x in range(int(hit.corners[:, 0].min()), int(hit.corners[:, 0].max()) + 1)}
+    assert set(range(62, 108)) <= covered
+    assert len(_with_rest_of_line(picture, [mark], [replace(mark, corners=line(110, 200, 20))])) == 1

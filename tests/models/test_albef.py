@@ -185,12 +185,12 @@ def test_two_checkpoints_are_refused(folder):
 def test_files_of_something_else_are_refused(folder):
     """Weights of another shape, of another model, code in a pickle, and no weights at all."""
     weights = saved(folder)
-    for wrong, said in (
+    for wrong, message in (
         ({key: value for key, value in weights.items() if "layer.2." not in key}, "not of architecture albef-tiny"),
         ({"visual.conv1.weight": torch.ones(3)}, "not of architecture albef-tiny"),
         ({"model": weights, "hook": Path}, "no albef-tiny checkpoint"),
     ):
         torch.save(wrong, folder / "ALBEF.pth")
-        assert said in refused(folder, NAME)
+        assert message in refused(folder, NAME)
     (folder / "ALBEF.pth").write_text("no weights")
     assert "no albef-tiny checkpoint" in refused(folder, NAME)

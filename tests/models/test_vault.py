@@ -141,12 +141,12 @@ def test_bert_loads_in_every_spelling_that_is_published(folder, vault):
 )
 def test_missing_files_are_named(folder, file):
     (folder / file).unlink()
-    said = refused(folder, NAME)
-    assert Path(file).name in said and ("'bert'" in said) == file.startswith("bert/")
+    message = refused(folder, NAME)
+    assert Path(file).name in message and ("'bert'" in message) == file.startswith("bert/")
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("bert/model.safetensors", "no weights", "no vault-tiny checkpoint"),
         ("bert/config.json", "{", "not JSON"),
@@ -156,9 +156,9 @@ def test_missing_files_are_named(folder, file):
         ("bert/vocab.txt", "\n".join(map(str, range(65))), "vocabulary of 64"),
     ],
 )
-def test_files_of_something_else_are_refused(folder, file, content, said):
+def test_files_of_something_else_are_refused(folder, file, content, message):
     (folder / file).write_text(content)
-    assert said in refused(folder, NAME)
+    assert message in refused(folder, NAME)
 
 
 def test_weights_of_another_size_are_refused(folder):
