@@ -37,7 +37,7 @@ from medfedvqa.ingest.burned_in_text import Array, CleanPicture, TextFinder
 from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.refusal_reasons import Quarantined
-from medfedvqa.ingest.text_finds import Box, Decision
+from medfedvqa.ingest.text_finds import Decision, is_central
 
 SIZES = (512, 768, 1024, 1536, 2048, 3000)
 HEIGHTS = (4, 6, 8, 10, 12, 16, 24, 40, 60)
@@ -57,7 +57,6 @@ MOST_LINES, USUAL_LINES = 24, 11
 """The most lines on a film, and about as many as are on one on average."""
 LEGIBLE_HEIGHT = 3
 """Pixels of a capital below which nobody can read it: a letter has three strokes, one above another."""
-CENTRE = 0.2
 NAMES = {
     "English": ("SMITH^JOHN", "Walker^Emily", "DOE^JANE", "Robinson^Mary"),
     "German": ("Großmann^Eva", "MÜLLER^JÖRG", "Hoffmann^Uwe", "Schäfer^Grete"),
@@ -251,7 +250,7 @@ def one_picture(number: int, paths: list[Path], show: bool) -> list[dict[str, An
         result["quarantined"] = True
     else:
         central = [
-            find for find in cleaned.finds if find.decision == Decision.BLANKED and _is_central(find.box, cleaned)
+            find for find in cleaned.finds if find.decision == Decision.BLANKED and is_central(find.box, cleaned.grey)
         ]
         result |= {"central": len(central), "share": cleaned.share, "flags": cleaned.flags}
         if show and central:
@@ -262,12 +261,6 @@ def one_picture(number: int, paths: list[Path], show: bool) -> list[dict[str, An
 def name(path: Path) -> str:
     """The name of a picture in its data set: its folder's name for SLAKE, its file's for VQA-RAD."""
     return path.parent.name if path.name == "source.jpg" else path.stem
-
-
-def _is_central(box: Box, cleaned: CleanPicture) -> bool:
-    height, width = cleaned.grey.shape
-    x, y = (box[0] + box[2]) / 2 / width, (box[1] + box[3]) / 2 / height
-    return min(x, 1 - x, y, 1 - y) > CENTRE
 
 
 def _grey(path: Path) -> Array:

@@ -18,6 +18,7 @@ from medfedvqa.ingest.text_finds import (
     Kind,
     Reading,
     decide,
+    is_central,
     is_nothing,
     is_off_anatomy,
     surroundings,
@@ -163,7 +164,8 @@ class TextFinder:
         for corners in lines:
             box, reading = _box(corners), self._reader.read(searched, corners)
             square = max(box[2] - box[0], box[3] - box[1]) < 2 * min(box[2] - box[0], box[3] - box[1])
-            kind, decision = decide(reading, is_known, is_off_anatomy(box, searched), blank_unread, square, faint)
+            unread_goes = blank_unread and not is_central(box, searched)
+            kind, decision = decide(reading, is_known, is_off_anatomy(box, searched), unread_goes, square, faint)
             is_low = short_side(corners) < LINE_HEIGHT * min(searched.shape)
             # A row of marks in which the detector sees a line is something, whether or not it is legible.
             nothing = look != Look.SMALL and is_nothing(kind, decision, reading, faint)

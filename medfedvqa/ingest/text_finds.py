@@ -22,6 +22,9 @@ FAINT, CERTAIN = 0.50, 0.90
 text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
 """The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
+CENTRE = 0.2
+"""The outer share of a picture's sides beside its centre, in which nothing is blanked unread: a mark on black ground
+there may be one of the table, beside the anatomy."""
 BLACK = 24
 """The grey up to which ground is black."""
 _SETTING = re.compile(r"(?:[a-z]{0,3}[:=]?)?[+-]?\d{1,3}(?:[.,]\d{1,3})?(?:cm|mm|%|kv|kvp|ma|mas|x|hu)?", re.IGNORECASE)
@@ -136,11 +139,21 @@ def is_marker(reading: Reading) -> bool:
 
 def is_off_anatomy(box: Box, picture: Array) -> bool:
     """Whether a box lies within the picture's border; on black ground a wider border counts."""
+    distance = _distance(box, picture)
+    return distance < BORDER or (distance < DARK_BORDER and _is_on_black(box, picture))
+
+
+def is_central(box: Box, picture: Array) -> bool:
+    """Whether the middle of a box lies in the central 60 % of the picture's width and height."""
+    return _distance(box, picture) > CENTRE
+
+
+def _distance(box: Box, picture: Array) -> float:
+    """How far the middle of a box is from the nearest side of the picture, as a share of that side's length."""
     height, width = picture.shape
     left, top, right, bottom = box
     x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
-    distance = min(x, 1 - x, y, 1 - y)
-    return distance < BORDER or (distance < DARK_BORDER and _is_on_black(box, picture))
+    return float(min(x, 1 - x, y, 1 - y))
 
 
 def _is_on_black(box: Box, picture: Array) -> bool:

@@ -20,6 +20,7 @@ SMALLEST = {
     "devices": "--architecture ViT-S-32-alt --blocks 1 --rows 2 --steps 1",
     "dp_accuracy": "{out}/runs --seeds 0",
     "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
+    "feature_cache": "{root}/docs/benchmark/vqa-rad.jsonl {data}/vqa-rad --systems 'frozen features'",
     "federation": "--rounds 2",
     "group_commit": "--threads 2 --batch 2 --seconds 0.05 --turns 1",
     "ingest": "--workers 1 --images 4 --junk 5",

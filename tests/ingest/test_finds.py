@@ -15,7 +15,7 @@ from medfedvqa.ingest.burned_in_text import TextFinder
 from medfedvqa.ingest.find_list import folder_of_finds, read_finds
 from medfedvqa.ingest.machine_codes import code_corners
 from medfedvqa.ingest.store import read_store
-from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide, is_off_anatomy
+from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide, is_central, is_off_anatomy
 
 KNOWN = frozenset({"name:davidson", "near:davidson", "near:daidson", "date:19310507"})
 
@@ -77,6 +77,21 @@ def test_the_border_is_wider_on_black_ground() -> None:
     box = (30, 90, 50, 100)
     assert is_off_anatomy(box, black) and not is_off_anatomy(box, bright)
     assert is_off_anatomy((2, 90, 22, 100), bright) and not is_off_anatomy((90, 90, 110, 100), black)
+
+
+def test_nothing_unread_is_blanked_in_the_centre_and_legible_text_is(finder: TextFinder) -> None:
+    """On black ground beside anatomy, between a fifth and a quarter of the width from the side."""
+    picture = np.zeros((400, 400), np.uint8)
+    for left, top in ((74, 120), (26, 200)):
+        zigzag = np.array([(left + 4 * step, top + 12 * (step % 2)) for step in range(8)])
+        cv2.polylines(picture, [zigzag], False, 220, 2)
+    cv2.putText(picture, "SMITH", (60, 290), cv2.FONT_HERSHEY_SIMPLEX, 0.7, 255, 2)
+    finds = finder.clean(picture, 400).finds
+    unread = {is_central(find.box, picture): find.decision for find in finds if find.kind == Kind.UNREAD}
+    assert unread == {True: Decision.FLAGGED, False: Decision.BLANKED}
+    assert [(is_central(find.box, picture), find.decision) for find in finds if find.kind == Kind.TEXT] == [
+        (True, Decision.BLANKED)
+    ]
 
 
 def test_a_marker_of_side_stays_and_a_name_beside_it_goes(finder: TextFinder) -> None:
