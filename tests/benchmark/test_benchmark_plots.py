@@ -16,6 +16,15 @@ def test_systems_without_a_curve_have_no_line(tmp_path: Path) -> None:
     assert path is not None and "curve" in path.read_text() and "none<" not in path.read_text()
 
 
+def test_each_of_many_systems_has_a_panel_that_is_not_squeezed(tmp_path: Path) -> None:
+    """A legend of fifty lines left the axes no room, of which matplotlib warns."""
+    curves = {f"system {number}": [outcome({"a": [0.5, 0.6]}), outcome({"a": [0.4, 0.7]})] for number in range(50)}
+    path = draw_convergence(tmp_path, curves)
+    assert path is not None
+    drawn = path.read_text()
+    assert all(f"<!-- system {number} -->" in drawn for number in range(50)) and 'id="axes_50"' in drawn
+
+
 def test_without_any_curve_there_is_no_plot(tmp_path: Path) -> None:
     """Nor a warning of matplotlib about an empty legend."""
     assert draw_convergence(tmp_path, {"none": [outcome({})]}) is None
