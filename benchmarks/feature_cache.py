@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from medfedvqa.benchmark.grid import Grid, data_of
-from medfedvqa.benchmark.results_file import Result, read
+from medfedvqa.benchmark.results_file import ALL_ROWS, Result, read
 from medfedvqa.benchmark.single_run import Machine, centralised, federated
 from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.data import organs
@@ -84,15 +84,20 @@ def main() -> None:
     torch.set_num_threads(1)
     wanted = {name.strip() for name in arguments.systems.split(",") if name.strip()}
     runs: dict[str, list[Result]] = {}
-    for result in read([arguments.results])[0]:
+    results = read([arguments.results])[0]
+    if results[0].regime != ALL_ROWS:
+        raise SystemExit(
+            "these are results of a study: give those of a benchmark, whose sites train on all of their rows"
+        )
+    for result in results:
         if result.method and (not wanted or result.system in wanted):
             runs.setdefault(result.system, []).append(result)
     if not runs:
         raise SystemExit("no such system is in the results")
     shared = alone = 0.0
-    for label, results in runs.items():
-        made, recalled = seconds(results[0], arguments.root)
-        count, trained = len(results), sum(result.processor_seconds for result in results)
+    for label, same in runs.items():
+        made, recalled = seconds(same[0], arguments.root)
+        count, trained = len(same), sum(result.processor_seconds for result in same)
         shared, alone = shared + trained, alone + trained + count * (made - recalled)
         print(
             f"{label}: {count} runs of {trained / count:.0f} s; features {made:.1f} s, recalled {recalled:.1f} s",

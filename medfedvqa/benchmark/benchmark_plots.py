@@ -78,6 +78,7 @@ def _in_panels(curves: Mapping[str, Curves], across: str, places: Sequence[int])
         _draw_band(axes, places, runs, BLUE)
         axes.set_title(label, fontsize=6, loc="left")
         axes.tick_params(labelsize=6)
+        axes.set_xticks([places[0], places[len(places) // 2], places[-1]])
         axes.grid(axis="y")
     for axes in panels[len(curves) :]:
         axes.set_axis_off()

@@ -23,8 +23,8 @@ text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
 """The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
 CENTRE = 0.2
-"""The outer share of a picture's sides beside its centre, in which nothing is blanked unread: a mark on black ground
-there may be one of the table, beside the anatomy."""
+"""The share of a picture's sides, from each end, that is outside of its centre. In the centre nothing is blanked
+unread, on black ground either: a mark there may be one of the table, beside the anatomy."""
 BLACK = 24
 """The grey up to which ground is black."""
 _SETTING = re.compile(r"(?:[a-z]{0,3}[:=]?)?[+-]?\d{1,3}(?:[.,]\d{1,3})?(?:cm|mm|%|kv|kvp|ma|mas|x|hu)?", re.IGNORECASE)

@@ -79,6 +79,14 @@ def test_the_border_is_wider_on_black_ground() -> None:
     assert is_off_anatomy((2, 90, 22, 100), bright) and not is_off_anatomy((90, 90, 110, 100), black)
 
 
+@pytest.mark.parametrize(("middle", "expected"), [(38, False), (42, True), (158, True), (162, False)])
+def test_the_centre_is_sixty_per_cent_of_width_and_height(middle: int, expected: bool) -> None:
+    """What `benchmarks/burned_in_text.py` counts as lost anatomy, whatever the rule of ingestion becomes."""
+    picture = np.zeros((200, 200), np.uint8)
+    assert is_central((middle - 5, 95, middle + 5, 105), picture) == expected
+    assert is_central((95, middle - 5, 105, middle + 5), picture) == expected
+
+
 def test_nothing_unread_is_blanked_in_the_centre_and_legible_text_is(finder: TextFinder) -> None:
     """On black ground beside anatomy, between a fifth and a quarter of the width from the side."""
     picture = np.zeros((400, 400), np.uint8)
