@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,14 @@ def libraries_of(path: Path) -> Iterator[str]:
             yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
 
 
-USED = {
-    str(path.relative_to(ROOT)): set(libraries_of(path))
-    for package in ("audits", "privacy", "medfedvqa")
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
+@cache
+def used() -> dict[str, set[str]]:
+    """The packages that each file of the project imports."""
+    return {
+        str(path.relative_to(ROOT)): set(libraries_of(path))
+        for package in ("audits", "privacy", "medfedvqa")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
 
 
 def test_the_page_has_the_libraries_that_carry_the_project() -> None:
@@ -45,7 +49,7 @@ def test_the_page_has_the_libraries_that_carry_the_project() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_library_is_imported_where_the_page_says_and_nowhere_else(name: str) -> None:
     """Each file imports it, each folder has one that does, and no other file of the project does."""
-    users = {path for path, imported in USED.items() if IMPORTED_AS.get(name, name) in imported}
+    users = {path for path, imported in used().items() if IMPORTED_AS.get(name, name) in imported}
     for place in ROWS[name]:
         assert any(path == place or (place.endswith("/") and path.startswith(place)) for path in users), place
     named = tuple(ROWS[name])

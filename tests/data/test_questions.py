@@ -123,7 +123,7 @@ def test_a_site_with_three_rows_trains_and_is_tested(site: Callable[..., Site], 
     rows = [ROWS[0], ROWS[1], ROWS[3], ("what lies on the left", "the spleen", False, "test")]
     data = build_site(data_of(rows), "chest", Split(questions="all"))
     there = replace(site(), data=data, _derived={})
-    options = {} if method == "ridge" else {"rounds": 1, "local_epochs": 1}
+    options = {"units": 32} if method == "ridge" else {"rounds": 1, "local_epochs": 1}
     options |= {"blocks": 1} if method == "fedp3" else {}
     made = create(method, {**options, **({} if method in ("bag_of_words", "prompt_pfl") else {"answers": "public"})})
     state, up = made.start(there, made.setup(there), {}, 1)

@@ -1,6 +1,6 @@
 """Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte.
 
-`make test` runs four of the jobs: a mean, a private mixture, a split model, and a mean on shares.
+`make test` runs three of the jobs: a mean, a private mixture, and a mean on shares.
 """
 
 import json
@@ -39,7 +39,7 @@ SITES = ("site-001", "site-002", "site-003")
 BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "public_pairs": 8, "test_pairs": 8,
+    "steps": 2, "public_pairs": 8, "test_pairs": 8, "units": 32,
 }  # fmt: skip
 MORE = {name: {"trunk": "medclip2-slake"} for name in ("creamfl", "fedet", "fedgems")}
 """Options that one method has, or has in a sense of its own. These have a model at the server."""
@@ -61,12 +61,12 @@ CASES: list[Case] = [
 IN_EVERY_TIER: set[Case] = {
     ("fedavg", IN_CLEAR),  # a mean
     ("prompt_pfl", WITH_PRIVACY),  # a mixture for each site
-    ("unicon", ON_SHARES),  # a split model
     ("fedavg", ON_SHARES),
 }
 OF_ITS_KIND: set[Case] = {
     *((name, IN_CLEAR) for name in ("bag_of_words", "creamfl", "feddat", "fedgems", "prompt_pfl", "ridge")),
     ("split_learning", ON_SHARES),
+    ("unicon", ON_SHARES),
     *TRUNKED,
 }
 """One of each other kind of exchange; further methods of a kind run before a release."""

@@ -259,6 +259,7 @@ def test_what_is_printed_can_be_pasted_into_a_sites_file(here: Path, tmp_path: P
     assert "0.1.0; method own_method, reader png-folder" in done.stdout
 
 
+@pytest.mark.slow
 def test_method_and_reader_of_the_example_run_in_process(
     target: Path, here: Path, pictures: Path, random_backbone: Path, tmp_path: Path
 ) -> None:

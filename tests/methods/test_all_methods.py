@@ -26,7 +26,7 @@ from privacy import DPSettings
 Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {
     "rounds": 2, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
-    "steps": 2, "aggregate": "none", "public_pairs": 8, "test_pairs": 8,
+    "steps": 2, "aggregate": "none", "public_pairs": 8, "test_pairs": 8, "units": 32,
 }  # fmt: skip
 MORE = {name: {"trunk": "medclip2-slake"} for name in ("creamfl", "fedet", "fedgems")}
 """Options that one method has, or has in a sense of its own."""
