@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from medfedvqa.benchmark.benchmark_plots import draw_convergence
 from medfedvqa.benchmark.outcome import RunOutcome
 
@@ -23,6 +25,15 @@ def test_each_of_many_systems_has_a_panel_that_is_not_squeezed(tmp_path: Path) -
     assert path is not None
     drawn = path.read_text()
     assert all(f"<!-- system {number} -->" in drawn for number in range(50)) and 'id="axes_50"' in drawn
+
+
+@pytest.mark.parametrize("more", [0, 50])
+def test_systems_with_other_numbers_of_rounds_are_drawn_too(tmp_path: Path, more: int) -> None:
+    """In one panel and in many: a system with more rounds does not take the place of the others."""
+    curves = {"short": [outcome({"a": [0.5, 0.6]})], "long": [outcome({"a": [0.5] * 90})]}
+    curves |= {f"system {number}": [outcome({"a": [0.5, 0.6]})] for number in range(more)}
+    path = draw_convergence(tmp_path, curves)
+    assert path is not None and all(f"<!-- {label} -->" in path.read_text() for label in curves)
 
 
 def test_without_any_curve_there_is_no_plot(tmp_path: Path) -> None:
