@@ -40,7 +40,8 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
     """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
 
     The band reaches from the worst seed to the best. More systems than colours have a panel each, beside the mean of
-    all that have as many rounds. Methods that validate only at the end have no line; None if there is no other.
+    all that have as many rounds. Methods that validate only at the end have no line, nor those with a single round
+    beside others with more; None if there is no other.
     """
     curves: dict[str, Curves] = {}
     for label, runs in outcomes.items():
@@ -50,7 +51,8 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
     if not curves:
         return None
     lines = {label: Line(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)}
-    return _draw(out / "convergence.svg", lines, "round")
+    several = {label: line for label, line in lines.items() if len(line.places) > 1}
+    return _draw(out / "convergence.svg", several or lines, "round")
 
 
 def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:

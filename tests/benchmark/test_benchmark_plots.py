@@ -36,6 +36,13 @@ def test_systems_with_other_numbers_of_rounds_are_drawn_too(tmp_path: Path, more
     assert path is not None and all(f"<!-- {label} -->" in path.read_text() for label in curves)
 
 
+@pytest.mark.parametrize(("other", "drawn"), [([0.5, 0.6], False), ([0.5], True)])
+def test_a_single_round_is_a_line_only_if_no_system_has_more(tmp_path: Path, other: list[float], drawn: bool) -> None:
+    """One-exchange ridge validates once: beside others its panel would be empty."""
+    path = draw_convergence(tmp_path, {"once": [outcome({"a": [0.5]})], "other": [outcome({"a": other})]})
+    assert path is not None and ("<!-- once -->" in path.read_text()) is drawn
+
+
 def test_without_any_curve_there_is_no_plot(tmp_path: Path) -> None:
     """Nor a warning of matplotlib about an empty legend."""
     assert draw_convergence(tmp_path, {"none": [outcome({})]}) is None
