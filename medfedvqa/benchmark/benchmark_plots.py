@@ -20,6 +20,7 @@ SHARE = "questions right, %"
 COLUMNS = 5
 """Panels in a line of a plot that has one for each system."""
 MOST_TICKS = 20
+"""The most places that have a tick each."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
         validated = [run.validation_curve for run in runs if run.validated]
         if validated:
             curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
-    if not curves:
-        return None
     lines = {label: Line(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)}
+    if not lines:
+        return None
     several = {label: line for label, line in lines.items() if len(line.places) > 1}
     return _draw(out / "convergence.svg", several or lines, "round")
 

@@ -46,4 +46,6 @@ def test_a_single_round_is_a_line_only_if_no_system_has_more(tmp_path: Path, oth
 def test_without_any_curve_there_is_no_plot(tmp_path: Path) -> None:
     """Nor a warning of matplotlib about an empty legend."""
     assert draw_convergence(tmp_path, {"none": [outcome({})]}) is None
+    ended = [outcome({"a": [0.5]}), outcome({"a": [0.5, 0.6]})]
+    assert draw_convergence(tmp_path, {"seeds that ended after other rounds": ended}) is None
     assert not list(tmp_path.iterdir())
