@@ -9,9 +9,12 @@ import pytest
 from medfedvqa.benchmark.benchmark_table import markdown
 from medfedvqa.benchmark.comparison import compared
 from medfedvqa.benchmark.results_file import read
+from medfedvqa.benchmark.systems import systems_named
+from medfedvqa.benchmark.tuning_search import Choice
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SEARCHED = Choice.model_fields
 
 
 @pytest.mark.slow
@@ -22,6 +25,18 @@ def test_a_published_table_is_what_the_command_makes_of_its_raw_results(name: st
     made = markdown(compared(results)).split("\n## ")[0]
     assert not left_out
     assert made.strip() in (DOCS / "benchmark.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "benchmark").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_published_line_ran_with_the_options_of_its_label(path: Path) -> None:
+    """But for what a search chose: a label still says what ran."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["method"]:
+            (system,) = systems_named([record["system"]])
+            wanted = json.loads(json.dumps(system.options)).items()
+            assert record["method"] == system.method
+            assert not [name for name, value in wanted if name not in SEARCHED and record["options"][name] != value]
 
 
 def test_the_published_table_of_many_sites_is_what_the_program_makes_of_its_records() -> None:
