@@ -14,6 +14,9 @@ ifneq ($(FOUND),$(or $(filter $(KNOWN),$(WANTED)),$(filter $(KNOWN),$(FOUND))))
 .PHONY: $(VENV)/ready
 endif
 
+# Federations start processes by the hundred: each would compile all sources anew where the shell says to keep no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 # The tests come in three tiers; tests/README.md says what each holds.
 # A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder

@@ -100,11 +100,15 @@ def main() -> None:
         count, trained = len(same), sum(result.processor_seconds for result in same)
         shared, alone = shared + trained, alone + trained + count * (made - recalled)
         print(
-            f"{label}: {count} runs of {trained / count:.0f} s; features {made:.1f} s, recalled {recalled:.1f} s",
+            f"{label}: {_runs(count)} of {trained / count:.0f} s; features {made:.1f} s, recalled {recalled:.1f} s",
             flush=True,
         )
-    print(f"{sum(map(len, runs.values()))} runs: {shared / 3600:.2f} processor hours with the cache,")
+    print(f"{_runs(sum(map(len, runs.values())))}: {shared / 3600:.2f} processor hours with the cache,")
     print(f"{alone / 3600:.2f} without, {alone / shared:.2f} times as many")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 if __name__ == "__main__":

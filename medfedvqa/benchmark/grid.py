@@ -1,14 +1,17 @@
 """The runs of a benchmark: each has a folder, several run at a time, and none is repeated."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -137,7 +140,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
     for system, seed in todo:
         check_sites(grid.job(system, seed), 1 if system.centralised else len(grid.sites))
     waiting = iter(todo)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         # Only as many runs as workers are submitted: an interrupted grid ends with the runs that have begun.
         running = {}
         for number, each in enumerate(islice(waiting, workers)):
@@ -150,6 +153,18 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
                 for each in islice(waiting, 1):
                     running[pool.submit(_run, grid, *each, device)] = *each, device
                 yield system, seed
+
+
+def _end_with_parent() -> None:
+    """End this worker as soon as its parent has died: a pool's workers would train on, and then wait for ever."""
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
 
 
 def results(grid: Grid) -> list[Result]:
