@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
-from free_ports import free_port
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
@@ -23,6 +22,7 @@ from small_dicom import dicom_bytes, small_dicom
 
 from medfedvqa.dicomweb import Outcome, fetch
 from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.federation.flare.loopback import free_port
 
 PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
 DEADLINE = 120

@@ -9,11 +9,11 @@ from threading import Event, Thread, Timer
 
 import pytest
 from aiohttp import web
-from free_ports import free_port
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.flare_api.api_spec import NoConnection
 
 from medfedvqa.federation.flare.admin_session import open_session
+from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, loopback_project, provision
 
 LOGIN = 5.0

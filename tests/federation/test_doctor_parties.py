@@ -18,14 +18,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 from doctored import FACTS, PLACES, SITE, checks_of, edit_json, problems, provisioned
-from free_ports import free_port
 from nvflare.lighter.utils import load_crt_chain
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.kit_contents import record_digests
-from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.loopback import LoopbackFederation, free_port
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.site_config import site_yaml
 

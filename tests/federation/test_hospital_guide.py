@@ -14,10 +14,10 @@ from typing import Any
 import guide
 import psutil
 import pytest
-from free_ports import free_port
 
 from audits import AuditKey, Event, Outcome, VerdictState, examine, origin_of, read, verify
 from audits.key_succession import SUCCESSIONS, read_successions
+from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.version import VERSION
 from privacy import Ledger

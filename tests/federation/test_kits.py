@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import yaml
-from free_ports import free_port
 
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare.kits import prepare_kit, root_folder
+from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.site_config import load_site_config
 

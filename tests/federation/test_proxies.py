@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from doctored import SITE, checks_of, problems, provisioned
-from free_ports import free_port
 from test_doctor_parties import listening
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.proxies import REMEDY
 from medfedvqa.federation.site_config import load_site_config

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from doctored import SITE, provisioned
-from free_ports import free_port
 
+from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.live_processes import live_processes
 

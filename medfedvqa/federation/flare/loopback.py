@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import sys
@@ -24,6 +25,9 @@ from medfedvqa.plugins import write_list
 
 _START_TIMEOUT = 300.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
+_PORTS = range(20_000, 32_000)  # below those of connections: from 32,768 on Linux, from 49,152 elsewhere
+_LOG = "process.log"
+_LAST_LINES = 30
 
 _LAST_WORD = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "30"}
 """Seconds after which the server calls a job finished although a site that died never said so; FLARE: 900."""
@@ -49,7 +53,7 @@ class LoopbackFederation:
         self._earlier, self.kits = kits, Path()
 
     def __enter__(self) -> Self:
-        """Raises `FederationError` if the federation does not come up."""
+        """Raises `FederationError` if the federation does not come up, with the end of the server's log as its note."""
         self.kits = self._earlier or self._provisioned()
         with contextlib.ExitStack() as ending:
             self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))
@@ -57,7 +61,12 @@ class LoopbackFederation:
                 self.start(name)
             self._client = AdminClient(ADMIN, self.admin_kit, _START_TIMEOUT)
             ending.callback(self._client.close)
-            self._wait_for(set(self._sites))
+            try:
+                self._wait_for(set(self._sites))
+            except FederationError as error:
+                # For a traceback: the folder is a temporary one, and its logs are gone with it.
+                error.add_note(self._end_of_log(SERVER))
+                raise
             self._ending = ending.pop_all()
         return self
 
@@ -69,7 +78,7 @@ class LoopbackFederation:
     def _provisioned(self) -> Path:
         """New kits, with the sites' files in them."""
         builder = SiteBuilder(storage=str(self.folder / "storage"))
-        kits = provision(loopback_project(list(self._sites), _free_port()), [builder], self.folder)
+        kits = provision(loopback_project(list(self._sites), free_port()), [builder], self.folder)
         for name, path in self._sites.items():
             shutil.copy(path, kits / name / "local" / "site.yml")
         write_list(kits / SERVER / "local")
@@ -89,7 +98,7 @@ class LoopbackFederation:
         """Start the server or a site by its kit's own script."""
         kit = self.kits / name
         script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
-        self._reaper.start(script, kit, kit / "process.log", self._environment)
+        self._reaper.start(script, kit, kit / _LOG, self._environment)
 
     def restart(self, name: str) -> None:
         """Start a site that was killed, and wait until it has joined again. Raises `FederationError` if it does not."""
@@ -150,6 +159,10 @@ class LoopbackFederation:
             raise FederationError("the federation is not running")
         return self._client
 
+    def _end_of_log(self, name: str) -> str:
+        lines = (self.kits / name / _LOG).read_text(errors="replace").splitlines()
+        return "\n".join([f"the log of '{name}' ends with:", *lines[-_LAST_LINES:]])
+
     def _wait_for(self, sites: Collection[str], since: float = 0.0) -> None:
         missing = set(sites)
         for _ in _until(_START_TIMEOUT):
@@ -170,7 +183,9 @@ def _until(timeout: float) -> Iterator[None]:
         time.sleep(_POLL)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """A port of this machine at which nobody listens, and which no system gives to a connection in the meantime."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.choice(_PORTS)))
+            return int(probe.getsockname()[1])
