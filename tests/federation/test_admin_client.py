@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ class Server:
     def __init__(self, *answers: Any, logins: tuple[Any, ...] = ()) -> None:
         self.answers, self.logins = list(answers), list(logins)
         self.sessions, self.closed, self.tokens = 0, 0, set[str]()
+        self.api = SimpleNamespace(unset_command_timeout=lambda: None)
 
     def connect(self, user: str, kit: str, timeout: float) -> "Server":
         if self.logins and (problem := self.logins.pop(0)) is not None:

@@ -7,13 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
+from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.recipe import ProdEnv
 
 from audits import Event, Examination, Outcome, Refusal, VerdictState, examine, read, verify
@@ -21,9 +25,11 @@ from audits.byte_ledger import Reconciliation, reconcile
 from medfedvqa.cli.sites import config_of
 from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
+from medfedvqa.federation.flare.admin_client import AdminClient
+from medfedvqa.federation.flare.admin_session import open_session
 from medfedvqa.federation.flare.certificates import submitter
 from medfedvqa.federation.flare.loopback import LoopbackFederation
-from medfedvqa.federation.flare.provision import ADMIN
+from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -325,3 +331,26 @@ def test_an_unexpected_error_at_a_site_leaves_it_by_its_name_only(
     assert failure == f"site 'chest' stopped the job: {Refusal.FAILED.sentence}"
     server = federation.folder / "results" / job_id
     assert not [path for path in server.rglob("*") if path.is_file() and b"secret-folder" in path.read_bytes()]
+
+
+def test_a_server_that_pauses_for_longer_than_flare_waits_is_neither_asked_nor_logged_into_again(
+    federation: LoopbackFederation,
+) -> None:
+    """FLARE's five seconds are not enough for the server of a busy machine."""
+    logins = []
+
+    def login(*arguments: Any, **options: Any) -> Session:
+        logins.append(open_session(*arguments, **options))
+        return logins[-1]
+
+    (server,) = federation.processes(SERVER, job=False)
+    with closing(AdminClient(ADMIN, federation.admin_kit, PATIENCE, login)) as administrator:
+        before = {site.name for site in administrator.sites()}
+        goes_on = Timer(8.0, server.resume)
+        server.suspend()
+        goes_on.start()
+        try:
+            assert {site.name for site in administrator.sites()} == before == set(SITES)
+        finally:
+            goes_on.join()
+    assert len(logins) == 1

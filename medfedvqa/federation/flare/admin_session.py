@@ -1,5 +1,8 @@
 """Opening and ending FLARE's session of an administrator, neither of which may wait without limit.
 
+FLARE (2.9) waits five seconds for an answer, which the server of a busy machine may not keep, and tries a login fifteen
+times. Here the server has more time, and a login fewer tries.
+
 While FLARE's transport (2.9) ends, a connection that it is just making escapes it, and it then waits for that
 connection to end, without limit if the server keeps it. So open connections are closed again until the session ends.
 """
@@ -9,6 +12,8 @@ from threading import Thread
 
 from nvflare.fuel.flare_api.flare_api import Session
 
+_ANSWER = 30.0  # seconds
+_LOGINS = 3
 _PAUSE = 1.0  # seconds
 _TRIES = 60
 
@@ -16,9 +21,12 @@ _TRIES = 60
 def open_session(user: str, kit: str, timeout: float) -> Session:
     """A session of the administrator `user` with the startup kit `kit`.
 
-    Raises what FLARE raises, within about `timeout` seconds: its own errors, or those of its transport.
+    Raises what FLARE raises, its own errors or those of its transport, within about `timeout` seconds if the server
+    cannot be reached, and two minutes if it does not answer.
     """
     session = Session(user, kit)
+    session.api.set_command_timeout(_ANSWER)
+    session.api.auto_login_max_tries = _LOGINS
     try:
         session.try_connect(timeout)
     except Exception:
@@ -29,6 +37,7 @@ def open_session(user: str, kit: str, timeout: float) -> Session:
 
 def end_session(session: Session) -> None:
     """Log out and disconnect. The server may be gone, so that nothing is raised, and a minute is the limit."""
+    session.api.unset_command_timeout()  # nobody waits long for the answer to a logout
     ending = Thread(target=_end, args=(session,), daemon=True)
     ending.start()
     for _ in range(_TRIES):
