@@ -1,7 +1,7 @@
 """Opening and ending FLARE's session of an administrator, neither of which may wait without limit.
 
-FLARE (2.9) waits five seconds for an answer, which the server of a busy machine may not keep, and tries a login fifteen
-times. Here the server has more time, and a login fewer tries.
+FLARE (2.9) waits five seconds for an answer, which the server of a busy machine may not keep. Here it has more time,
+but no minute, since FLARE tries a login fifteen times.
 
 While FLARE's transport (2.9) ends, a connection that it is just making escapes it, and it then waits for that
 connection to end, without limit if the server keeps it. So open connections are closed again until the session ends.
@@ -12,8 +12,7 @@ from threading import Thread
 
 from nvflare.fuel.flare_api.flare_api import Session
 
-_ANSWER = 30.0  # seconds
-_LOGINS = 3
+_ANSWER = 15.0  # seconds
 _PAUSE = 1.0  # seconds
 _TRIES = 60
 
@@ -22,11 +21,10 @@ def open_session(user: str, kit: str, timeout: float) -> Session:
     """A session of the administrator `user` with the startup kit `kit`.
 
     Raises what FLARE raises, its own errors or those of its transport, within about `timeout` seconds if the server
-    cannot be reached, and two minutes if it does not answer.
+    cannot be reached, and four minutes if it does not answer.
     """
     session = Session(user, kit)
     session.api.set_command_timeout(_ANSWER)
-    session.api.auto_login_max_tries = _LOGINS
     try:
         session.try_connect(timeout)
     except Exception:
