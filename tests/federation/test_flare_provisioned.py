@@ -346,11 +346,11 @@ def test_a_server_that_pauses_for_longer_than_flare_waits_is_neither_asked_nor_l
     (server,) = federation.processes(SERVER, job=False)
     with closing(AdminClient(ADMIN, federation.admin_kit, PATIENCE, login)) as administrator:
         before = {site.name for site in administrator.sites()}
-        goes_on = Timer(8.0, server.resume)
+        resuming = Timer(8.0, server.resume)
         server.suspend()
-        goes_on.start()
+        resuming.start()
         try:
             assert {site.name for site in administrator.sites()} == before == set(SITES)
         finally:
-            goes_on.join()
+            resuming.join()
     assert len(logins) == 1

@@ -21,7 +21,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def test_a_federation_that_does_not_come_up_shows_how_its_servers_log_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else has the server's port. The folder is a temporary one: its logs are gone when the error is read."""
+    """Somebody else has the server's port. The folder is temporary: its logs are gone when the error is read."""
     site = tmp_path / "site.yml"
     site.write_text(site_yaml(reader="phantom", organ=SITE, methods=[], state="s", audit="a", ledger="l"))
     monkeypatch.setattr(loopback, "_START_TIMEOUT", 3.0)
