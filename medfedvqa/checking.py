@@ -1,6 +1,7 @@
 """What a user, or a hostile author, wrote becomes a model of options; errors name only keys that there are."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -23,9 +24,15 @@ def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        schema = kind.model_json_schema()
+        schema = _schema(kind)
         faults = (_fault(fault["type"], fault["loc"], fault["msg"], schema) for fault in error.errors())
         raise ConfigError(f"{owner}: {'; '.join(islice(dict.fromkeys(faults), _MOST_FAULTS))}") from None
+
+
+@lru_cache
+def _schema(kind: type[BaseModel]) -> Mapping[str, Any]:
+    """Of the model, made once: that takes longer than all the rest of a refusal."""
+    return kind.model_json_schema()
 
 
 def _fault(reason: str, keys: Sequence[str | int], message: str, schema: Mapping[str, Any]) -> str:

@@ -152,10 +152,10 @@ class _Outside:
         self._follow((owner.modules() if first else {}) | modules_below(root))
 
     def _follow(self, files: dict[str, Path]) -> None:
-        for source in sources(files.values()):
-            for name in imports(source):
-                if not _is_project(name) and (root := root_of(name)):
-                    self._add(root)
+        # Each name once: to look for a module takes longer than to read that it is imported.
+        for name in dict.fromkeys(name for source in sources(files.values()) for name in imports(source)):
+            if not _is_project(name) and (root := root_of(name)):
+                self._add(root)
 
 
 def _part(kind: CodeKind, distribution: Distribution, sha256: str) -> CodePart:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from plug_in import LOOSE, NAME, VERSION, installed, sources
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 from pathlib import Path

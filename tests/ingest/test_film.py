@@ -15,6 +15,9 @@ from medfedvqa.ingest.image_rendering import render
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.worker import Worker
 
+pytestmark = pytest.mark.slow
+"""Two processors read its text for half a minute. `make test` reads drawn text, in the files beside this one."""
+
 KEYS = Pseudonyms(bytes(32))
 WORDS = ("DAVIDSON", "DOUGLAS", "DOB", "1976", "06.16", "01.09.2012")
 MARKERS = ("Semi", "Upright", "Portable")
@@ -75,7 +78,6 @@ def test_no_identifier_is_left_in_any_element(film: Path, result: Dataset) -> No
     assert not any(element.tag.is_private for element in result.iterall())
 
 
-@pytest.mark.slow
 def test_no_identifier_can_be_read_in_the_pixels(film: Path, result: Dataset) -> None:
     """The same OCR reads name, sex, dates and birth date on the original, and none of it on what is stored."""
     before = read_out(
@@ -100,7 +102,6 @@ def test_codes_say_what_was_done(result: Dataset) -> None:
     assert [code.CodeValue for code in result[0x0012, 0x0064].value] == ["113100", "113101"]
 
 
-@pytest.mark.slow
 def test_the_same_film_is_stored_as_the_same_file(film: Path, result: Dataset, tmp_path: Path) -> None:
     """Under the same key: header and pixels."""
     assert stored(film, KEYS, tmp_path) == result
