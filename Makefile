@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
 
-# Every claim once: twelve minutes on two cores. While two processes wait for federations, a third one works.
+# Every claim once: ten minutes on two cores. While two processes wait for federations, a third one works.
 test: $(VENV)/ready
 	$(MAKE) --jobs=2 lint wheel-test
 	$(PYTEST) -n 3 -m "not slow and not release"
