@@ -11,11 +11,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-
-from pydicom.dataset import Dataset
-from pydicom.valuerep import PersonName
+from typing import TYPE_CHECKING
 
 from medfedvqa.ingest.word_lists import GENERIC, MONTHS, NOBODY
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 NUMBERS = (
     "PatientID", "OtherPatientIDs", "AccessionNumber", "StudyID", "AdmissionID", "RequestedProcedureID",
@@ -64,7 +65,7 @@ class Spotted:
     """Forms that a name shares with names that differ in one letter."""
 
 
-def header_forms(original: Dataset) -> frozenset[str]:
+def header_forms(original: "Dataset") -> frozenset[str]:
     """The forms of all names, numbers, dates, phones and places in a header, at any depth."""
     forms: set[str] = set()
     for element in original.iterall():
@@ -216,6 +217,9 @@ def _month(name: str) -> str:
 
 
 def _texts(value: object) -> Iterator[str]:
+    # Here, since every process that trains loads this module, and few need pydicom, which takes a quarter of a second.
+    from pydicom.valuerep import PersonName
+
     if isinstance(value, (str, PersonName)) or not hasattr(value, "__iter__"):
         yield "" if value is None else str(value).strip("\0 ")
     elif not isinstance(value, bytes):

@@ -124,3 +124,9 @@ def test_memory_of_a_process_grows_by_no_more_than_the_bound_and_a_few_parts(tmp
         command = [sys.executable, "-c", GROWTH, way, str(tmp_path)]
         grown[way] = float(subprocess.run(command, check=True, capture_output=True, timeout=300).stdout)
     assert grown["all"] > 380 and grown["bounded"] < 38
+
+
+def test_pydicom_is_imported_only_to_read_dicom() -> None:
+    """A site's process that trains on PNG and JPEG starts without it."""
+    code = "import sys, medfedvqa.federation.launch; sys.exit('pydicom' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
