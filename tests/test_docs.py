@@ -39,6 +39,8 @@ BROWSER = shutil.which("chromium")
 FENCE = re.compile(r"^ *```.*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 COMMAND = re.compile(r"(?<![\w/.-])(?<!import )medfedvqa (?=[a-z]).*")
+QUOTED = re.compile(r'"[^"]*"')
+END = re.compile(r" (?:&&|\||>|<|\|\|) |[;)](?=\s|$)|$")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 FILE = re.compile(
     r"(?:audits|benchmarks|docs|medfedvqa|nvflare_jobs|privacy|tests)/[\w/.-]+\.(?:css|js|json|lock|md|py|yml)"
@@ -57,7 +59,8 @@ def commands(code: str) -> Iterator[list[str]]:
     """The words of each command of ours in a piece of code, without comments and what comes after it in a line."""
     for line in code.replace("\\\n", " ").splitlines():
         if found := COMMAND.search(line):
-            alone = re.split(r" (?:&&|\||>|<|\|\|) |[;)](?=\s|$)", found.group())[0]
+            unquoted = QUOTED.sub(lambda quoted: "_" * len(quoted.group()), found.group())
+            alone = found.group()[: END.search(unquoted).start()]
             yield shlex.split(re.sub(r"\.\.\.|[][]", "", alone), comments=True)[1:]
 
 
