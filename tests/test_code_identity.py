@@ -10,13 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from plug_in import LOOSE, NAME, VERSION, installed, sources
+from plug_in import LOOSE, NAME, VERSION, forget_methods, installed, sources
 
 from audits import CodeKind, JobCode, LogError
 from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
-from medfedvqa.core import registry
 from medfedvqa.installed_code import imports, owner_of, without_type_imports
 
 OURS = ("acme", "bare")
@@ -32,8 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that register themselves here are forgotten afterwards."""
-    registry.method_names()  # the project's own are loaded once in a process
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    forget_methods(monkeypatch)
 
 
 @pytest.fixture

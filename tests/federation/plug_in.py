@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from medfedvqa.core import registry
+
 NAME, VERSION = "Acme.Federated", "1.4.2"
 METHOD = '''"""A method from outside."""
 from medfedvqa.core import register
@@ -56,3 +60,9 @@ def installed(source: Path, target: Path, *options: str) -> Path:
     target.mkdir(exist_ok=True)
     (target / "acme_loose.py").write_text(LOOSE)
     return target
+
+
+def forget_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that register themselves during a test are forgotten afterwards; the project's own stay."""
+    registry.method_names()  # loads the project's own, once in a process
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))

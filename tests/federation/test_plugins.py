@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image, ImageDraw
-from plug_in import installed
+from plug_in import forget_methods, installed
 
 from audits import Event, JobRefused, Refusal, read
 from medfedvqa import plugins
@@ -65,8 +65,7 @@ def here(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(target))
     monkeypatch.setattr(plugins, "_allowed", {})
     monkeypatch.setattr(plugins, "_loaded", {})
-    registry.method_names()  # the project's own are loaded once in a process
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    forget_methods(monkeypatch)
     yield target
     for name in [name for name in sys.modules if name.partition(".")[0] == METHOD]:
         del sys.modules[name]

@@ -16,7 +16,7 @@ from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.worker import Worker
 
 pytestmark = pytest.mark.slow
-"""Two processors read its text for half a minute. `make test` reads drawn text, in the files beside this one."""
+"""Its text takes half a minute to read. `make test` reads drawn text, in the files beside this one."""
 
 KEYS = Pseudonyms(bytes(32))
 WORDS = ("DAVIDSON", "DOUGLAS", "DOB", "1976", "06.16", "01.09.2012")
