@@ -5,7 +5,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """The only place of the version: pyproject.toml reads it here. An editable installation may have older metadata."""
 PACKAGES = ("medfedvqa", "privacy", "audits")
 

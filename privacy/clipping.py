@@ -238,7 +238,8 @@ def _gamma(terms: Terms) -> Terms:
 def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
     """What to multiply patients' gradients with, float64 [patients], so that none is longer than `clip`.
 
-    The bound in use is a little lower than `clip`: a forward pass over one patient more rounds the others' rows
-    differently, and the difference of two sums has to stay below `clip` all the same.
+    The bound in use is a little lower than `clip`, so that the difference of two sums stays below it all the same. Half
+    of that reserve is for a forward pass over one patient more, which rounds the others' rows differently; half is for
+    rounding both sums to the noise's grid, see `grid_step`.
     """
     return (clip * (1 - 2.0**-10) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)

@@ -10,6 +10,7 @@ import torch
 
 from privacy.clipping import GradientContribution, Gradients, clip_weights
 from privacy.errors import SettingsError
+from privacy.mechanisms.sampled_gaussian import grid_step
 from privacy.noise import Randomness
 
 LONGEST = 2.0**100
@@ -49,16 +50,25 @@ class PrivateStep:
         for part in contributions:
             part.add(self._sums[part.value], weights)
 
+    @property
+    def rounded_sums(self) -> tuple[float, Gradients]:
+        """The grid's step, and the sums in whole numbers of it, float64: what the noise is added to."""
+        step = grid_step(self._clip, sum(total.numel() for total in self._sums.values()))
+        return step, {parameter: (total / step).round() for parameter, total in self._sums.items()}
+
     def finish(self, noise: float, divisor: float, randomness: Randomness) -> None:
         """Set every parameter's `grad` to (sum + normal(0, noise * C)) / divisor, also where nobody was drawn.
 
+        Sum and noise are whole numbers of grid steps, so that what is set is a function of whole numbers that are as
+        private as real ones with Gaussian noise: see `privacy.mechanisms.sampled_gaussian`.
         Terms of the loss that do not depend on data may be back-propagated afterwards: they add to it.
         """
-        sizes = [total.numel() for total in self._sums.values()]
-        noise_values = randomness.normal((sum(sizes),), noise * self._clip).double()
-        for (parameter, total), part in zip(self._sums.items(), torch.split(noise_values, sizes), strict=True):
-            noisy = (total + part.view_as(total).to(total.device)) / divisor
-            parameter.grad = noisy.to(parameter.dtype)
+        step, sums = self.rounded_sums
+        sizes = [total.numel() for total in sums.values()]
+        noise_values = randomness.rounded_normal(sum(sizes), noise * self._clip / step)
+        for (parameter, total), part in zip(sums.items(), torch.split(noise_values, sizes), strict=True):
+            whole = total + part.view_as(total).to(total.device)
+            parameter.grad = (whole * (step / divisor)).to(parameter.dtype)
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:

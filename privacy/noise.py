@@ -3,13 +3,16 @@
 Every call draws a key of its own and takes its numbers from that key's ChaCha20 keystream (RFC 8439). Nothing is kept
 between calls, so that neither a forked nor a restarted process can repeat what another one drew.
 
-Source of the floating-point guard: Holohan and Braghin, "Secure Random Sampling in Differential Privacy", 2021.
+Gaussian noise is whole numbers: the nearest ones to exact real Gaussians (G. Box and M. Muller, "A Note on the
+Generation of Random Normal Deviates", 1958, of two uniform real numbers). Double precision decides nearly every one.
+Where its error could change the nearest whole number, the uniforms get further random digits and the value is computed
+anew. So neither the digits of floating-point numbers nor an end of their tails shape the noise.
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -23,8 +26,10 @@ KEY_BYTES = 32
 WORD_BYTES = 8
 HALF = 4096
 """Values that share one keystream chunk with as many others: the working set stays in a core's own cache."""
-SUMMANDS = 4
-"""Gaussians in each value, as in Opacus' secure mode."""
+FURTHER_BITS = 192
+"""Random binary digits that a uniform number gets where its first ones do not decide a value."""
+MOST_DEVIATION = 2.0**46
+"""The largest standard deviation of whole noise: with it, values that occur are exact in double precision."""
 
 
 class NoiseError(PrivacyError):
@@ -37,10 +42,10 @@ class Randomness(Protocol):
     void: bool
     """True: repeatable, so that nothing it protects is private."""
 
-    def normal(self, shape: Sequence[int], std: float) -> torch.Tensor:
-        """Independent Gaussians of mean 0 and standard deviation `std`: float32 of `shape`, on the CPU.
+    def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
+        """[count] whole numbers, float64 on the CPU: independent Gaussians of mean 0, each rounded to the nearest.
 
-        Raises `NoiseError` unless `std` is finite and positive.
+        Raises `NoiseError` unless the standard deviation is positive and at most `MOST_DEVIATION`.
         """
         ...
 
@@ -56,14 +61,14 @@ class Randomness(Protocol):
 class _KeyStream:
     """Numbers from a key per call; where the keys come from, the subclasses say."""
 
-    def normal(self, shape: Sequence[int], std: float) -> torch.Tensor:
-        if not (math.isfinite(std) and std > 0):
-            raise NoiseError("noise protects only with a standard deviation that is finite and above 0: set one")
-        values = torch.empty(math.prod(shape), dtype=torch.float32)
-        words = keystream(self._key(), 2 * SUMMANDS * HALF)
-        for target, chunk in zip(torch.split(values, 2 * HALF), words, strict=False):
-            target.copy_(_gaussians(chunk).mul_(std / math.sqrt(SUMMANDS))[: len(target)])
-        return values.reshape(tuple(shape))
+    def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
+        if not 0 < deviation <= MOST_DEVIATION:
+            raise NoiseError("noise needs a deviation above 0 and at most 2^46 grid steps: set another")
+        values, key = torch.empty(count, dtype=torch.float64), self._key()
+        further = keystream(key, 2 * FURTHER_BITS // 64, nonce=1)
+        for target, chunk in zip(torch.split(values, 2 * HALF), keystream(key, 2 * HALF), strict=False):
+            target.copy_(_rounded_gaussians(chunk, deviation, further)[: len(target)])
+        return values
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         words = next(keystream(self._key(), count)).numpy().view(np.uint64)
@@ -98,13 +103,14 @@ class RepeatableRandomness(_KeyStream):
         return hashlib.sha256(f"{self._seed}/{self._calls}".encode()).digest()
 
 
-def keystream(key: bytes, words: int) -> Iterator[torch.Tensor]:
-    """The ChaCha20 keystream of `key` (32 bytes) from block 0 under nonce 0, as int64 chunks of [words].
+def keystream(key: bytes, words: int, nonce: int = 0) -> Iterator[torch.Tensor]:
+    """The ChaCha20 keystream of `key` (32 bytes) from block 0 under `nonce`, as int64 chunks of [words].
 
-    All chunks share one buffer: each is overwritten by the next. A key that is used once needs no nonce.
+    All chunks share one buffer: each is overwritten by the next. A key is used in one call only, so small nonces do.
     """
     # The first 4 of these bytes are the block counter, the other 12 the nonce.
-    encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    counter_and_nonce = bytes(4) + nonce.to_bytes(12, "little")
+    encryptor = Cipher(algorithms.ChaCha20(key, counter_and_nonce), mode=None).encryptor()
     zeros, buffer = bytes(words * WORD_BYTES), bytearray(words * WORD_BYTES)
     chunk = torch.frombuffer(buffer, dtype=torch.int64) if words else torch.empty(0, dtype=torch.int64)
     while True:
@@ -112,14 +118,44 @@ def keystream(key: bytes, words: int) -> Iterator[torch.Tensor]:
         yield chunk
 
 
-def _gaussians(words: torch.Tensor) -> torch.Tensor:
-    """[2 * HALF] sums of `SUMMANDS` standard Gaussians, by Box-Muller in float64 from [2 * SUMMANDS * HALF] words.
+def _rounded_gaussians(words: torch.Tensor, deviation: float, further: Iterator[torch.Tensor]) -> torch.Tensor:
+    """[2 * HALF] whole numbers from [2 * HALF] words: the cosine and the sine of each pair of uniform numbers.
 
-    Of each pair that Box-Muller gives, the cosine goes to one value and the sine to another: both in one sum would
-    be a single Gaussian again, since cos(x) + sin(x) is a shifted cosine.
+    A uniform number u has 52 binary digits j here and infinitely many that are not drawn; R = sqrt(-2 ln u) is computed
+    for the middle of that interval. Half of its width moves R by at most 1 / (j R) <= 2^-51 / (u R) for j >= 1 (and
+    without bound for j = 0). Rounding moves R by at most 2^-50 R, and sine and cosine, whose angle is off by 2^-50, by
+    2^-49, if logarithm, sine and cosine err by at most four units in the last place (torch's by one). So a value is off
+    by at most deviation (2^-51 / (u R) + 2^-48 R). `doubt` is twice that.
     """
-    first, second = words.view(2, SUMMANDS, HALF)
-    # The shift keeps the sign: -2**52 .. 2**52 - 1 becomes 2**-53 .. 1, whose logarithm is finite.
-    radius = (first >> 11).double().add_(2.0**52 + 1).mul_(2.0**-53).log_().mul_(-2).sqrt_()
+    first, second = words.view(2, -1)
+    uniform = ((first >> 12).double() + (2.0**51 + 0.5)).mul_(2.0**-52)
+    radius = uniform.log().mul_(-2).sqrt_()
     angle = second.double().mul_(math.pi * 2.0**-63)
-    return torch.stack([(angle.cos().mul_(radius)).sum(0), (angle.sin_().mul_(radius)).sum(0)]).view(-1)
+    values = torch.stack([angle.cos(), angle.sin()]).mul_(radius).mul_(deviation)
+    doubt = (uniform.mul_(radius).reciprocal_().mul_(2.0**-50) + radius.mul_(2.0**-47)).mul_(deviation)
+    rounded = values.round()
+    unsure = (values - rounded).abs_() > 0.5 - doubt
+    unsure |= (first >> 12) == -(2**51)
+    for pair in unsure.any(0).nonzero().flatten().tolist():
+        exact = _exact_pair(int(first[pair]), int(second[pair]), deviation, next(further))
+        rounded[:, pair] = torch.where(unsure[:, pair], torch.tensor(exact, dtype=torch.float64), rounded[:, pair])
+    return rounded.view(-1)
+
+
+def _exact_pair(first: int, second: int, deviation: float, further: torch.Tensor) -> tuple[float, float]:
+    """The nearest whole numbers to the cosine and the sine of a pair whose uniforms get `FURTHER_BITS` more digits.
+
+    They are those of exact real numbers, but with a chance below 2^-100: the digits that are still not drawn, and
+    rounding at this precision, move a value by less than 2^-120.
+    """
+    from mpmath import mp  # only here, as it takes a quarter of a second to load
+
+    more = further.numpy().tobytes()
+    digits = [int.from_bytes(part, "little") for part in (more[: len(more) // 2], more[len(more) // 2 :])]
+    with mp.workprec(2 * FURTHER_BITS):
+        whole = (((first >> 12) + 2**51) << FURTHER_BITS) + digits[0]
+        uniform = (whole + mp.mpf(0.5)) / mp.mpf(2) ** (52 + FURTHER_BITS)
+        turns = (((second % 2**64) << FURTHER_BITS) + digits[1]) / mp.mpf(2) ** (64 + FURTHER_BITS)
+        radius = deviation * mp.sqrt(-2 * mp.log(uniform))
+        cosine, sine = (radius * function(2 * mp.pi * turns) for function in (mp.cos, mp.sin))
+        return float(mp.nint(cosine)), float(mp.nint(sine))

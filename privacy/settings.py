@@ -10,6 +10,8 @@ from privacy.mechanisms.sampled_gaussian import SampledGaussian
 MOST_EPSILON = 1e5
 MOST_LEVEL = 1e6
 """The largest noise multiplier and clipping norm."""
+LEAST_CLIP = 1e-6
+"""The smallest clipping norm: single precision holds every step of its grid."""
 LEAST_RATE = 1e-5
 """Smallest sampling rate: an epoch takes one over the rate steps."""
 MOST_PATIENTS = 10_000_000
@@ -77,6 +79,8 @@ class DPSettings:
         levels = [value for value in (self.noise, self.count_noise, self.clip) if value is not None]
         if not all(0 < value <= MOST_LEVEL for value in levels):
             raise SettingsError("'noise', 'count_noise' and 'clip' must be positive numbers, a million at most")
+        if self.clip < LEAST_CLIP:
+            raise SettingsError("'clip' must be at least a millionth: the noise's grid needs the digits below it")
         if self.epsilon is not None and not 0 < self.epsilon <= MOST_EPSILON:
             raise SettingsError("'epsilon' must be a positive number, a hundred thousand at most")
         if not LEAST_RATE <= self.sample_rate <= 1 or not 0 < self.delta < 1 or not 0 < self.count_share < 1:

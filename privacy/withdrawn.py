@@ -2,6 +2,7 @@
 
 The list ships with the package (`withdrawn.json`). A site extends it with a file of the same form beside its ledger:
 a list of entries with `version`, `code_digest` or both, the `reason` as a sentence, and the day `since` when it holds.
+An entry with `exact_arithmetic` leaves the proof intact and says that real machines do not compute what it is about.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ class Withdrawal(BaseModel):
     code_digest: str | None = None
     reason: str
     since: str
+    exact_arithmetic: bool = False
+    """Whether the epsilons do hold in exact arithmetic, and are void only on a machine's floating-point numbers."""
 
     @model_validator(mode="after")
     def _names_code(self) -> "Withdrawal":
@@ -60,6 +63,8 @@ class Withdrawal(BaseModel):
     def sentence(self) -> str:
         """What is withdrawn, since when and why."""
         subject = f"version {self.version}" if self.version else f"code {(self.code_digest or '')[:16]}"
+        if self.exact_arithmetic:
+            return f"epsilons of {subject} hold in exact arithmetic only, as is known since {self.since}. {self.reason}"
         return f"{subject} is withdrawn since {self.since}. {self.reason}"
 
 

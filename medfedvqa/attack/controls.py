@@ -4,7 +4,6 @@ The sampler, clipping, noise and accountants are those that train models. The mo
 canary has a separate feature, so that an attack loses nothing and a trial takes a moment.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,5 +122,5 @@ class Trial:
 class _Silent(RepeatableRandomness):
     """A broken source of noise, whose sampling is correct."""
 
-    def normal(self, shape: Sequence[int], std: float) -> torch.Tensor:
-        return torch.zeros(tuple(shape))
+    def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.float64)

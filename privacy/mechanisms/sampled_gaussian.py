@@ -1,5 +1,10 @@
 """The Gaussian mechanism on a Poisson sample of patients: for sums of clipped gradients, and for counts at rate 1.
 
+Sum and noise are whole multiples of one grid, which follows from public settings. The sum is rounded to the grid, and
+so is the noise, so that the result is the rounded value of the continuous mechanism on the rounded sum: a function of
+that mechanism's output, which costs no more. A floating-point number of any other precision in the result could show
+the sum in its low bits (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012).
+
 Sources: Mironov, Talwar and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, and Gopi, Lee
 and Wutschitz, "Numerical Composition of Differential Privacy", 2021, as `privacy.analysis` has both; Bu, Dong, Long and
 Su, "Deep Learning with Gaussian Differential Privacy", 2020.
@@ -14,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.analysis import PrivacyLoss, analysis
-from privacy.errors import AccountingError
+from privacy.errors import AccountingError, SettingsError
 from privacy.mechanisms.base import (
     LEAST_NOISE,
     MOST_NOISE,
@@ -27,6 +32,25 @@ from privacy.mechanisms.base import (
 
 if TYPE_CHECKING:
     from privacy.noise import Randomness
+
+GRID_SHARE = 2.0**-11
+"""The share of a clipping norm that rounding sums to the grid may add to the sensitivity: half of what the clip leaves
+free, see `clip_weights`."""
+MOST_VALUES = 2**28
+"""Values of one sum: with more, whole numbers of grid steps would not all be exact in double precision."""
+
+
+def grid_step(clip: float, values: int) -> float:
+    """The distance of the grid's points for a sum of `values` numbers to which each patient adds at most norm `clip`.
+
+    A power of two, so that dividing by it is exact. Rounding moves each of the numbers by at most half a step in either
+    of two sums, so it moves their difference by at most step * sqrt(values) <= `GRID_SHARE` * clip in the L2 norm.
+    Raises `SettingsError` if there are more than `MOST_VALUES`.
+    """
+    if values > MOST_VALUES:
+        raise SettingsError(f"a private step trains at most {MOST_VALUES:,} values: train fewer blocks")
+    _, exponent = math.frexp(clip * GRID_SHARE / math.sqrt(max(values, 1)))
+    return math.ldexp(0.5, exponent)
 
 
 @dataclass(frozen=True)
@@ -102,5 +126,5 @@ class SampledGaussian(CountsMechanism):
         return self.noise
 
     def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
-        first, second = randomness.normal((2,), self.noise).tolist()
-        return pair[0] / UNITS + first, pair[1] / UNITS + second
+        first, second = randomness.rounded_normal(2, self.noise * UNITS).tolist()
+        return (pair[0] + first) / UNITS, (pair[1] + second) / UNITS

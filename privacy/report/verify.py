@@ -227,6 +227,8 @@ def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
 
 
 def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
+    if withdrawal.exact_arithmetic:
+        return VerdictPart(CODE, NOT_SHOWN, f"that the epsilon of this job holds: {withdrawal.sentence}")
     return VerdictPart(
         CODE, NOT_SHOWN, f"the epsilon of this job was computed by a withdrawn version: {withdrawal.sentence}"
     )

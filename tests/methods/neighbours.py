@@ -37,6 +37,8 @@ class Step:
 
     sums: Values
     """The clipped gradients of all patients together, before noise."""
+    rounded: Values
+    """The same on the grid of the noise."""
     released: Values
     """The same with noise, divided by a public figure."""
     drawn: Draw
@@ -57,6 +59,8 @@ class Move:
 
     distance: float
     """Between the two sums before noise, over all parameters together, in units of C."""
+    rounded_distance: float
+    """The same between the sums on the grid of the noise, to which it is added."""
     drawn: bool
     """Whether the patient is in the step."""
     others: int
@@ -142,10 +146,14 @@ def _message(task: TaskSpec, reply: Tensors) -> Tensors:
 
 
 def _move(with_patient: Step, without: Step, patient: str, clip: float) -> Move:
-    apart = [(one - other).flatten() for one, other in zip(with_patient.sums, without.sums, strict=True)]
     others = {key: rows for key, rows in with_patient.drawn.items() if key != patient}
-    distance = float(torch.cat(apart).norm()) / clip
-    return Move(distance, patient in with_patient.drawn, len(others), others == without.drawn)
+    distance = _distance(with_patient.sums, without.sums) / clip
+    rounded = _distance(with_patient.rounded, without.rounded) / clip
+    return Move(distance, rounded, patient in with_patient.drawn, len(others), others == without.drawn)
+
+
+def _distance(one: Values, other: Values) -> float:
+    return float(torch.cat([(a - b).flatten() for a, b in zip(one, other, strict=True)]).norm())
 
 
 def _rows_of(data: SiteData, number: int) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -169,12 +177,15 @@ def recorded_steps(
 
     def finish_and_record(step: PrivateStep, noise: float, divisor: float, randomness: Randomness) -> None:
         sums = tuple(total.detach().clone() for total in step._sums.values())
+        grid, whole = step.rounded_sums
+        rounded = tuple(grid * total for total in whole.values())
         finish(step, noise * share_of_noise, divisor, randomness)
         parameters = list(step._sums)
         if after is not None:
             for parameter, released in zip(parameters, after.steps[len(steps)].released, strict=True):
                 parameter.grad = released.clone()
-        steps.append(Step(sums, tuple(parameter.grad.clone() for parameter in parameters), draws[len(steps)]))
+        released = tuple(parameter.grad.clone() for parameter in parameters)
+        steps.append(Step(sums, rounded, released, draws[len(steps)]))
 
     with pytest.MonkeyPatch.context() as patch, recorded_draws(patch, keys, draws.append):
         patch.setattr(PrivateStep, "finish", finish_and_record)

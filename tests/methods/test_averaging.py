@@ -23,9 +23,9 @@ class Counting:
     def __init__(self, randomness) -> None:
         self._randomness, self.asked, self.secret = randomness, 0, randomness.secret
 
-    def normal(self, shape, std):
+    def rounded_normal(self, count, deviation):
         self.asked += 1
-        return self._randomness.normal(shape, std)
+        return self._randomness.rounded_normal(count, deviation)
 
 
 def same(one, other) -> bool:

@@ -90,8 +90,8 @@ def test_every_private_step_is_paid_for(name: str, pretraining: int | None, site
     """Those of the auto-encoder, too: it sees patients before anything else does."""
     there = site()
     asked = []
-    normal = there.randomness.normal
-    there.randomness.normal = lambda *arguments: asked.append(1) or normal(*arguments)
+    normal = there.randomness.rounded_normal
+    there.randomness.rounded_normal = lambda *arguments: asked.append(1) or normal(*arguments)
     options = {} if pretraining is None else {"pretraining": pretraining}
     method = create(name, {**TINY, **options, "answers": "closed"}, DP)
     state = method.setup(there)

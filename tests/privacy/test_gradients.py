@@ -20,6 +20,7 @@ from privacy import (
     owned,
 )
 from privacy.clipping import GradientContribution
+from privacy.mechanisms.sampled_gaussian import grid_step
 
 WIDTH = 5
 SECRET = RepeatableRandomness(0).secret()
@@ -200,9 +201,10 @@ def test_the_gradient_is_the_sum_and_the_noise_over_the_public_divisor() -> None
     step = step_of(values, patients, 2.0)
     total = sum_of(step)
     step.finish(noise=0.5, divisor=4.0, randomness=RepeatableRandomness(3))
-    noise = RepeatableRandomness(3).normal((len(total),), 0.5 * 2.0)
+    grid = grid_step(2.0, len(total))
+    noise = grid * RepeatableRandomness(3).rounded_normal(len(total), 0.5 * 2.0 / grid)
     result = torch.cat([value.grad.flatten() for value in values.values() if value.grad is not None])
-    torch.testing.assert_close(result, ((total + noise) / 4.0).float())
+    torch.testing.assert_close(result, ((total + noise) / 4.0).float(), rtol=1e-5, atol=grid / 4.0)
 
 
 def test_terms_without_data_add_to_the_noisy_gradient() -> None:

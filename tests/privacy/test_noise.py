@@ -11,7 +11,18 @@ import pytest
 import torch
 from scipy import stats
 
-from privacy.noise import HALF, NoiseError, Randomness, RepeatableRandomness, SecureRandomness, keystream
+from privacy import noise
+from privacy.noise import (
+    FURTHER_BITS,
+    HALF,
+    NoiseError,
+    Randomness,
+    RepeatableRandomness,
+    SecureRandomness,
+    _exact_pair,
+    _rounded_gaussians,
+    keystream,
+)
 
 DRAWS = 1_000_000
 RARE = 1e-6
@@ -49,13 +60,13 @@ DRAW = """
 import random, numpy, torch
 random.seed(7), numpy.random.seed(7), torch.manual_seed(7)
 from privacy.noise import SecureRandomness
-print(SecureRandomness().normal((4,), 1.0).tolist(), SecureRandomness().uniform(4).tolist())
+print(SecureRandomness().rounded_normal(4, 1e9).tolist(), SecureRandomness().uniform(4).tolist())
 """
 
 
 @pytest.fixture(scope="module")
 def normals() -> np.ndarray:
-    return SecureRandomness().normal((DRAWS,), 1.0).numpy().astype(np.float64)
+    return SecureRandomness().rounded_normal(DRAWS, 2.0**20).numpy() / 2.0**20
 
 
 @pytest.mark.parametrize(("key", "block", "expected"), RFC_8439)
@@ -110,27 +121,79 @@ def test_uniform_is_uniform() -> None:
     assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 5 / DRAWS**0.5
 
 
-@pytest.mark.parametrize("std", [1e-3, 0.5, 250.0])
-def test_std_scales(std: float) -> None:
-    """`std` is the standard deviation of what comes back."""
-    values = SecureRandomness().normal((100_000,), std).numpy().astype(np.float64)
-    assert stats.kstest(values / std, "norm").pvalue > RARE
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 2.5])
+def test_each_whole_number_is_as_frequent_as_its_part_of_the_gaussian(deviation: float) -> None:
+    """k has the probability of k - 1/2 to k + 1/2, by a chi-squared test; also where hardly a value is not 0."""
+    values = SecureRandomness().rounded_normal(DRAWS, deviation).numpy()
+    most = int(4 * deviation) + 1
+    edges = np.r_[-np.inf, np.arange(-most, most + 1) + 0.5, np.inf]
+    counts = np.histogram(values, edges)[0]
+    expected = DRAWS * np.diff(stats.norm.cdf(edges / deviation))
+    enough = expected >= 5
+    rest = expected[~enough].sum()
+    observed = np.r_[counts[enough], counts[~enough].sum()] if rest else counts[enough]
+    assert stats.chisquare(observed, np.r_[expected[enough], rest] if rest else expected[enough]).pvalue > RARE
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3), (2 * HALF,), (3, 2 * HALF - 1)])
-def test_shape_and_dtype(shape: tuple[int, ...]) -> None:
-    """Every shape is filled with its own values, the empty ones included, in float32 on the CPU."""
-    values = SecureRandomness().normal(shape, 1.0)
-    assert values.shape == shape and values.dtype == torch.float32 and values.device.type == "cpu"
-    assert values.unique().numel() > 0.999 * values.numel() - 1
+@pytest.mark.parametrize("edge", [False, True], ids=["anywhere", "next to 0 and 1"])
+def test_double_precision_decides_a_value_only_where_no_further_digit_could_change_it(edge: bool) -> None:
+    """The smallest and the largest further digits give the same whole numbers, in 384 bits; else they are drawn.
+
+    The deviation is chosen so that the value lies some units in the last place from where rounding turns. `edge`: where
+    a uniform number is next to 0, and so the value far out, or next to 1, and so the value next to 0.
+    """
+    none, all_ones = (torch.full((2 * FURTHER_BITS // 64,), digits, dtype=torch.int64) for digits in (0, -1))
+    source = np.random.default_rng(20261127)
+    for number in range(500):
+        first, second = source.integers(-(2**63), 2**63 - 1, 2).tolist()
+        if edge:
+            first = (-(2**63) + (first >> 38 & 2**21 - 1)) if number % 2 else 2**63 - 1 - (first >> 32 & 2**31 - 1)
+        value = abs(_exact_pair(first, second, 2.0**60, none)[number % 3 == 0]) / 2.0**60
+        deviation = (int(2 ** source.uniform(0, 40)) + 0.5) / value * (1 + int(source.integers(-9, 9)) * 2.0**-52)
+        drawn = []
+        further = iter(lambda drawn=drawn: drawn.append(1) or none, None)
+        values = tuple(_rounded_gaussians(torch.tensor([first, second]), deviation, further).tolist())
+        assert values == _exact_pair(first, second, deviation, none)
+        assert drawn or values == _exact_pair(first, second, deviation, all_ones)
+
+
+def test_values_that_double_precision_does_not_decide_are_drawn_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fine grid some are, and these get their digits from a stream of their own: no value is 0 for want of one."""
+    exact, digits = noise._exact_pair, list[bytes]()
+
+    def counted(first: int, second: int, deviation: float, more: torch.Tensor) -> tuple[float, float]:
+        digits.append(more.numpy().tobytes())
+        return exact(first, second, deviation, more)
+
+    monkeypatch.setattr(noise, "_exact_pair", counted)
+    values = RepeatableRandomness(0).rounded_normal(20_000, 2.0**38).numpy()
+    assert 10 < len(digits) == len(set(digits)) < 1000
+    assert stats.kstest(values / 2.0**38, "norm").pvalue > RARE
+
+
+@pytest.mark.parametrize("deviation", [0.05, 1000.0])
+def test_the_tails_have_no_end(deviation: float) -> None:
+    """Where all first digits of the uniform number are 0, further ones take the value beyond what they could give."""
+    word, further = -(2**63), torch.tensor([0] * 3 + [5] * 3)
+    values = _rounded_gaussians(torch.tensor([word, 0]), deviation, iter([further]))
+    assert values.tolist() == list(_exact_pair(word, 0, deviation, further))
+    assert values[0] > deviation * (2 * 244 * 0.69) ** 0.5 - 0.5
+
+
+@pytest.mark.parametrize("count", [0, 1, 2 * HALF, 6 * HALF - 3])
+def test_counts_and_types(count: int) -> None:
+    """As many whole numbers as asked for, each one its own, in float64 on the CPU."""
+    values = SecureRandomness().rounded_normal(count, 2.0**40)
+    assert values.shape == (count,) and values.dtype == torch.float64 and values.device.type == "cpu"
+    assert torch.equal(values, values.round()) and values.unique().numel() > 0.999 * count - 1
     assert SecureRandomness().uniform(0).shape == (0,)
 
 
-@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
-def test_noise_that_protects_nothing_is_refused(std: float) -> None:
+@pytest.mark.parametrize("deviation", [0.0, -1.0, float("nan"), float("inf"), 2.0**47])
+def test_noise_that_protects_nothing_or_is_not_exact_is_refused(deviation: float) -> None:
     """No call returns silently without noise."""
-    with pytest.raises(NoiseError, match="finite and above 0"):
-        SecureRandomness().normal((3,), std)
+    with pytest.raises(NoiseError, match="deviation above 0"):
+        SecureRandomness().rounded_normal(3, deviation)
 
 
 def test_processes_with_equal_seeds_never_repeat() -> None:
@@ -142,7 +205,7 @@ def test_processes_with_equal_seeds_never_repeat() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("draw", [lambda source: source.normal((4,), 1.0).numpy(), lambda source: source.uniform(4)])
+@pytest.mark.parametrize("draw", [lambda source: source.rounded_normal(4, 1e9).numpy(), lambda s: s.uniform(4)])
 def test_forked_processes_never_repeat(draw: Callable[[Randomness], np.ndarray]) -> None:
     """A source used before a fork gives parent and children values of their own."""
     source = SecureRandomness()
@@ -171,7 +234,7 @@ def test_seeds_are_neither_consulted_nor_changed() -> None:
         np.random.seed(3)
         random.seed(3)
         before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # type: ignore[union-attr]
-        drawn.append((SecureRandomness().normal((64,), 1.0), SecureRandomness().uniform(64)))
+        drawn.append((SecureRandomness().rounded_normal(64, 1e9), SecureRandomness().uniform(64)))
         assert torch.equal(before[0], torch.get_rng_state())
         assert (before[1] == np.random.get_state()[1]).all()
         assert before[2] == random.getstate()
@@ -182,13 +245,13 @@ def test_seeds_are_neither_consulted_nor_changed() -> None:
 def test_repeatable_randomness_repeats_and_says_so() -> None:
     """Equal seeds give equal series, calls within a series differ, and what it protects counts as void."""
     item, same, other = RepeatableRandomness(1), RepeatableRandomness(1), RepeatableRandomness(2)
-    series = [item.normal((5,), 1.0) for _ in range(3)]
-    assert all(torch.equal(drawn, same.normal((5,), 1.0)) for drawn in series)
-    assert not torch.equal(series[0], series[1]) and not torch.equal(series[0], other.normal((5,), 1.0))
+    series = [item.rounded_normal(5, 1e9) for _ in range(3)]
+    assert all(torch.equal(drawn, same.rounded_normal(5, 1e9)) for drawn in series)
+    assert not torch.equal(series[0], series[1]) and not torch.equal(series[0], other.rounded_normal(5, 1e9))
     assert (item.uniform(5) == same.uniform(5)).all()
     assert item.void and not SecureRandomness().void
 
 
 def test_repeatable_randomness_has_the_same_distribution() -> None:
     """What is tested with repeatable noise is the noise of the real source."""
-    assert stats.kstest(RepeatableRandomness(0).normal((DRAWS,), 1.0).numpy(), "norm").pvalue > RARE
+    assert stats.kstest(RepeatableRandomness(0).rounded_normal(DRAWS, 2.0**20).numpy() / 2.0**20, "norm").pvalue > RARE

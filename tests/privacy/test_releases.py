@@ -25,9 +25,9 @@ KINDS = pytest.mark.parametrize("kind", [SampledGaussian, Laplace])
 class Recorded(RepeatableRandomness):
     """Adds nothing, and remembers what it was asked for."""
 
-    def normal(self, shape: object, std: float) -> torch.Tensor:
-        self.asked = (shape, std)
-        return torch.zeros(2)
+    def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
+        self.asked = (count, deviation)
+        return torch.zeros(count, dtype=torch.float64)
 
 
 def tensor(shares: list[float]) -> torch.Tensor:
@@ -47,10 +47,10 @@ def test_one_patient_moves_the_pair_by_exactly_one(shares: list[float], one: flo
 @settings(deadline=None)
 @given(SHARES, st.floats(0.1, 50))
 def test_gaussian_noise_is_the_multiplier_times_that_sensitivity(shares: list[float], noise: float) -> None:
-    """Two numbers are noised once, with exactly the standard deviation that is charged."""
+    """Two whole numbers are noised once, with exactly the standard deviation that is charged, in their own parts."""
     randomness = Recorded(0)
     assert 0 <= noisy_share(tensor(shares), SampledGaussian.for_counts(noise), randomness) <= 1
-    assert randomness.asked == ((2,), noise)
+    assert randomness.asked == (2, noise * UNITS)
 
 
 @KINDS

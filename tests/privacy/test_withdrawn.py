@@ -23,6 +23,15 @@ def test_version_0_1_0_is_withdrawn_whatever_commit_and_its_code_whatever_versio
     assert result and "0.1.0 is withdrawn since 2026-11-22" in result.sentence and "no proof" in result.sentence
 
 
+@pytest.mark.parametrize("version", ["0.1.1", "0.1.2", "0.2.0"])
+def test_later_versions_up_to_0_2_0_hold_in_exact_arithmetic_only(version: str) -> None:
+    """Their proofs stand, and noise in single precision did not hide the low bits of a sum: the sentence says both."""
+    result = withdrawal_of([CodeIdentity(version, "ab" * 32)], withdrawals())
+    assert result and result.exact_arithmetic
+    assert f"epsilons of version {version} hold in exact arithmetic only" in result.sentence
+    assert "low bits" in result.sentence
+
+
 def test_this_version_is_not_withdrawn() -> None:
     """New jobs have valid epsilons."""
     assert withdrawal_of([CodeIdentity(VERSION, code_digest()), CodeIdentity(None, None)], withdrawals()) is None

@@ -23,6 +23,7 @@ from privacy import (
     SettingsError,
     owned,
 )
+from privacy.mechanisms.sampled_gaussian import grid_step
 
 PLAIN = TrainingConfig(2, "epochs", 6, 1, "adamw", 0.01, 0.1, 1, 0.01)
 DP = DPSettings(noise=0.5, count_noise=1.0, clip=0.3, sample_rate=0.7, expected_patients=2, patient_rows=4)
@@ -151,7 +152,9 @@ def test_private_steps_are_clipped_patient_by_patient_before_noise(site: Make) -
             norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
             for name, gradient in gradients.items():
                 total[name] += gradient * min(1.0, 0.3 / float(norm))
-        noise = randomness.normal((sum(value.numel() for value in values.values()),), 0.5 * 0.3)
+        count = sum(value.numel() for value in values.values())
+        step = grid_step(0.3, count)
+        noise = step * randomness.rounded_normal(count, 0.5 * 0.3 / step)
         for (name, value), part in zip(values.items(), noise.split([v.numel() for v in values.values()]), strict=True):
             value.grad = ((total[name] + part.view_as(value)) / 2).float()
         optimizer.step()
