@@ -16,13 +16,15 @@ from audits.log_files import lines_of, segments
 from audits.sharing import Stage
 
 LOCK_NAME = "sharing.lock"
-_MEMBER = b'"sharing":{'
+_MEMBER, _RECEIPT = b'"sharing":{', b'"event":"receive"'
 
-_Sums = defaultdict[tuple[str, int], defaultdict[str, list[frozenset[str]]]]
+Cohorts = list[frozenset[str]]
+Message = tuple[tuple[str, str], ...]
+"""Names and digests of the tensors that a server sent for a round."""
 
 
 class EarlierSums:
-    """The cohorts of all jobs without differential privacy in the log in `folder`, by method and round.
+    """The cohorts of all jobs without differential privacy in the log in `folder`, whatever their methods.
 
     Entries of versions that named the sites in the reason only are not read: those cohorts are unknown.
     """
@@ -30,7 +32,8 @@ class EarlierSums:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[int, int] = {}
-        self._sums: _Sums = defaultdict(lambda: defaultdict(list))
+        self._sums: defaultdict[str, defaultdict[int, Cohorts]] = defaultdict(lambda: defaultdict(list))
+        self._messages: dict[tuple[str, int], Message] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -48,13 +51,21 @@ class EarlierSums:
         finally:
             os.close(file)
 
-    def cohorts(self, method: str, round: int, but_last_of: str | None = None) -> set[frozenset[str]]:
-        """Those of a method and round. `but_last_of`: a job whose last one does not count. Raises `LogError`."""
+    def cohorts(self, job: str, round: int, but_last: bool = False) -> set[frozenset[str]]:
+        """Those into which this site may have put what it puts into a sum of this job and round.
+
+        They are those of all other jobs, of this round, and of the job's rounds with the same message from the server.
+        `but_last`: the last one of this round does not count. Raises `LogError`.
+        """
         self._catch_up()
-        cohorts_of_round = set()
-        for job, cohorts in self._sums[method, round].items():
-            cohorts_of_round |= set(cohorts[:-1] if job == but_last_of else cohorts)
-        return cohorts_of_round
+        message, alike = self._messages.get((job, round)), list[frozenset[str]]()
+        for other_job, rounds in self._sums.items():
+            for number, cohorts in rounds.items():
+                if (other_job, number) == (job, round):
+                    alike += cohorts[:-1] if but_last else cohorts
+                elif other_job != job or (message and message == self._messages.get((job, number))):
+                    alike += cohorts
+        return set(alike)
 
     def _catch_up(self) -> None:
         """Reads what the log holds beyond the last time; a closed segment is the same file under another name."""
@@ -67,6 +78,8 @@ class EarlierSums:
                     self._offsets[file] = self._offsets.get(file, 0) + len(line)
                     if _MEMBER in line:
                         self._take(parse_line(line))
+                    elif _RECEIPT in line:
+                        self._take_message(parse_line(line))
         except OSError as error:
             raise LogError(f"the audit log cannot be read ({error.strerror})") from None
 
@@ -74,7 +87,7 @@ class EarlierSums:
         sharing = record["sharing"]
         if record["outcome"] == Outcome.REFUSED or sharing["private"]:
             return
-        cohorts, sites = self._sums[record["method"], record["round"]][record["job"]], frozenset(sharing["sites"])
+        cohorts, sites = self._sums[record["job"]][record["round"]], frozenset(sharing["sites"])
         if sharing["stage"] == Stage.OPENED:
             cohorts[-1:] = [sites]
         elif (record["direction"], record["peer"]) == ("out", SITES):
@@ -82,3 +95,9 @@ class EarlierSums:
                 cohorts[-1:] = [sites]
             else:
                 cohorts.append(sites)
+
+    def _take_message(self, record: Mapping[str, Any]) -> None:
+        """A round is trained with the first message with tensors: no later one of the round trains again."""
+        if record["outcome"] != Outcome.REFUSED and record["peer"] != SITES and record["tensors"]:
+            message = tuple(sorted((tensor["name"], tensor["sha256"] or "") for tensor in record["tensors"]))
+            self._messages.setdefault((record["job"], record["round"]), message)

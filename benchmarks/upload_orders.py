@@ -6,10 +6,8 @@ against the size of the update that it would hide. It is no bound on what a diff
 """
 
 import argparse
-import hashlib
 import json
 import secrets
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -23,22 +21,10 @@ from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.training import Site
 
 
-@dataclass(frozen=True)
-class SecretlyOrdered(Site):
-    """A site whose order of rows and dropout do not follow from the seed of a job."""
-
-    secret: bytes = b""
-
-    def task_seed(self, task: str, round: int) -> int:
-        """As `Site.task_seed`, under the secret."""
-        seed = super().task_seed(task, round)
-        return int.from_bytes(hashlib.sha256(self.secret + str(seed).encode()).digest()[:6], "big")
-
-
 def update(method: Method, backbone: Backbone, organ: str, secret: bytes) -> np.ndarray:
     """The change of a site's values in the first round, as one vector."""
     data = load_site("phantom", None, organ, Split(), 0, None)
-    site = SecretlyOrdered(organ, data, backbone, "cpu", 0, secret=secret)
+    site = Site(organ, data, backbone, "cpu", 0, secret=secret)
     start = method.exchange(shape_of(backbone.name)).task("start")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(site.task_seed("start", 1))

@@ -54,7 +54,7 @@ class SharingSteps:
 
     @cached_property
     def earlier(self) -> EarlierSums:
-        """The sums of other jobs that this site's inputs went into, with the lock that orders them."""
+        """The sums that this site's inputs went into, with the lock that orders them."""
         return EarlierSums(self.config.audit)
 
     @property
@@ -68,20 +68,20 @@ class SharingSteps:
         return attempt.sharing(protocol, rule, stage, self.private)
 
     def check_cohort(self, sharing: Sharing, round: int) -> None:
-        """Refuse the job if this sum and earlier ones of other jobs combine to a sum over too few sites.
+        """Refuse the job if this sum and earlier ones combine to a sum over too few sites.
 
-        The caller holds the lock of the earlier sums until it has logged this one. Raises `JobRefused`. Of the attempts
-        at one input only one has a result, see `group`, and the others do not count.
+        Those of other jobs count whatever their methods and rounds: two methods may train alike. Of the attempts at one
+        input only one has a result, see `group`, and the others do not count. The caller holds the lock of the earlier
+        sums until it has logged this one. Raises `JobRefused`.
         """
         if self.private:
             return
-        last = None if sharing.stage is Stage.BEGUN else self.job_id
-        earlier = self.earlier.cohorts(self.method.name, round, but_last_of=last)
+        earlier = self.earlier.cohorts(self.job_id, round, but_last=sharing.stage is not Stage.BEGUN)
         if exposed := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
             self.gate.refuse_job(
                 Refusal.COHORT,
-                f"in round {round} a sum over {', '.join(sharing.sites)} and earlier ones of the same method could be "
-                f"combined to show what {', '.join(exposed)} put in: run the job with the sites of the earlier ones",
+                f"in round {round} a sum over {', '.join(sharing.sites)} and earlier ones could be combined "
+                f"to show what {', '.join(exposed)} put in: run the job with the sites of the earlier ones",
             )
 
     def connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, transcript: bytes = b"") -> Links:

@@ -201,7 +201,8 @@ class SiteConfig(BaseModel):
     governance: Governance | None = None
     """What reports print as the site's own words."""
     repeatable_noise: int | None = None
-    """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void."""
+    """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void. Training on
+    shares then follows from the job's seed alone."""
 
     @field_validator("plugins", mode="before")
     @classmethod

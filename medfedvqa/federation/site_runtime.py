@@ -102,7 +102,12 @@ class SiteRuntime:
             check_reviewed(dataset.root)
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         space = PictureSpace(config.pictures.memory_mb * _MIB, config.pictures.disk_mb * _MIB, config.state)
-        return Site(config.name, data, backbone, self._device, job.seed, self._randomness(), space)
+        return Site(config.name, data, backbone, self._device, job.seed, self._randomness(), self._secret(), space)
+
+    def _secret(self) -> bytes:
+        """See `Site.secret`."""
+        only_masked = self._job.secagg and not self.private and self.config.repeatable_noise is None
+        return self._file.secret() if only_masked else b""
 
     def _randomness(self) -> Randomness:
         if self.config.repeatable_noise is None:

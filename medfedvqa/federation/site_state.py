@@ -19,6 +19,7 @@ from privacy.secagg.committee import Beacon
 
 FORMAT = 1
 """The format number of the state that this version writes."""
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,19 @@ class StateFile:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:
             torch.save(fields, file)
+
+    def secret(self) -> bytes:
+        """32 random bytes for this job, the same after a restart, which the site keeps. Raises `FederationError`."""
+        path = self._path.with_suffix(".secret")
+        if not path.exists():
+            with _replaced(path) as file:
+                file.write(os.urandom(SECRET_BYTES))
+        secret = path.read_bytes()
+        if len(secret) != SECRET_BYTES:
+            raise FederationError(
+                "what this site saved of the job is damaged: remove the job's state, and start the job anew"
+            )
+        return secret
 
     def forget(self) -> None:
         """Remove everything that the job left."""

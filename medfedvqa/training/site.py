@@ -23,6 +23,9 @@ class Site:
     seed: int
     randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
     """The source of the noise of differential privacy. No seed of a job reaches it."""
+    secret: bytes = field(default=b"", repr=False)
+    """What the seeds of tasks depend on besides the job's seed. In a job on shares without differential privacy these
+    are bytes of the site's own, so that no other job repeats an upload. Empty in all others, which can be repeated."""
     space: PictureSpace = field(default_factory=PictureSpace, repr=False)
     """Where pictures, and what the backbone makes of them, are kept; without bounds by default."""
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)
@@ -35,6 +38,6 @@ class Site:
         return value
 
     def task_seed(self, task: str, round: int) -> int:
-        """The seed of one task: the same wherever and however often the task runs."""
-        digest = hashlib.sha256(f"{self.seed}/{self.name}/{task}/{round}".encode()).digest()
+        """The seed of one task: the same however often the task runs, and wherever, if the site has no `secret`."""
+        digest = hashlib.sha256(self.secret + f"{self.seed}/{self.name}/{task}/{round}".encode()).digest()
         return int.from_bytes(digest[:6], "big")

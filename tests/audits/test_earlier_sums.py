@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from logs import JOB
 
-from audits import AuditLog, Event, LogError, Outcome, Sharing, Stage
+from audits import AuditLog, Event, Kind, LogError, Outcome, Protection, Sharing, Stage, TensorRecord
 from audits.earlier_sums import EarlierSums
 from audits.log_files import LOG_NAME, closed_segments
 
@@ -23,13 +23,13 @@ def share(log: AuditLog, job: str, sites: str, **changes: Any) -> None:
     log.append(Event.RELEASE, **entry | changes)
 
 
-def cohorts(sums: EarlierSums, **but: str) -> set[str]:
-    return {"".join(sorted(cohort)) for cohort in sums.cohorts("prompt_pfl", 1, **but)}
+def cohorts(sums: EarlierSums, job: str = "new", round: int = 1, but_last: bool = False) -> set[str]:
+    return {"".join(sorted(cohort)) for cohort in sums.cohorts(job, round, but_last)}
 
 
 def test_what_counts_is_each_input_that_was_shared_and_the_result_that_it_came_to(tmp_path: Path) -> None:
-    """A repeated attempt takes the place of the one before it, an opened sum that of its attempt; entries of other
-    rounds and methods, refused ones, receipts, and sums under differential privacy are none of them."""
+    """Of all jobs, whatever their methods and rounds. A repeated attempt takes the place of the one before it, and an
+    opened sum that of its attempt; refused entries, receipts, and sums under differential privacy are none of them."""
     log = AuditLog(tmp_path, "chest")
     share(log, "1", "abcd")
     share(log, "1", "abc", stage=Stage.REPEATED)
@@ -37,17 +37,36 @@ def test_what_counts_is_each_input_that_was_shared_and_the_result_that_it_came_t
     share(log, "2", "abcde", peer="server")
     share(log, "2", "acde", peer="server", stage=Stage.OPENED)
     share(log, "2", "ab")
-    share(log, "3", "ax", method="fedavg")
-    share(log, "3", "ax", round=2)
+    share(log, "3", "ag", method="fedavg")
+    share(log, "3", "ah", round=2)
     share(log, "3", "ax", outcome=Outcome.REFUSED)
     share(log, "3", "ax", direction="in")
     share(log, "3", "ax", private=True)
     log.append(Event.OPEN, **JOB, reason='"sharing":{')
     sums = EarlierSums(tmp_path)
-    assert cohorts(sums) == {"abc", "acde", "ab"}
-    assert cohorts(sums, but_last_of="2") == {"abc", "acde"}
+    assert cohorts(sums) == {"abc", "acde", "ab", "ag", "ah"}
+    assert cohorts(sums, "2", but_last=True) == {"abc", "acde", "ag", "ah"}
     share(log, "4", "af")
-    assert cohorts(sums) == {"abc", "acde", "ab", "af"}
+    assert cohorts(sums) == {"abc", "acde", "ab", "af", "ag", "ah"}
+
+
+def test_rounds_of_one_job_count_where_the_server_sent_the_same(tmp_path: Path) -> None:
+    """Training from the same values may put the same into the sum; from nothing, a site goes on from its own state."""
+    log, sums = AuditLog(tmp_path, "chest"), EarlierSums(tmp_path)
+
+    def receive(round: int, digest: str | None, **changes: Any) -> None:
+        tensors = (TensorRecord("w", (1,), "float32", 4, digest, Kind.PARAMETERS, Protection.NONE),) if digest else ()
+        entry = {**JOB, "job": "1", "round": round, "task": "train", "direction": "in", "peer": "server"}
+        log.append(Event.RECEIVE, **entry | {"outcome": Outcome.ACCEPTED, "tensors": tensors} | changes)
+
+    for round, digest in enumerate((None, "aa" * 32, "bb" * 32, "aa" * 32, None), 1):
+        receive(round, digest)
+        share(log, "1", f"a{'bcdef'[round - 1]}", round=round)
+    receive(3, "aa" * 32)  # an evaluation, or a message that trains nothing
+    receive(5, "aa" * 32, outcome=Outcome.REFUSED)
+    receive(5, "aa" * 32, peer="sites")
+    assert [cohorts(sums, "1", round) for round in range(1, 6)] == [{"ab"}, {"ac", "ae"}, {"ad"}, {"ac", "ae"}, {"af"}]
+    assert cohorts(sums, "2", 1) == {"ab", "ac", "ad", "ae", "af"}
 
 
 def test_closed_segments_count_and_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +102,9 @@ def write(folder: Path, writer: int) -> None:
     log, sums = AuditLog(folder, "chest"), EarlierSums(folder)
     for number in range(EACH):
         with sums.locked():
-            before = sums.cohorts("prompt_pfl", 1)
+            before = sums.cohorts("new", 1)
             share(log, f"{writer}/{number}", chr(1000 + EACH * writer + number))
-            assert len(sums.cohorts("prompt_pfl", 1)) == len(before) + 1
+            assert len(sums.cohorts("new", 1)) == len(before) + 1
 
 
 def test_nobody_comes_between_a_check_and_its_entry(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from in_process import Engine
 from test_secure_mean import ask
 from untrained import Averaged, AveragedAtSites, Mixed, given
 
-from audits import Event, JobRefused, Outcome, Refusal, Sharing, Stage, read, verify
-from medfedvqa.core import Tensors, registry
+from audits import Event, JobRefused, Kind, Outcome, Refusal, Sharing, Stage, read, verify
+from medfedvqa.core import Tensors, method_type, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
@@ -22,6 +22,7 @@ from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_state import StateFile
 from privacy import DPSettings
 
 Configs = dict[str, SiteConfig]
@@ -107,10 +108,10 @@ def test_a_site_chooses_how_many_sites_may_be_shown(job_on_shares: Make, tmp_pat
         assert run(configs, job, "abc", "second", tmp_path)["status"] == "finished"
 
 
-def test_the_same_sites_may_run_a_job_again_and_others_another_method(
+def test_the_same_sites_may_run_a_job_again_and_others_not_even_another_method(
     job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second sum over the same sites shows nothing new, and sums of another method are of other values."""
+    """A second sum over the same sites shows nothing new, and another method may put the same values into its sum."""
     configs, job = job_on_shares(Averaged, tuple("abcd"))
     monkeypatch.setitem(registry._METHODS, AveragedAtSites.name, AveragedAtSites)
     both = replace(configs["a"].policy, methods=(Averaged.name, AveragedAtSites.name))
@@ -118,7 +119,8 @@ def test_the_same_sites_may_run_a_job_again_and_others_another_method(
     run(configs, job, "abcd", "first", tmp_path)
     assert run(configs, job, "abcd", "again", tmp_path)["status"] == "finished"
     other = job.model_copy(update={"method": AveragedAtSites.name})
-    assert run(configs, other, "abc", "other", tmp_path)["status"] == "finished"
+    assert_refused(configs, other, "abc", "other", tmp_path)
+    assert run(configs, other, "abcd", "all", tmp_path)["status"] == "finished"
 
 
 def test_the_memory_outlives_the_state_of_all_jobs(job_on_shares: Make, tmp_path: Path) -> None:
@@ -211,18 +213,20 @@ def test_after_an_opened_sum_no_attempt_of_the_round_is_taken_whatever_the_serve
     assert refusal(engine, "start/mean", "a", attempt("four", "abcd")) is Refusal.COHORT
 
 
-def test_an_attempt_that_takes_the_place_of_a_broken_one_is_no_second_sum(job_on_shares: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [Averaged, Mixed])
+def test_an_attempt_that_takes_the_place_of_a_broken_one_is_no_second_sum(
+    job_on_shares: Make, tmp_path: Path, method: type[Mixed]
+) -> None:
     """A site that dies before keys have gone round ends no job, and what counts are the sites of the second attempt."""
-    for number, method in enumerate((Averaged, Mixed)):
-        configs, job = job_on_shares(method, FIVE)
-        (tmp_path / f"broken {number}").mkdir()
-        engine = Engine(configs, job, f"broken {number}")
-        engine.before["start/mean"] = engine.before["start/mix"] = {"e"}
-        results = serve_job(job, FIVE, engine.call, tmp_path / f"broken {number}", "local")
-        assert results["status"] == "finished" and "Site e broke off" in str(results["notes"])
-        assert run(configs, job, "abcd", f"four {number}", tmp_path)["status"] == "finished"
-        with pytest.raises(FederationError, match="the job was refused"):
-            run(configs, job, FIVE, f"five {number}", tmp_path)
+    configs, job = job_on_shares(method, FIVE)
+    (tmp_path / "broken").mkdir()
+    engine = Engine(configs, job, "broken")
+    engine.before["start/mean"] = engine.before["start/mix"] = {"e"}
+    results = serve_job(job, FIVE, engine.call, tmp_path / "broken", "local")
+    assert results["status"] == "finished" and "Site e broke off" in str(results["notes"])
+    assert run(configs, job, "abcd", "four", tmp_path)["status"] == "finished"
+    with pytest.raises(FederationError, match="the job was refused"):
+        run(configs, job, FIVE, "five", tmp_path)
 
 
 def test_a_task_under_the_number_of_another_round_is_not_aggregated(job_on_shares: Make) -> None:
@@ -287,3 +291,104 @@ def test_the_log_holds_the_parts_of_a_computation_as_data(job_on_shares: Make, t
     sharing = Sharing("one", "mix", ("a", "b"), "server", stage=Stage.REPEATED, private=True)
     parts = {"attempt": "one", "protocol": "mix", "sites": ["a", "b"], "dealer": "server", "computed": ""}
     assert sharing.record() == parts | {"stage": "repeated", "private": True}
+
+
+AVERAGING = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedprox", "moon", "feddc", "fedp3", "feddat")
+"""Methods that average on shares: with their weights at 0 the training of several is that of `fedavg`."""
+OTHERWISE: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.0}, "moon": {"mu": 0.0}, "feddat": {"tuning": "adapter"}}
+
+
+@pytest.fixture
+def trained(
+    introduced: Callable[..., Configs], quick_job: Callable[..., JobSpec]
+) -> Callable[..., tuple[Configs, Any]]:
+    """Four sites of the phantom set, and a maker of jobs of real methods on shares."""
+    everything = {kind.value for kind in Kind}
+    configs = introduced(*"abcd", organ="chest", methods=[*AVERAGING, "prompt_pfl"], kinds=sorted(everything))
+
+    def job(method: str, **options: Any) -> JobSpec:
+        known = method_type(method).config_type.model_fields
+        values = {"rounds": 1, "local_epochs": 1, "answers": "closed", "tuning": "lora", "blocks": 1, "hidden": 4}
+        values |= OTHERWISE.get(method, {}) | options
+        fields = {"method": method, "secagg": True, "options": {k: v for k, v in values.items() if k in known}}
+        return JobSpec.from_dict(quick_job().to_dict() | fields)
+
+    return configs, job
+
+
+def upload(engine: Engine, site: str, task: str = "start") -> np.ndarray:
+    """What a site has answered, and put into the sum of its last task."""
+    reply = engine.local._running[site]._file.load().reply
+    return np.concatenate([reply[name].ravel().astype(float) for name in sorted(reply) if name != "train_rows"])
+
+
+@pytest.mark.parametrize(
+    "second", [pytest.param(name, marks=[pytest.mark.slow] * (n > 1)) for n, name in enumerate(AVERAGING)]
+)
+@pytest.mark.parametrize("first", ["fedavg", pytest.param("fedadam", marks=pytest.mark.slow)])
+def test_no_second_method_gets_a_sum_over_fewer_sites(
+    trained: tuple[Configs, Any], tmp_path: Path, first: str, second: str
+) -> None:
+    """Whatever the methods are called: a sum over four sites, and then over three of them, is refused by each."""
+    configs, job = trained
+    assert run(configs, job(first), "abcd", "first", tmp_path)["status"] == "finished"
+    assert_refused(configs, job(second), "abc", "second", tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"local_epochs": 5}, {"tuning": "classifier"}])
+def test_sums_of_which_no_log_knows_do_not_cancel(trained: tuple[Configs, Any], tmp_path: Path, options: Any) -> None:
+    """Sites that have lost their logs take part again: what they put in is not what they put in before, since the order
+    of training is the site's secret. With the job's seed alone the server had the fourth upload to eight digits."""
+    configs, job = trained
+    engines = [Engine(configs, job("fedavg", **options), "first")]
+    forgetful = {name: config.model_copy(update={"audit": tmp_path / name}) for name, config in configs.items()}
+    engines.append(Engine(forgetful, job("fedavgm", **options), "second"))
+    for engine in engines:
+        ask(engine, "start", tuple("abcd"), {})
+    sums = [sum(upload(engine, site) for site in sites) for engine, sites in zip(engines, ("abcd", "abc"), strict=True)]
+    shown, fourth = sums[0] - sums[1], upload(engines[0], "d")
+    update = fourth - np.mean([upload(engines[0], site) for site in "abcd"], axis=0)
+    assert np.linalg.norm(shown - fourth) > 0.1 * np.linalg.norm(update)
+    for engine in engines:
+        engine.local.close()
+
+
+def test_a_server_that_sends_the_same_values_again_gets_no_sum_over_fewer_sites(
+    trained: tuple[Configs, Any], tmp_path: Path
+) -> None:
+    """Rounds 2 and 3 of one job begin from the same message: the third round's sum leaves out a site, and is refused.
+    From another message it is not, and a site that fell out does not end the job."""
+    configs, job = trained
+    for name, repeats in (("honest", False), ("lying", True)):
+        fresh = {site: config.model_copy(update={"audit": tmp_path / name / site}) for site, config in configs.items()}
+        engine = start(fresh, job("fedavg", rounds=3), name)
+        engine.restarts = False
+        message = {n: a for n, a in engine.local._running["a"]._file.load().reply.items() if n != "train_rows"}
+        for round in (1, 2):
+            task = "start" if round == 1 else "train"
+            if round == 2:
+                engine.call(TaskCall(task, round, dict.fromkeys("abcd", message)))
+            sums = {f"{task}/mean": attempt(f"{round}", "abcd")}
+            sums[f"{task}/unmask"] = Opening(f"{round}", tuple("abcd")).message()
+            for step, told in sums.items():
+                engine.call(TaskCall(step, round, dict.fromkeys("abcd", told)))
+        again = message if repeats else {n: (1.01 * a).astype(a.dtype) for n, a in message.items()}
+        engine.call(TaskCall("train", 3, dict.fromkeys("abc", again)))
+        if repeats:
+            assert refusal(engine, "train/mean", "a", attempt("3", "abc"), round=3) is Refusal.COHORT
+        else:
+            engine.call(TaskCall("train/mean", 3, dict.fromkeys("abc", attempt("3", "abc"))))
+        engine.local.close()
+
+
+def test_a_sites_secret_survives_its_process_and_goes_with_the_jobs_state(tmp_path: Path) -> None:
+    """A killed site trains on as before; another job, and the same after its state is gone, has another secret."""
+    one, other = StateFile(tmp_path, "one"), StateFile(tmp_path, "other")
+    secret = one.secret()
+    assert len(secret) == 32 and StateFile(tmp_path, "one").secret() == secret != other.secret()
+    assert (tmp_path / "one.secret").stat().st_mode & 0o777 == 0o600
+    one.forget()
+    assert not (tmp_path / "one.secret").exists() and one.secret() != secret
+    (tmp_path / "other.secret").write_bytes(b"")
+    with pytest.raises(FederationError, match="damaged"):
+        other.secret()
