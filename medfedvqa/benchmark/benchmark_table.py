@@ -9,7 +9,7 @@ from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.server_table import HEAD as SERVER_HEAD
 from medfedvqa.benchmark.server_table import READING, server_lines, with_server_models
-from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, p_value, paired
+from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, paired
 from medfedvqa.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 from medfedvqa.evaluation.flatness import late_gain
 
@@ -52,7 +52,7 @@ def corrected(comparison: Comparison) -> dict[str, float]:
     """The p value against the reference of every row that shares a seed with it, corrected after Holm."""
     rows, reference = comparison.rows, comparison.rows[comparison.reference]
     others = {label: each for label, each in rows.items() if each is not reference and paired(each, reference)}
-    return holm({label: p_value(each, reference) for label, each in others.items()})
+    return holm({label: gain(each, reference).p for label, each in others.items()})
 
 
 def gains(comparison: Comparison, label: str) -> tuple[Gain | None, Gain | None]:
@@ -156,12 +156,13 @@ def _reading(comparison: Comparison) -> str:
         "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
     )
     return (
-        f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and the 95 % interval of that mean "
-        "on these test rows, by patient (sites: Wilson with effective rows; average: variance recovery). "
-        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: paired permutation test over "
-        f"patients against {for_markdown(comparison.reference)}, the best of the baselines, corrected after Holm for "
-        "all rows. From pictures: points of the average more than the same system on black pictures; from federation: "
-        "more than the same model alone with equal steps; each with its 95 % interval by patient, not corrected. "
+        f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and its 95 % interval over patients "
+        "and seeds (Wilson with effective rows). "
+        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: of the t of the paired difference "
+        f"from {for_markdown(comparison.reference)}, the best of the baselines, over patients and seeds, corrected "
+        "after Holm for all rows. From pictures: points of the average more than the same system on black pictures; "
+        "from federation: more than the same model alone with equal steps; each with its 95 % interval over patients "
+        "and seeds, not corrected. Of a single seed every interval is by patient alone. "
         "(personal): each site's own model before the last mean, of the same run. Late: by how many points the mean of "
         "the sites' validation rows is higher at its best round than at the best of the first two thirds of the "
         "rounds. Bytes per site and round; s are processor seconds per round, of all sites together, without decoding "

@@ -13,7 +13,7 @@ from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.late_site import joins_late
 from medfedvqa.benchmark.regimes import Regime
 from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.statistics import Gain, Summary, average, gain, holm, p_value, paired
+from medfedvqa.benchmark.statistics import Gain, Summary, average, gain, holm, paired
 from medfedvqa.errors import ConfigError
 from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 
@@ -40,7 +40,7 @@ class Difference:
 
     gain: Gain
     p: float
-    """Two-sided, by patient, corrected after Holm for all differences of the study from systems of this kind."""
+    """Two-sided, over patients and seeds, corrected after Holm for all of the study from systems of this kind."""
 
     @property
     def sign(self) -> int:
@@ -102,7 +102,8 @@ def _raw(regime: str, comparison: Comparison) -> Iterator[Finding]:
         rows = comparison.rows
         if other is None or other == label or other not in rows or not paired(rows[label], rows[other]):
             return None
-        return Difference(gain(rows[label], rows[other]), p_value(rows[label], rows[other]))
+        over = gain(rows[label], rows[other])
+        return Difference(over, over.p)
 
     for label, runs in comparison.rows.items():
         alone = difference(label, comparison.pair(label, comparison.alone))
@@ -159,8 +160,8 @@ def page(found: Sequence[Finding]) -> str:
             cells += [gain_cell(difference.gain), p_cell(difference.p)] if difference else [ABSENT, ABSENT]
         rows.append(cells)
     reading = (
-        "Points of the average accuracy over sites, with 95 % intervals by patient, not corrected; p by a paired "
-        "permutation test over patients, corrected after Holm within each column. Alone: the same model at each site "
+        "Points of the average accuracy over sites, with 95 % intervals over patients and seeds, not corrected; "
+        "p of the same t, corrected after Holm within each column. Alone: the same model at each site "
         "by itself, for equal steps."
     )
     parts = ["\n".join(f"- {for_markdown(text)}" for text in sentences(found)), table(head, rows), reading]

@@ -15,8 +15,6 @@ class Proportion:
 
     correct: int
     rows: int
-    effective: float | None = None
-    """The number of independent rows that tell as much; None counts all rows as independent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.rows:
@@ -28,17 +26,21 @@ class Proportion:
         return self.correct / self.rows if self.rows else None
 
     def wilson(self, confidence: float = 0.95) -> Interval:
-        """Score interval of a binomial proportion, with the effective rows; (0, 1) without any.
+        """The interval of `wilson`, each row counted as independent."""
+        return wilson(self.value or 0.0, self.rows, confidence)
 
-        Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
-        Raises `ValueError` unless the confidence lies strictly between 0 and 1.
-        """
-        if not 0 < confidence < 1:
-            raise ValueError("a confidence lies strictly between 0 and 1")
-        z = NormalDist().inv_cdf((1 + confidence) / 2)
-        share = 1.0 if self.effective is None or not self.rows else self.effective / self.rows
-        correct, wrong = share * self.correct, share * (self.rows - self.correct)
-        return _wilson_lower(correct, wrong, z), 1 - _wilson_lower(wrong, correct, z)
+
+def wilson(share: float, rows: float, confidence: float = 0.95) -> Interval:
+    """Score interval of a binomial proportion, of which `rows` independent rows are known; (0, 1) without any.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
+    Raises `ValueError` unless the confidence lies strictly between 0 and 1.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError("a confidence lies strictly between 0 and 1")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    right, wrong = share * rows, (1 - share) * rows
+    return _wilson_lower(right, wrong, z), 1 - _wilson_lower(wrong, right, z)
 
 
 def _wilson_lower(correct: float, wrong: float, z: float) -> float:

@@ -1,91 +1,127 @@
-"""Intervals by patient: rows of one patient are not independent, so they tell less than as many patients would.
+"""Intervals over patients and seeds: both are samples, of the patients and of the trainings that there might be.
 
-Sources: A. Donner and J. Koval, "The estimation of intraclass correlation in the analysis of family data", Biometrics
-1980 (correlation by analysis of variance); E. Korn and B. Graubard, "Confidence intervals for proportions with small
-expected number of positive counts estimated from survey data", Survey Methodology 1998 (effective rows, and Student's
-factor for few patients); L. Kish, "Survey Sampling", 1965 (design effect).
+Sources: A. Cameron, J. Gelbach and D. Miller, "Robust inference with multiway clustering", JBES 2011 (two crossed
+factors); F. Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics 1946 (degrees
+of freedom of a sum of variances); E. Korn and B. Graubard, "Confidence intervals for proportions with small expected
+number of positive counts estimated from survey data", Survey Methodology 1998 (effective rows).
 """
 
 from collections.abc import Sequence
-from math import sqrt
-from statistics import NormalDist
+from dataclasses import dataclass
+from math import atan, exp, lgamma, pi, sqrt, tan
+from statistics import NormalDist, fmean
 
 import numpy as np
 
-from medfedvqa.evaluation.accuracy import Interval
+from medfedvqa.evaluation.accuracy import Interval, wilson
 
 _Z = NormalDist().inv_cdf(0.975)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
+
+Cohort = Sequence[tuple[np.ndarray, Sequence[int]]]
+"""Seeds that test the same rows. For each site: values, float64 [seeds, rows], and the patient of each row."""
 
 
-def effective_rows(right: Sequence[bool], patients: Sequence[int]) -> float:
-    """The number of independent rows that tell as much about an accuracy as these rows, at most as many as they are.
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over sites, patients and seeds."""
 
-    `right` and the `patients` of the rows have the same length. The rows are divided by their design effect, which is
-    at least 1, and by the square of Student's factor for so few patients. It is 0 for a single patient.
+    mean: float
+    variance: float
+    freedom: float
+    """The degrees of freedom of the variance; 0 if it cannot be estimated, as from a single patient at a site."""
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval by Student's t, not cut anywhere; None without an estimate of the variance.
+
+        Values that all differ from 0 alike have none either: they say nothing about how much others would vary.
+        """
+        if not self.freedom or (self.variance == 0 and self.mean):
+            return None
+        reach = student(self.freedom) * sqrt(self.variance)
+        return self.mean - reach, self.mean + reach
+
+    @property
+    def p(self) -> float:
+        """The two-sided p value that the mean is 0, of the interval's own t: below 0.05 just if 0 lies outside."""
+        if not self.freedom or self.variance == 0:
+            return 1.0
+        return student_p(self.mean / sqrt(self.variance), self.freedom)
+
+    def share(self, rows: float, seeds: int) -> Interval:
+        """Wilson's interval of a mean in 0..1 with as many independent rows as have its variance, and by Student's t.
+
+        They are at most the rows that all seeds test, and those of one seed where nothing varies.
+        """
+        if not self.freedom:
+            return 0.0, 1.0
+        effective = min(rows * seeds, self.mean * (1 - self.mean) / self.variance) if self.variance else rows
+        return wilson(self.mean, effective * (_Z / student(self.freedom)) ** 2)
+
+
+def crossed(cohorts: Sequence[Cohort]) -> Estimate:
+    """The mean over sites of the mean of their rows, each seed weighing the same, and its variance.
+
+    A value is mean + patient + seed + both. Patients average out with their number P, seeds with theirs, S, and what is
+    of both with P x S. The variance of the mean over patients, V_p, holds the first and third of these, that over
+    seeds, V_s, the second and third, so the variance of the mean is V_s + V_p - V_ps, and at least V_s. V_p and V_ps
+    are those of the sites' ratios after linearisation. A single seed says nothing about others: V_s is 0 then. Cohorts
+    have patients and seeds of their own, so of several the variance is that between them.
     """
-    rows, count = len(right), len(set(patients))
-    if count < 2:
-        return 0.0
-    return rows / design_effect(right, patients) * (_Z / student(count - 1)) ** 2
+    seeds = [float(value) for cohort in cohorts for value in _seed_means(cohort)]
+    mean = fmean(seeds)
+    if len(cohorts) == 1:
+        return _one_cohort(mean, np.array(seeds), cohorts[0])
+    weights = np.array([len(cohort[0][0]) for cohort in cohorts]) / len(seeds)
+    apart = np.array([_seed_means(cohort).mean() for cohort in cohorts]) - mean
+    variance = float((weights**2 * apart**2).sum() / (1 - (weights**2).sum()))
+    return Estimate(mean, _or_zero(variance), len(cohorts) - 1)
 
 
-def design_effect(right: Sequence[bool], patients: Sequence[int]) -> float:
-    """By how much the variance of a share of rows exceeds that of independent rows, at least 1.
-
-    It is 1 + (m - 1) times the correlation within a patient, with m the mean number of rows that a row's patient has.
-    """
-    groups, sizes = _grouped(patients)
-    values, rows, count = np.asarray(right, np.float64), len(right), len(sizes)
-    if count < 2 or rows == count:
-        return 1.0
-    means = np.bincount(groups, values, count) / sizes
-    between = float((sizes * (means - values.mean()) ** 2).sum()) / (count - 1)
-    within = float(((values - means[groups]) ** 2).sum()) / (rows - count)
-    typical = (rows - float((sizes**2).sum()) / rows) / (count - 1)
-    total = between + (typical - 1) * within
-    correlation = (between - within) / total if total > 0 else 0.0
-    return max(1.0, 1 + (float((sizes**2).sum()) / rows - 1) * correlation)
+def _seed_means(cohort: Cohort) -> np.ndarray:
+    means: np.ndarray = np.mean([values.mean(axis=1) for values, _ in cohort], axis=0)
+    return means
 
 
-def mean_difference(
-    differences: Sequence[Sequence[float]], patients: Sequence[Sequence[int]]
-) -> tuple[float, Interval | None]:
-    """The mean over sites of the mean difference of their rows, and its 95 % interval; None with a single patient.
+def _one_cohort(mean: float, seeds: np.ndarray, cohort: Cohort) -> Estimate:
+    between = len(seeds) - 1
+    by_seed = float(seeds.var(ddof=1)) / len(seeds) if between else 0.0
+    by_patient = by_both = 0.0
+    uncertain, freedom = by_seed**2 / max(1, between), 0
+    for values, owners in cohort:
+        _, groups, sizes = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)
+        others = len(sizes) - 1
+        if not others:
+            return Estimate(mean, 0.0, 0.0)
+        sums = np.stack([np.bincount(groups, row, len(sizes)) for row in values])
+        parts = (sums - sizes * values.mean(axis=1, keepdims=True)) / (len(owners) * len(cohort))
+        patients = len(sizes) / others * float((parts.mean(axis=0) ** 2).sum())
+        both = len(sizes) / others * float(parts.var(axis=0, ddof=1).sum()) / len(seeds) if between else 0.0
+        by_patient, by_both, freedom = by_patient + patients, by_both + both, freedom + others
+        uncertain += (patients**2 + both**2 / max(1, between)) / others
+    variance = _or_zero(by_seed + max(0.0, by_patient - by_both))
+    if variance:
+        freedom = max(variance**2 / uncertain, min(between or freedom, freedom))
+    return Estimate(mean, variance, freedom)
 
-    For each site: one difference and one patient per row. The variance is that between patients, after linearisation
-    of the ratio; Student's factor takes the degrees of freedom of B. Welch, 1947. The interval is not cut at -1 and 1.
-    """
-    mean = float(np.mean([np.mean(values) for values in differences]))
-    variances, freedoms = [], []
-    for values, owners in zip(differences, patients, strict=True):
-        groups, sizes = _grouped(owners)
-        row_values, count = np.asarray(values, np.float64), len(sizes)
-        if count < 2:
-            return mean, None
-        residuals = np.bincount(groups, row_values, count) - row_values.mean() * sizes
-        variances.append(count / (count - 1) * float((residuals**2).sum()) / len(row_values) ** 2)
-        freedoms.append(count - 1)
-    variance = sum(variances)
-    if variance == 0:
-        return mean, (mean, mean)
-    freedom = variance**2 / sum(each**2 / degrees for each, degrees in zip(variances, freedoms, strict=True))
-    reach = student(freedom) * sqrt(variance) / len(variances)
-    return mean, (mean - reach, mean + reach)
+
+def _or_zero(variance: float) -> float:
+    """0 if nothing varies: values that are computed alike may still differ in their last bits."""
+    return variance if variance > 1e-24 else 0.0
+
+
+def student_p(t: float, freedom: float) -> float:
+    """The two-sided p value of Student's t. Its density is a power of the cosine of atan(t / sqrt(freedom))."""
+    angle = atan(abs(t) / sqrt(freedom))
+    inside = angle * float(_WEIGHTS @ np.cos(angle * (_NODES + 1) / 2) ** (freedom - 1))
+    return max(0.0, 1 - inside * exp(lgamma((freedom + 1) / 2) - lgamma(freedom / 2)) / sqrt(pi))
 
 
 def student(freedom: float) -> float:
-    """Student's 97.5 % quantile, by the expansion of Abramowitz and Stegun, 26.7.5: too small below 3 degrees."""
-    z = _Z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-
-
-def _grouped(patients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The patient of each row, numbered from 0, and the number of rows of each patient."""
-    _, groups, sizes = np.unique(np.asarray(patients), return_inverse=True, return_counts=True)
-    return groups, sizes
+    """Student's 97.5 % quantile: the t whose two-sided p value is 0.05."""
+    low, high = 0.0, pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(sqrt(freedom) * tan(middle), freedom) > 0.05 else (low, middle)
+    return sqrt(freedom) * tan(low)

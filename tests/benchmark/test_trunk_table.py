@@ -9,8 +9,9 @@ import pytest
 from medfedvqa.benchmark.benchmark_table import markdown
 from medfedvqa.benchmark.comparison import compared
 from medfedvqa.benchmark.results_file import RESULTS, Result, append, read
-from medfedvqa.benchmark.statistics import paired_t, student_p, unpaired_t
+from medfedvqa.benchmark.statistics import paired_t, unpaired_t
 from medfedvqa.benchmark.trunk_table import COLUMNS, CONTRASTIVE, PRINTED, SPLIT, SUPERVISED, figures, pairs
+from medfedvqa.evaluation.patient_intervals import student_p
 from medfedvqa.models.trunks.grid import TRUNKS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"
