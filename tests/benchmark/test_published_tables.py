@@ -1,6 +1,7 @@
 """The tables in the documents are those of the raw results beside them."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from medfedvqa.benchmark.benchmark_table import markdown
 from medfedvqa.benchmark.comparison import compared
 from medfedvqa.benchmark.results_file import read
+from medfedvqa.benchmark.study import findings
 from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.benchmark.tuning_search import Choice
+from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -22,14 +25,71 @@ def without(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["slake", "vqa-rad", "slake-all", "vqa-rad-all"])
-def test_a_published_table_is_what_the_command_makes_of_its_raw_results(name: str) -> None:
-    """To the letter: every figure, interval and p value, and the sentences below them."""
+@pytest.fixture(scope="module")
+def program() -> dict[str, Any]:
+    """The names of the program that makes the figures."""
+    return runpy.run_path(str(DOCS / "quoted_figures.py"))
+
+
+def test_published_tables_and_quoted_figures_are_those_of_the_raw_results(program: dict[str, Any]) -> None:
+    """To the letter, sentences below the tables included. If this fails: `python docs/quoted_figures.py`."""
+    for path, text in program["documents"]().items():
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_stale_figure_and_one_that_nobody_listed_are_noticed(program: dict[str, Any]) -> None:
+    """A figure, an end of an interval, a p value, a count, a new quote and a lost one: the test above can fail."""
+    quotes = (("slake", "FedAvg full", "FedAvg full without the picture"),)
+    right = "Pictures are worth 8.8 points\n[5.6, 11.9], p < 0.0001."
+    updated = program["updated"]
+    assert updated(right, quotes) == right
+    for wrong in (("8.8", "8.7"), ("5.6", "5.4"), ("11.9", "12.0"), ("< 0.0001", "0.0003")):
+        assert updated(right.replace(*wrong), quotes) == right
+    for text in ("Nothing.", f"{right} And 1.0 [0.5, 1.5]."):
+        with pytest.raises(AssertionError):
+            updated(text, quotes)
+    counted = program["counts"]("slake")
+    assert updated(re.sub(r"\d+ gains", "7 gains", counted), ()) == counted
+
+
+@pytest.mark.parametrize("name", ["slake", "vqa-rad"])
+def test_the_sections_below_a_published_table_are_those_of_its_raw_results(name: str) -> None:
+    """The prompt paper's table, the server's own models, and the literature, each below its heading."""
     results, left_out = read([DOCS / "benchmark" / f"{name}.jsonl"])
-    made = markdown(compared(results)).split("\n## ")[0]
-    assert not left_out
-    assert made.strip() in (DOCS / "benchmark.md").read_text(encoding="utf-8")
+    sections = markdown(compared(results)).split("\n## ")[1:]
+    page = (DOCS / "benchmark.md").read_text(encoding="utf-8")
+    assert not left_out and len(sections) == 3 and all(f"### {each.strip()}" in page for each in sections)
+
+
+def test_the_study_s_page_says_what_its_raw_results_say(program: dict[str, Any]) -> None:
+    """In none of its comparisons is sharing told apart from training alone."""
+    found = findings(program["results"]("slake-study"))
+    signs = [each.alone.sign for each in found]
+    page = " ".join((DOCS / "benchmark.md").read_text(encoding="utf-8").split())
+    assert not any(signs) and f"in none of {len(signs)} comparisons is sharing told apart from training alone" in page
+
+
+def test_the_accuracies_of_single_runs_have_the_intervals_of_their_counts() -> None:
+    """Each table of docs/results.md: a cell's share and the number of rows in its heading give its interval."""
+    tables = re.findall(r"^\|[^\n]*\(n = .*?\n(?=\n)", (DOCS / "results.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(tables) == 2
+    for table in tables:
+        head, _, *lines = table.strip().splitlines()
+        counts = list(map(int, re.findall(r"n = (\d+)", head)))
+        for line in lines:
+            *cells, last = (cell.strip() for cell in line.strip(" |").split("|")[1:])
+            sites = [
+                Proportion(round(float(cell.split(" %")[0]) * count / 100), count)
+                for cell, count in zip(cells, counts, strict=True)
+            ]
+            mean = mean_accuracy(sites)
+            assert mean and [printed(site.value or 0, site.wilson()) for site in sites] == cells
+            assert printed(*mean) == last
+
+
+def printed(share: float, interval: Interval) -> str:
+    """An accuracy as docs/results.md has it."""
+    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "benchmark").glob("*.jsonl")), ids=lambda path: path.stem)

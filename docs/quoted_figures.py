@@ -1,0 +1,184 @@
+"""The figures with intervals in README.md and docs/benchmark.md, made from the raw lines in docs/benchmark.
+
+`python docs/quoted_figures.py` writes them anew: the tables, and in the text every figure that an interval in brackets
+follows, with the p value behind it. `QUOTES` says what each figure is, in the order of the text, so that a figure
+without an entry, or one that is out of date, fails a test. What the words around a figure say, no program can tell.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from medfedvqa.benchmark.benchmark_table import gains, markdown
+from medfedvqa.benchmark.comparison import Comparison, compared
+from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.benchmark.results_file import Result
+from medfedvqa.benchmark.statistics import average, gain, holm
+
+ROOT = Path(__file__).parents[1]
+TABLES = ("slake", "vqa-rad", "slake-all", "vqa-rad-all")
+"""The files of raw results whose tables stand in docs/benchmark.md, in this order."""
+STUDY = "slake-study"
+TABLE = re.compile(r"^Data .*?processor hours\.$", re.MULTILINE | re.DOTALL)
+ROWS = re.compile(rf"{TABLE.pattern}|^\|[^\n]*$", TABLE.flags)
+"""What is no text: those tables, and the rows of all others."""
+INTERVAL = r"\[-?[\d.]+, -?[\d.]+\]"
+FIGURE = re.compile(
+    rf"(?P<sign>[+-]?)(?<![\d.])\d+\.\d(?P<words>(?:(?!\d\.\d)[^\[\]|])*){INTERVAL}(?:(?P<p>, p) [\d.< ]*\d)?"
+)
+COUNTS = re.compile(
+    r"of \d+ gains in the table \d+ have intervals without 0, and \d+ p < 0.05 after correction for all of them"
+)
+"""One such sentence for each set of closed questions, in the order of `TABLES`."""
+
+STEP, PM, ALONE, WORDS = "FedAdam adapter (a step a round)", "prompt_pfl (PM)", "local (DT)", "bag of words"
+BLIND, AS2 = " without the picture", "prompt_pfl AS2 (not shared)"
+OWN, PUBLIC = "FedAvg last 3 blocks (personal)", "FedAvg last 3 blocks (public answers) (personal)"
+
+Quote = tuple[str, str] | tuple[str, str, str]
+"""A file of raw results and a system: its average. With a second system: by how much the first has more."""
+
+QUOTES: dict[str, tuple[Quote, ...]] = {
+    "README.md": (
+        ("slake", PM),
+        ("slake", "frozen features", "frozen features" + BLIND),
+        ("slake", AS2, PM),
+        ("slake", "local full", "FedAvg full"),
+        ("slake", STEP, ALONE),
+    ),
+    "docs/benchmark.md": (
+        ("slake", "frozen features", "frozen features" + BLIND),
+        ("slake", PM, PM + BLIND),
+        ("slake", ALONE, ALONE + BLIND),
+        ("slake", "FedDAT", "FedDAT" + BLIND),
+        ("slake", "FedAvg full", "FedAvg full" + BLIND),
+        ("slake", AS2, PM),
+        ("slake", "prompt_pfl (five heads)", "prompt_pfl AS2 (five heads; not shared)"),
+        ("slake", "local (DT) local head", "FedDAT"),
+        ("slake", "FedAvg adapter local head", "local (DT) local head"),
+        ("slake", "ridge", "ridge (not shared)"),
+        ("slake", STEP, ALONE),
+        ("slake", OWN, "local last 3 blocks"),
+        ("slake", PUBLIC, "local last 3 blocks (public answers)"),
+        ("slake", "local full", "FedAvg full"),
+        ("slake", ALONE, "FedAvg adapter"),
+        ("slake", "local classifier", "FedAvg classifier"),
+        ("slake", STEP, "FedAvg adapter"),
+        ("slake", "CreamFL", ALONE),
+        ("slake", ALONE, "FedGEMS"),
+        ("slake", ALONE, "FedET"),
+        ("slake", "FedMD", ALONE),
+        ("slake", ALONE, "split learning"),
+        ("slake", ALONE, "UniCon"),
+        ("slake", WORDS, "UniCon"),
+        ("slake", "centralised", STEP),
+        ("slake", "prompt_pfl (five heads)"),
+        ("slake", "prompt_pfl (five heads)", WORDS),
+        ("slake", STEP, WORDS),
+        ("slake", STEP, "FedAdam adapter (a step a round; server rate 0.001)"),
+        ("slake", "FedAdam adapter (a step a round; five heads)", STEP),
+        ("vqa-rad", "split learning"),
+        ("vqa-rad", "split learning", "split learning" + BLIND),
+        ("vqa-rad", PM + BLIND, PM),
+        ("vqa-rad", "frozen features" + BLIND, "frozen features"),
+        ("vqa-rad", ALONE + BLIND, ALONE),
+        ("vqa-rad", "FedAvg full" + BLIND, "FedAvg full"),
+        ("vqa-rad", "FedDAT" + BLIND, "FedDAT"),
+        ("vqa-rad", PM, AS2),
+        ("vqa-rad", "FedAvg adapter local head", "local (DT) local head"),
+        ("vqa-rad", "FedMD", ALONE),
+        ("vqa-rad", ALONE, "FedAvg adapter"),
+        ("vqa-rad", ALONE, "FedET"),
+        ("vqa-rad", ALONE, STEP),
+        ("vqa-rad", ALONE, "FedAvgM"),
+        ("vqa-rad", ALONE, "FedAdam"),
+        ("vqa-rad", ALONE, "FedYogi"),
+        ("vqa-rad-all", "local full", WORDS),
+        ("vqa-rad-all", "local full", "FedAvg full"),
+        (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
+        (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
+        (f"{STUDY}: 2 hospitals per organ", "ridge", "ridge (not shared)"),
+        (f"{STUDY}: 3 hospitals per organ", "ridge", "ridge (not shared)"),
+        (f"{STUDY}: all rows", "frozen features (rows of all sites)"),
+    ),
+}
+
+
+@cache
+def results(name: str) -> tuple[Result, ...]:
+    """The results in a file of raw lines."""
+    text = (ROOT / "docs" / "benchmark" / f"{name}.jsonl").read_text(encoding="utf-8")
+    return tuple(map(Result.model_validate_json, text.splitlines()))
+
+
+@cache
+def comparison(name: str) -> Comparison:
+    """The comparison of a file, or of one regime of the study, as `NAME: REGIME`."""
+    file, _, regime = name.partition(": ")
+    return compared(each for each in results(file) if not regime or each.regime == regime)
+
+
+def quoted(quote: Quote, signed: bool = False) -> tuple[str, str, str]:
+    """The figure, its interval and its p value as the text has them. An average has no p value."""
+    rows = comparison(quote[0]).rows
+    first: list[RunOutcome] = list(rows[quote[1]])
+    if len(quote) == 2:
+        summary = average(first)
+        return f"{100 * summary.mean:.1f}", "[{:.0f}, {:.0f}]".format(*(100 * end for end in summary.interval)), ""
+    more = gain(first, rows[quote[2]])
+    assert more.interval is not None
+    mean, low, high = (f"{100 * value:z.1f}" for value in (more.mean, *more.interval))
+    return (
+        "+" * (signed and more.mean >= 0) + mean,
+        f"[{low}, {high}]",
+        "< 0.0001" if more.p < 1e-4 else f"{more.p:.4f}",
+    )
+
+
+def counts(name: str) -> str:
+    """How many of a table's gains from pictures and federation exclude 0, alone and corrected after Holm."""
+    table = comparison(name)
+    every = {f"{label}{place}": each for label in table.rows for place, each in enumerate(gains(table, label)) if each}
+    values = {name: each.p for name, each in every.items()}
+    alone, corrected = (sum(p < 0.05 for p in each.values()) for each in (values, holm(values)))
+    return (
+        f"of {len(values)} gains in the table {alone} have intervals without 0, and {corrected} p < 0.05 after "
+        "correction for all of them"
+    )
+
+
+def documents() -> dict[Path, str]:
+    """Each document with today's figures. Raises `AssertionError` if it has another number of them than `QUOTES`."""
+    return {ROOT / name: updated((ROOT / name).read_text(encoding="utf-8"), quotes) for name, quotes in QUOTES.items()}
+
+
+def updated(text: str, quotes: Sequence[Quote]) -> str:
+    """The text with today's tables and figures. Raises `AssertionError` as `documents`."""
+    tables, counted, left = iter(TABLES), iter(TABLES), list(quotes)
+
+    def figure(match: re.Match[str]) -> str:
+        assert left, f"QUOTES lacks the figure '{match.group()}'"
+        mean, interval, p = quoted(left.pop(0), signed=bool(match["sign"]))
+        return f"{mean}{match['words']}{interval}" + (f", p {p}" if match["p"] else "")
+
+    text = TABLE.sub(lambda match: _table(next(tables)), text)
+    rows = ROWS.findall(text)
+    prose = FIGURE.sub(figure, ROWS.sub("\0", text))
+    prose = COUNTS.sub(lambda match: counts(next(counted)), prose)
+    assert not left, f"the text lacks the figure of {left[0]}"
+    return re.sub("\0", lambda match: rows.pop(0), prose)
+
+
+def _table(name: str) -> str:
+    return markdown(comparison(name)).split("\n## ")[0].strip()
+
+
+def main() -> None:
+    """Write everything in its place."""
+    for path, text in documents().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
