@@ -5,10 +5,12 @@ and a model trained alone for as many passes as the federation, or as federation
 whole job of prompt_pfl: its server loop and its sites' handlers, in one process. Finished runs stay in the folder and
 are not repeated; several processes with different `--seeds` may share it.
 
-    python benchmarks/dp_accuracy.py RUNS --data vqa-rad slake --data-root "$MEDFEDVQA_DATA" --out FOLDER
+    python benchmarks/dp_accuracy.py RUNS --data vqa-rad slake --data-root "$MEDFEDVQA_DATA" --lines FILE --out FOLDER
+    python benchmarks/dp_accuracy.py --lines FILE
 
-Intervals are 95 % bootstrap intervals over patients, seeds of a patient together; p is of a permutation test on
-patients (`medfedvqa.benchmark.statistics`), two-sided and uncorrected.
+`--lines` gets a line of JSON for each set, seed and epsilon: which test rows each model answers right, and the number
+of each row's patient. Without RUNS the table is made of such a file. Intervals and p, two-sided and uncorrected, are over
+patients and seeds (`medfedvqa.benchmark.statistics`).
 """
 
 import argparse
@@ -16,14 +18,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import torch
 
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.benchmark.benchmark_table import cell
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.benchmark.statistics import p_value
+from medfedvqa.benchmark.statistics import average, gain
 from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.data import Split, load_site, organs
@@ -34,6 +37,7 @@ from medfedvqa.figures import COLOURS, GREY, MARKERS, new_figure, styled, svg_fi
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import Backbone, bundled_for, load_backbone
 from medfedvqa.training import Site
+from medfedvqa.version import code_version
 from privacy import DPSettings
 
 EPSILONS = (1.0, 3.0, 8.0, None)
@@ -44,7 +48,6 @@ OPTIONS = {
 """Few parameters and few rounds, since noise grows with both. Runs without privacy have the same options."""
 MODELS = ("released", "finished", "alone", "alone_equal")
 PRIOR = "question-only prior"
-RESAMPLED = 2000
 
 Answers = dict[str, dict[str, list[bool]]]
 """Whether each test row is answered right, by model and site."""
@@ -131,56 +134,60 @@ def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[st
     return by_epsilon
 
 
-def outcomes(answers: Answers, data: str, root: Path | None, seed: int) -> dict[str, RunOutcome]:
-    """The outcome of each model, with the patient of each row, as comparisons need it."""
+def lines_of(by_epsilon: Mapping[str, Answers], data: str, root: Path | None, seed: int) -> Iterator[dict[str, Any]]:
+    """The raw line of each epsilon of a run."""
     split = Split("official", seed)
-    tests = {site: load_site(data, root, site, split, seed).test for site in answers[PRIOR]}
+    tests = {site: load_site(data, root, site, split, seed).test for site in by_epsilon["None"][PRIOR]}
     patients = {site: numbered_patients(test.patients.tolist()) for site, test in tests.items()}
-    cohort = seed if data == PHANTOM else 0
-    return {
-        model: RunOutcome(right, {}, patients, 0.0, 0.0, 0.0, 0, seed=seed, cohort=cohort)
-        for model, right in answers.items()
-    }
+    for epsilon in EPSILONS:
+        answers = by_epsilon[str(epsilon)]
+        right = {
+            model: {site: "".join(str(int(row)) for row in rows) for site, rows in sites.items()}
+            for model, sites in answers.items()
+        }
+        cohort = seed if data == PHANTOM else 0
+        known = {"data": data, "seed": seed, "cohort": cohort, "epsilon": epsilon, "version": code_version()}
+        yield {**known, "options": OPTIONS, "patients": patients, "right": right}
 
 
-def accuracies(runs: Sequence[RunOutcome]) -> list[float]:
-    """The mean accuracy over sites of each seed, in per cent."""
-    return [100 * fmean(fmean(rows) for rows in run.right.values()) for run in runs]
-
-
-def interval(runs: Sequence[RunOutcome]) -> tuple[float, float]:
-    """The bootstrap interval of the mean over seeds and sites, in per cent: patients are resampled."""
-    generator, means = np.random.default_rng(0), np.zeros(RESAMPLED)
-    for site in runs[0].right:
-        right = np.mean([run.right[site] for run in runs], axis=0)
-        _, patient = np.unique(runs[0].patients[site], return_inverse=True)
-        correct, rows = np.bincount(patient, right), np.bincount(patient)
-        resampled = generator.integers(len(rows), size=(RESAMPLED, len(rows)))
-        means += correct[resampled].sum(1) / rows[resampled].sum(1) / len(runs[0].right)
-    low, high = np.percentile(100 * means, [2.5, 97.5])
-    return float(low), float(high)
+def cells_of(lines: Sequence[Mapping[str, Any]]) -> Cells:
+    """The outcome of each model for each seed, by data set and epsilon."""
+    cells: dict[tuple[str, float | None], list[Mapping[str, RunOutcome]]] = {}
+    for line in lines:
+        outcomes = {
+            model: RunOutcome(
+                *({site: [bit == "1" for bit in bits] for site, bits in sites.items()}, {}, line["patients"]),
+                *(0.0, 0.0, 0.0, 0),
+                seed=line["seed"],
+                cohort=line["cohort"],
+            )
+            for model, sites in line["right"].items()
+        }
+        cells.setdefault((line["data"], line["epsilon"]), []).append(outcomes)
+    return cells
 
 
 def figures_of(cells: Cells) -> Figures:
     """Mean and interval of each model, by data set and epsilon."""
-    return {
-        place: {model: (fmean(accuracies(runs)), *interval(runs)) for model, runs in _by_model(seeds).items()}
-        for place, seeds in cells.items()
-    }
+    found: Figures = {}
+    for place, seeds in cells.items():
+        summaries = {model: average(runs) for model, runs in _by_model(seeds).items()}
+        found[place] = {
+            model: (100 * each.mean, 100 * each.interval[0], 100 * each.interval[1])
+            for model, each in summaries.items()
+        }
+    return found
 
 
-def table(cells: Cells, figures: Figures) -> Iterator[str]:
+def table(cells: Cells) -> Iterator[str]:
     """The lines of a Markdown table: mean and deviation over seeds, in per cent, intervals, and a comparison."""
-    yield "| data | epsilon | released | finished | alone | alone, equal steps | prior | p |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| data | epsilon | seeds | released | finished | alone | alone, equal steps | prior | p |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for (data, epsilon), seeds in cells.items():
-        texts, by_model = [], _by_model(seeds)
-        for model, (mean, low, high) in figures[data, epsilon].items():
-            each = accuracies(by_model[model])
-            spread = f" ± {stdev(each):.1f}" if len(each) > 1 else ""
-            texts.append(f"{mean:.1f}{spread} [{low:.1f}, {high:.1f}]")
-        p = p_value(by_model["finished"], by_model["alone_equal"])
-        yield f"| {data} | {_name(epsilon)} | {' | '.join(texts)} | {p:.3f} |"
+        by_model = _by_model(seeds)
+        texts = [cell(average(runs)) for runs in by_model.values()]
+        p = gain(by_model["finished"], by_model["alone_equal"]).p
+        yield f"| {data} | {_name(epsilon)} | {len(seeds)} | {' | '.join(texts)} | {p:.3f} |"
 
 
 @styled()
@@ -218,26 +225,31 @@ def _name(epsilon: float | None) -> str:
 def main() -> None:
     """Run all cells, print the table, draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="folder for the runs")
+    parser.add_argument("runs", type=Path, nargs="?", help="folder for the runs; without it nothing is run")
     parser.add_argument("--data", nargs="+", default=["phantom"], choices=["phantom", "vqa-rad", "slake"])
     parser.add_argument("--data-root", type=Path, help="the folder above the sets")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--lines", type=Path, help="file of raw lines")
     parser.add_argument("--out", type=Path, help="folder for the plot")
     arguments = parser.parse_args()
+    if arguments.runs is None and arguments.lines is None:
+        parser.error("give a folder for the runs, or a file of raw lines by --lines")
     torch.set_num_threads(1)
-    arguments.runs.mkdir(parents=True, exist_ok=True)
-    cells: dict[tuple[str, float | None], list[dict[str, RunOutcome]]] = {}
-    for data in arguments.data:
-        root = None if data == "phantom" else arguments.data_root / data
-        for seed in arguments.seeds:
-            answers = answers_of(arguments.runs, data, root, seed)
-            for epsilon in EPSILONS:
-                cell = cells.setdefault((data, epsilon), [])
-                cell.append(outcomes(answers[str(epsilon)], data, root, seed))
-    figures = figures_of(cells)
-    print("\n".join(table(cells, figures)))
+    lines: list[dict[str, Any]] = []
+    if arguments.runs is None:
+        lines = list(map(json.loads, arguments.lines.read_text(encoding="utf-8").splitlines()))
+    else:
+        arguments.runs.mkdir(parents=True, exist_ok=True)
+        for data in arguments.data:
+            root = None if data == PHANTOM else arguments.data_root / data
+            for seed in arguments.seeds:
+                lines += lines_of(answers_of(arguments.runs, data, root, seed), data, root, seed)
+        if arguments.lines:
+            write_whole(arguments.lines, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    cells = cells_of(lines)
+    print("\n".join(table(cells)))
     if arguments.out:
-        draw(figures, arguments.out / "dp-accuracy.svg")
+        draw(figures_of(cells), arguments.out / "dp-accuracy.svg")
 
 
 if __name__ == "__main__":

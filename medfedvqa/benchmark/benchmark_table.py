@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.comparison import PERSONAL, Comparison
@@ -139,13 +140,27 @@ def _pairs(printed: Sequence[float | None], comparison: Comparison, label: str) 
 
 
 def _facts(comparison: Comparison) -> str:
-    setting = comparison.setting
-    budget = ", ".join(f"{name} {value}" for name, value in setting["budget"].items()) or "each method's own budget"
+    setting, ran = comparison.setting, [options for options in comparison.options.values() if options]
+    common = {name: value for name, value in setting["budget"].items() if any(each.get(name) == value for each in ran)}
+    own: dict[str, list[str]] = {}
+    for label, options in comparison.options.items():
+        apart = {
+            name: options[name] for name in setting["budget"] if options.get(name, common.get(name)) != common.get(name)
+        }
+        if apart:
+            own.setdefault(listed(apart), []).append(label)
+    others = "".join(f" {', '.join(map(for_markdown, labels))}: {values}." for values, labels in own.items())
+    budget = listed(common) or "each method's own budget"
     return (
         f"Data {for_markdown(setting['data'])}, {for_markdown(str(setting['split'].get('kind')))} split, "
         f"{len(comparison.sites)} sites, {for_markdown(setting['regime'])}; backbone "
-        f"{for_markdown(setting['backbone'])}, frozen but for what is trained; {for_markdown(budget)}."
+        f"{for_markdown(setting['backbone'])}, frozen but for what is trained; {for_markdown(budget)}.{others}"
     )
+
+
+def listed(options: Mapping[str, Any]) -> str:
+    """Options as text, such as `rounds 15, keep best`."""
+    return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
 def _reading(comparison: Comparison) -> str:

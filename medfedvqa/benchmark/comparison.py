@@ -1,7 +1,7 @@
 """Results of one setting as the rows of a table, and what each row is compared with."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ class Comparison:
     """The label of the same system without the picture, by label."""
     seconds: float
     """Processor seconds of all runs, without decoding pictures."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The options that each system ran with, by label; none for answers without training."""
     unseen: tuple[str, ...] = ()
     """The sites that never train and test the others' last mean."""
 
@@ -117,7 +119,8 @@ def compared(results: Iterable[Result]) -> Comparison:
         baselines |= set(labels) if each[0].baseline else set()
     seconds = sum(result.processor_seconds for result in ordered)
     unseen = dict.fromkeys(site for result in ordered for site in result.options.get("unseen", ()))
-    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind, seconds, tuple(unseen))
+    ran = {label: each[0].options for label, each in by_label.items()}
+    return Comparison(ordered[0].setting, rows, frozenset(baselines), alone, blind, seconds, ran, tuple(unseen))
 
 
 def _check_rows(results: Sequence[Result]) -> None:

@@ -232,7 +232,12 @@ def read(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
 
 def _unlike(result: Result, first: Result, options: dict[str, tuple[str, Mapping[str, Any]]]) -> str:
     """Why the result does not stand beside the first one; empty if it does."""
-    other = [name for name, value in result.setting.items() if value != first.setting[name]]
+    other = [name for name, value in result.setting.items() if name != "budget" and value != first.setting[name]]
+    budgets = result.budget, first.budget
+    changed = {name for name in {*budgets[0], *budgets[1]} if budgets[0].get(name) != budgets[1].get(name)}
+    # A system with a value of its own ran alike under either budget.
+    if any(result.options.get(name, result.budget.get(name)) == result.budget.get(name) for name in changed):
+        other.append("budget")
     if other:
         return f"left out: other {', '.join(other)} than in the first line"
     content = result.method, result.options

@@ -116,8 +116,8 @@ def planned_grid(
     reader, root = find_root(data, data_root)
     systems = named_systems(methods)
     name = "" if backbone == "auto" else backbone
-    check_budget(systems, changes)
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
+    check_budget(systems, changes)
     sites, budget = organs(reader, root), BUDGET | dict(changes)
     answers = classes(root) if reader == "image-classes" and root is not None else ()
     return Grid(
@@ -202,9 +202,10 @@ def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
 
 
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for an option that none of the methods has. A method ignores options that it lacks.
+    """Raises `ConfigError` for an option that none of the methods has, or of which a row has a value of its own.
 
-    Those of a table's common budget are never refused, so that split learning alone can run at the others' budget.
+    A method ignores options that it lacks; those of a table's common budget are never refused for that, so that split
+    learning alone can run at the others' budget.
     """
     from medfedvqa.benchmark.systems import COMMON
     from medfedvqa.core import method_type
@@ -214,6 +215,17 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
     choices = sorted(supported.union(COMMON))
     for name in changes:
         check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
+    if "unseen" in changes:
+        raise ConfigError("'unseen' is no option of a row: --unseen names the sites that never train")
+    for name, value in changes.items():
+        fixed = {system.label: system.options[name] for system in systems if name in system.options}
+        others = [f"'{label}' has {own!r}" for label, own in fixed.items() if own != value]
+        if others:
+            more = f" and {len(others) - 3} more rows have their own" if len(others) > 3 else ""
+            raise ConfigError(
+                f"{name}={value!r} would not reach every row: {', '.join(others[:3])}{more}. Leave out the option, or "
+                "name other rows; `medfedvqa run` takes any value"
+            )
 
 
 def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:

@@ -133,6 +133,7 @@ def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet
     """Run what is missing, write the page or the pictures, and show the page."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.benchmark.benchmark_table import listed
     from medfedvqa.benchmark.comparison import compared
     from medfedvqa.benchmark.grid import data_of, results
     from medfedvqa.cli.benchmark import complete
@@ -144,6 +145,9 @@ def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet
         paths = pictures.draw(protocol, grid)
         console.print(f"[bold]{WARNING}[/] They are {', '.join(map(sentence, paths))}", soft_wrap=True)
         console.print(sentence(f"What differs: {entry.differs}."), soft_wrap=True)
+        if protocol.system:
+            options = grid.job(grid.systems[0], 0).options
+            console.print(sentence(f"Options of '{grid.systems[0].label}': {listed(options)}."), soft_wrap=True)
         return
     if isinstance(protocol, Counts):
         text = counts.page(entry, protocol, data_of(grid, 0))

@@ -44,6 +44,8 @@ def tune(
     check_folder(out)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    if searched := changes.keys() & {"learning_rate", "weight_decay"}:
+        raise ConfigError(f"the search tries its own values of {', '.join(sorted(searched))}: use --rates and --decays")
     grid = planned_grid(methods, data, data_root, backbone, changes, 1, device, cache, out, questions=questions)
     for system in grid.systems:
         full_rounds(grid, system)

@@ -132,8 +132,11 @@ def _grams(text: str) -> set[str]:
 
 
 def _gaussian(described: torch.Tensor) -> torch.Tensor:
-    """The Gaussian kernel of descriptions [n, numbers] whose width is the median squared distance, [n, n]."""
-    squared = torch.cdist(described, described).square()
+    """The Gaussian kernel of descriptions [n, numbers], [n, n]. Its width is the median squared distance of two.
+
+    The diagonal plays no part: rounding makes some of its zeros positive.
+    """
+    squared = torch.cdist(described, described).square().fill_diagonal_(0.0)
     return torch.exp(-squared / squared[squared > 0].median())
 
 

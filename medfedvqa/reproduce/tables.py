@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from medfedvqa.benchmark.benchmark_table import beside_printed, server_models, settings_and_systems, table
+from audits.escaping import for_markdown
+from medfedvqa.benchmark.benchmark_table import beside_printed, listed, server_models, settings_and_systems, table
 from medfedvqa.benchmark.comparison import Comparison
 from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.printed import PrintedTable
@@ -57,8 +58,13 @@ def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
 
 
 def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
-    """The grid with the paper's budget, as far as `changes` sets no other."""
-    return replace(grid, budget={**BUDGET, **getattr(protocol, "budget", {}), **changes})
+    """The grid with the paper's budget, as far as `changes` sets no other. A new period replaces the paper's rounds."""
+    own = {
+        name: value
+        for name, value in getattr(protocol, "budget", {}).items()
+        if name != "decay_after" or "decay_every" not in changes
+    }
+    return replace(grid, budget={**BUDGET, **own, **changes})
 
 
 def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
@@ -103,6 +109,11 @@ def page(
         parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]
     if entry.differs:
         parts.append(f"What differs in all rows: {entry.differs}.")
+    ran = {label: listed(options) for label, options in comparison.options.items() if options}
+    parts += [
+        "Options of each row, as its runs recorded them:",
+        "\n".join(f"- {for_markdown(f'{label}: {each}')}" for label, each in ran.items()),
+    ]
     parts += ["\n".join(f"- {remark}" for remark in remarks), "## All systems of this run"]
     return (
         "\n\n".join(part for part in (*parts, settings_and_systems(comparison), *server_models(comparison)) if part)

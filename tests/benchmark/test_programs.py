@@ -18,7 +18,7 @@ SMALLEST = {
     "backbone_steps": "--architecture ViT-S-32-alt --rows 2 --repeats 1",
     "burned_in_text": "{data} --images 1 --texts 4",
     "devices": "--architecture ViT-S-32-alt --blocks 1 --rows 2 --steps 1",
-    "dp_accuracy": "{out}/runs --seeds 0",
+    "dp_accuracy": "{out}/runs --seeds 0 --lines {out}/lines.jsonl",
     "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
     "feature_cache": "{root}/docs/benchmark/vqa-rad.jsonl {data}/vqa-rad --systems 'frozen features'",
     "federation": "--rounds 2",

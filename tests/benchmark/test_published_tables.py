@@ -114,3 +114,15 @@ def test_the_published_table_of_many_sites_is_what_the_program_makes_of_its_reco
     made = runpy.run_path(str(ROOT / "benchmarks" / "scale.py"))["table"]([json.loads(line) for line in lines])
     table = "\n".join(made)
     assert f"\n\n{table}\n\n" in (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_the_published_accuracies_by_epsilon_are_what_the_program_makes_of_its_raw_lines() -> None:
+    """Line by line; and with one more answer right in a line, it is another table."""
+    program = runpy.run_path(str(ROOT / "benchmarks" / "dp_accuracy.py"))
+    text = (DOCS / "measured" / "dp-accuracy.jsonl").read_text(encoding="utf-8")
+    made, other = (
+        "\n".join(program["table"](program["cells_of"](list(map(json.loads, lines.splitlines())))))
+        for lines in (text, text.replace('"right": {"released": {"chest": "0', '"right": {"released": {"chest": "1'))
+    )
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    assert f"\n\n{made}\n\n" in page and f"\n\n{other}\n\n" not in page

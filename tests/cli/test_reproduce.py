@@ -68,7 +68,7 @@ def test_a_picture_of_labels_is_for_its_owner_alone(medfedvqa: Command, tmp_path
     ("paper", "entry", "options", "names"),
     [
         ("feddat", "fig4", SMALL[:2], {f"samples-{site}" for site in SITES}),
-        ("fedp3", "fig8", (*SMALL, "-O", "hidden=4", "-O", "blocks=1"), {f"forgotten-{site}" for site in SITES}),
+        ("fedp3", "fig8", (*SMALL, "-O", "hidden=4"), {f"forgotten-{site}" for site in SITES}),
         (
             "prompt-pfl",
             "fig4",

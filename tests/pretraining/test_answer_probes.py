@@ -11,6 +11,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models import load_backbone
 from medfedvqa.pretraining.answer_probes import (
     ProbedRows,
+    _gaussian,
     answer_probe,
     compared,
     plain_descriptions,
@@ -36,6 +37,15 @@ def test_a_description_of_noise_is_worth_no_more_than_the_question(rows: ProbedR
     noise = torch.Generator().manual_seed(0)
     probe = answer_probe(rows, "", lambda grey: torch.randn(len(grey), 32, generator=noise))
     assert 0.35 <= probe.test <= 0.65
+
+
+def test_the_kernel_s_width_is_the_median_over_pairs_alone() -> None:
+    """Far from 0 a distance to oneself is rounded to little more than 0, and is no distance between two pictures."""
+    described = torch.randn(400, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1000
+    width = torch.nn.functional.pdist(described).square().median()
+    kernel = _gaussian(described)
+    assert -kernel[0, 1].log() * width == pytest.approx((described[0] - described[1]).square().sum(), rel=1e-6)
+    assert torch.equal(kernel.diagonal(), torch.ones(400, dtype=torch.float64))
 
 
 def test_test_rows_decide_nothing(rows: ProbedRows) -> None:

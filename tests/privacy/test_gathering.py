@@ -37,6 +37,19 @@ def test_liars_do_not_move_the_result_out_of_the_honest_range(
     assert (honest.min(axis=0) <= result).all() and (result <= honest.max(axis=0)).all()
 
 
+@pytest.mark.parametrize(("sites", "liars"), [(5, 1), (6, 2), (10, 2), (11, 3)])
+@pytest.mark.parametrize("lie", [1e9, -1e9])
+def test_the_trimmed_mean_bears_one_liar_in_five_rounded_up_and_no_more(sites: int, liars: int, lie: float) -> None:
+    """At either end: as many lies leave it among the honest values, and one more pulls it away."""
+
+    def gathered(lying: int) -> float:
+        sent = {f"{place:02d}": {"x": np.array([lie if place < lying else 1.0])} for place in range(sites)}
+        return float(Gathering("trimmed").gathered(sent)["x"][0])
+
+    assert gathered(liars) == 1.0
+    assert abs(gathered(liars + 1)) > 1e6
+
+
 @pytest.mark.parametrize("rule", ["trimmed", "median"])
 def test_one_liar_more_than_the_rule_bears_moves_it(rule: str) -> None:
     """The bound that is stated is the one that holds."""

@@ -27,8 +27,8 @@ METHODS = {
 DIFFERS = {
     "prompt": "the prompts themselves are averaged, there a network that makes them",
     "clf-L": "a head that multiplies tanh units",
-    "full*": "rate 0.0003",
-    "full-L": "rate 0.0003",
+    "full*": "the rate",
+    "full-L": "the rate",
 }
 ARCHITECTURES = {"VAuLT": "vault-b32", "ALBEF": "albef-b16"}
 """The backbones whose rows are runs of their own."""

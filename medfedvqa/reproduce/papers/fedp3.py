@@ -8,7 +8,7 @@ BUDGET = {"rounds": 5, "local_epochs": 2, "batch_rows": 32, "answers": "public"}
 ANSWERS = "answers of VQA-RAD and SLAKE, most of which no site gives, in place of 1,642"
 DATA = (
     "GQA by scene, whose chosen rows are not published; here organs stand for scenes. ViLT there, a CLIP here unless "
-    f"--backbone names a ViLT; {ANSWERS}; rate 0.0003, since the head is new"
+    f"--backbone names a ViLT; {ANSWERS}; the rate, since the head is new"
 )
 LOCAL_GLOBAL = {"Avg.(Loc)": Place(of="seen"), "Avg.(Glo)": Place(of="unseen")}
 SAME = ""

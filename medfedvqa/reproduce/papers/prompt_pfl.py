@@ -7,7 +7,7 @@ BUDGET = {"rounds": 30, "local_epochs": 5, "decay": 0.1, "decay_every": 10}
 """Section 3.1; a local iteration is read as a pass over the rows."""
 SCHEME = Absent("a drawing of the idea, nothing is measured")
 DIFFERS = (
-    "a small CLIP of this project's, unless --backbone names another; rate 0.002 in place of 0.01, AdamW, a head that "
+    "a small CLIP of this project's, unless --backbone names another; rate and optimiser, a head that "
     "multiplies tanh units; cosines clamped at 0, one for each tower"
 )
 AS_PRINTED = PrintedRow(
