@@ -9,8 +9,8 @@ are not repeated; several processes with different `--seeds` may share it.
     python benchmarks/dp_accuracy.py --lines FILE
 
 `--lines` gets a line of JSON for each set, seed and epsilon: which test rows each model answers right, and the number
-of each row's patient. Without RUNS the table is made of such a file. Intervals and p, two-sided and uncorrected, are over
-patients and seeds (`medfedvqa.benchmark.statistics`).
+of each row's patient. Without RUNS the table is made of such a file. Intervals and p, two-sided and uncorrected, are
+over patients and seeds (`medfedvqa.benchmark.statistics`).
 """
 
 import argparse

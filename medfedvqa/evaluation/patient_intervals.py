@@ -88,7 +88,7 @@ def _one_cohort(mean: float, seeds: np.ndarray, cohort: Cohort) -> Estimate:
     between = len(seeds) - 1
     by_seed = float(seeds.var(ddof=1)) / len(seeds) if between else 0.0
     by_patient = by_both = 0.0
-    uncertain, freedom = by_seed**2 / max(1, between), 0
+    uncertain, freedom = by_seed**2 / max(1, between), 0.0
     for values, owners in cohort:
         _, groups, sizes = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)
         others = len(sizes) - 1

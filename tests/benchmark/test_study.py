@@ -71,7 +71,7 @@ def test_p_values_are_corrected_over_the_whole_study() -> None:
     """Six regimes with the same difference of 9 rows: each alone is significant, corrected none is."""
     one = list(made_up("r0", "1" * 9 + "0" * 51, "0" * 60))
     assert findings(one)[0].alone.p < 0.01
-    many = [each for number in range(6) for each in made_up(f"r{number}", "1" * 7 + "0" * 53, "0" * 60)]
+    many = [each for number in range(6) for each in made_up(f"r{number}", "1" * 6 + "0" * 54, "0" * 60)]
     assert findings(many[:2])[0].alone.p < 0.03 and min(each.alone.p for each in findings(many)) > 0.05
 
 
