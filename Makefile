@@ -75,6 +75,7 @@ docs: $(VENV)/ready
 # What follows from the registered methods: pages, lists, the privacy matrix, job folders.
 generated: $(VENV)/ready
 	$(BIN)/python docs/generated.py
+	$(BIN)/python docs/quoted_figures.py
 
 # Bills of materials (CycloneDX): of the development environment, and of what a verifier installs. Their generator reads
 # the version in a copy of pyproject.toml, since it follows no `dynamic` version.
