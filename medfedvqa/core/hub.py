@@ -22,7 +22,10 @@ class Hub(Protocol):
         """Rounds 1..count; ends early when the user asks to stop."""
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """The uploads of the sites that answered, by site. `down` holds the message to each; None sends nothing."""
+        """The uploads of the sites that answered, by site and in order of the sites' names, whoever answered first.
+
+        `down` holds the message to each; None sends nothing.
+        """
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """The mean of the uploads, weighted by the scalar named `weight`, which is not averaged.

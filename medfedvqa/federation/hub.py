@@ -74,7 +74,7 @@ class TaskAnswer:
 
 
 class ServerHub:
-    """Computes `mean` and `mix` in clear at the server."""
+    """Computes `mean` and `mix` in clear at the server, always in order of the sites' names."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class ServerHub:
         passes on their audit checkpoints. `gathering` is the rule by which means are taken, and `rule` says what
         becomes of sites that do not answer. `journal` holds the calls of the process that this one continues.
         """
-        self.sites, self.seed = sites, seed
+        # Engines name sites in their own order. Draws and steps that go site by site follow names, in every engine.
+        self.sites, self.seed = tuple(sorted(sites)), seed
         self.backbone = backbone
         self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
@@ -129,10 +130,15 @@ class ServerHub:
             self._ended(self.history)
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """See `Hub.collect`. Raises `FederationError` if fewer sites answer than the job needs."""
+        """See `Hub.collect`. Raises `FederationError` if fewer sites answer than the job needs.
+
+        The answers are in order of the sites' names: a sum of floats depends on its order, and that of arrival is
+        chance. Every mean, mixture and method of its own gets its answers here.
+        """
         called = self.sites if down is None else tuple(site for site in down if site in self.sites)
         messages = {site: {} if down is None else down[site] for site in called}
-        replies = self._ask(task, messages, quorum=self._quorum_rule.of(task, self._absent & set(called)))
+        arrived = self._ask(task, messages, quorum=self._quorum_rule.of(task, self._absent & set(called)))
+        replies = dict(sorted(arrived.items()))
         self._note_missing(task, called, replies)
         for site, (tensors, *_) in replies.items():
             if ACCURACY in tensors:
@@ -159,7 +165,7 @@ class ServerHub:
         """See `Hub.mix`. A site that `down` leaves out takes part with its last upload, unless the job has lost it."""
         for site, tensors in self.collect(task, down).items():
             self.history.uploads[site] = {name: array for name, array in tensors.items() if name != ACCURACY}
-        present = {site: upload for site, upload in self.history.uploads.items() if site in self.sites}
+        present = {site: self.history.uploads[site] for site in self.sites if site in self.history.uploads}
         receiving = tuple(site for site in targets or present if site in present)
         try:
             mixture = mix(present, self._accuracy, reliability, receiving)

@@ -1,6 +1,7 @@
 """The server's hub: what it gathers, mixes, counts and records."""
 
 from collections.abc import Callable, Mapping
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.hub import Reply, ServerHub, TaskAnswer, TaskCall
-from privacy import Reliability
+from privacy import Reliability, mean, mix
 
 SITES = ("a", "b", "c")
 PROMPT = TensorSpec("prompt", (1, 1, 2), "float32", Kind.PARAMETERS, "A prompt.")
@@ -51,6 +52,39 @@ def test_the_mean_can_be_weighted_by_an_upload_that_is_not_averaged() -> None:
     for _ in hub.rounds(1):
         result = hub.mean("train", weight="accuracy")
     assert set(result) == {"prompt"} and np.allclose(result["prompt"], [[(3, 1)]])
+
+
+FOUR = {"a": 2.0**60, "b": 1.0, "c": -(2.0**60), "d": 3.0}
+"""A value for each site. Their sum in float64 depends on its order."""
+
+
+def test_no_order_of_arrival_and_no_order_of_names_changes_a_bit() -> None:
+    """`mean`, weighted or not, and `mix` give the same bytes in all 24 orders, where the sums themselves do not. Draws
+    and steps that go site by site follow `sites`, which is in order of names however the engine lists them."""
+    uploads = {site: np.float32([[(1e30, value)]]) for site, value in FOUR.items()}
+    bare = {site: {"prompt": array} for site, array in uploads.items()}
+    hubs, sums, mixtures = set[bytes](), set[bytes](), set[bytes]()
+    for order in permutations(FOUR):
+
+        def engine(call: TaskCall, order: tuple[str, ...] = order) -> dict[str, Reply]:
+            replies = answer(uploads)(call)
+            return {site: replies[site] for site in order if site in replies}
+
+        hub = ServerHub(order, engine, EXCHANGE)
+        assert hub.sites == tuple(FOUR)
+        gathered = b""
+        for _ in hub.rounds(1):
+            hub.mix("start", Reliability(), dict.fromkeys(order[:2], {}))  # the others join later
+            plain, weighted = hub.mean("start"), hub.mean("train", weight="accuracy")
+            mixed = hub.mix("train", Reliability())
+            gathered += plain["prompt"].tobytes() + weighted["prompt"].tobytes()
+            gathered += b"".join(mixed[site]["prompt"].tobytes() for site in FOUR)
+        hubs.add(gathered)
+        ordered = {site: bare[site] for site in order}
+        sums.add(mean(ordered)["prompt"].tobytes())
+        mixed = mix(ordered, dict.fromkeys(order, 0.5), Reliability()).shared
+        mixtures.add(b"".join(mixed[site]["prompt"].tobytes() for site in FOUR))
+    assert len(hubs) == 1 and len(sums) > 1 and len(mixtures) > 1
 
 
 def test_paper_mode_ends_the_run_where_its_weights_make_no_sense() -> None:
