@@ -64,6 +64,7 @@ AUDIT = {
     "attack": Source("attack", "attack_command"),
     "controls": Source("attack", "controls_command"),
     "export": Source("audit_export", "export_command"),
+    "rerun": Source("audit_rerun", "rerun_command"),
     "ui": Source("audit_ui", "ui_command"),
 }
 PRIVACY = {

@@ -84,6 +84,13 @@ class Pictures:
             f"row {source.row.index}: its picture is not as in a file of this site, so no region file belongs to it"
         )
 
+    def contents(self) -> list[str]:
+        """The SHA-256 of each picture's file, in hexadecimal; of a picture that a set draws, its name."""
+        return [
+            self.file(number)[1] if source.row.image.is_file() else source.row.image.name
+            for number, source in enumerate(self._sources)
+        ]
+
     def load(self, size: int) -> torch.Tensor:
         """All pictures in memory, float32 [n, 1, size, size] in 0..1. Raises as `read` does."""
         pixels = torch.empty(len(self), 1, size, size)

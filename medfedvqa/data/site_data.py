@@ -88,6 +88,17 @@ class SiteData:
         """The training, validation and test rows."""
         return self.train, self.validate, self.test
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256, in hex, of all that a job reads here: rows in order, answers, patients, picture files."""
+        rows = [
+            (part.questions, *(column.tolist() for column in (part.answers, part.pictures, part.patients)), part.types)
+            for part in self.parts
+        ]
+        closed = [part.are_closed.tolist() for part in self.parts]
+        facts = [self.name, self.organ, self.answers, self.patients, rows, closed, self.pictures.contents()]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
     def only(self, part: Part, row: int) -> "SiteData":
         """A site whose only row is this test row. Raises `DataError` for a row that does not exist."""
         rows: Examples = getattr(self, part)

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from audits import Outcome, read
-from medfedvqa.atomic_files import write_whole
+from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
 from medfedvqa.devices import Precision, in_turn, resolved
@@ -31,7 +31,7 @@ from privacy.secagg import Identity
 Engine = Literal["local", "simulator", "provisioned"]
 
 LAUNCH = "launch.json"
-"""The file in a run's folder that says how to continue the run, if it was killed."""
+"""The file in a run's folder that says how to continue the run, if it was killed, and how to run it again."""
 _FORMAT = 1
 
 
@@ -55,6 +55,10 @@ class Launch:
     """How the part of the backbone that no training reaches is computed."""
     cache: Path | None = None
     """The folder of outputs of the frozen backbone for other runs of this machine, for the engine `local` only."""
+    engine: Engine = "local"
+    """The engine that the run in `out` was begun with."""
+    data_digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each site's data as the run began, in hex. It is empty where no rerun can be compared."""
 
     def ledger_of(self, site: str) -> Path:
         """The folder of a site's ledger. All sites of a store share one."""
@@ -78,8 +82,10 @@ class Launch:
             "precision": self.precision,
             "ledger": self.ledger and str(self.ledger.resolve()),
             "cache": self.cache and str(self.cache.resolve()),
+            "engine": self.engine,
+            "data_digests": dict(self.data_digests),
         }
-        write_whole(self.out / LAUNCH, f"{json.dumps(facts, indent=2)}\n".encode())
+        write_whole(self.out / LAUNCH, f"{json.dumps(facts, indent=2)}\n".encode(), PRIVATE)
 
     @classmethod
     def read(cls, out: Path) -> "Launch":
@@ -99,9 +105,23 @@ class Launch:
                 precision=facts.get("precision", "float32"),
                 ledger=facts["ledger"] and Path(facts["ledger"]),
                 cache=facts["cache"] and Path(facts["cache"]),
+                engine=facts.get("engine", "local"),
+                data_digests=facts.get("data_digests", {}),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"'{out}' holds no run in this process that was killed: give the folder of one") from None
+            raise ConfigError(
+                f"'{out}' holds no run with its file {LAUNCH}: give the folder of one that this version began"
+            ) from None
+
+    def digests(self) -> dict[str, str]:
+        """The digest of each site's data as they are now. Raises `DataError` if they cannot be read."""
+        job = self.job
+        return {site: load_site(job.data, self.root, site, job.split, job.seed).digest for site in self.sites}
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same job on the same data gives the same tensors: noise and shares are fresh each time."""
+        return self.job.dp is None and not self.job.secagg
 
     @property
     def audit_folders(self) -> dict[str, Path]:
@@ -205,8 +225,8 @@ def run(
 ) -> dict[str, Any]:
     """Run to the end, or to the end of the round in which `stop` returns true. Returns the results."""
     paths = write_sites(launch)
+    replace(launch, engine=engine, data_digests=launch.digests() if launch.repeatable else {}).write()
     if engine == "local":
-        launch.write()
         results = _run_here(launch, watch, stop)
     else:
         # FLARE takes seconds to import, and the in-process engine does without it.
@@ -225,6 +245,8 @@ def resume(out: Path, watch: Callable[[TaskAnswer], None], stop: Callable[[], bo
     Returns the results. Raises `ConfigError` if there is no such run in the folder `out`, or if it is over.
     """
     launch = Launch.read(out)
+    if launch.engine != "local":
+        raise ConfigError(f"the run in '{out}' is one of the engine '{launch.engine}': only 'local' continues a run")
     results = out / RESULTS
     if results.exists() and json.loads(results.read_text(encoding="utf-8"))["status"] in ("finished", "stopped"):
         raise ConfigError(f"the run in '{out}' is over: its results are there")

@@ -82,7 +82,14 @@ def test_all_commands_are_listed_without_the_packages_for_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "prompt_pfl", "--data", "phantom"], ["demo"], ["privacy", "plan", "fedavg"], ["doctor", "."]]
+    "arguments",
+    [
+        ["run", "prompt_pfl", "--data", "phantom"],
+        ["demo"],
+        ["privacy", "plan", "fedavg"],
+        ["doctor", "."],
+        ["audit", "rerun", "."],
+    ],
 )
 def test_training_without_its_packages_is_one_sentence_that_names_the_extra(arguments: list[str]) -> None:
     """No traceback; exit code 1."""

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, content: str | None) 
         (tmp_path / LAUNCH).write_text(content)
     with pytest.raises(ConfigError, match="newer version" if content == '{"format": 2}' else "holds no run"):
         resume(tmp_path, lambda event: None)
+
+
+def test_a_run_of_another_engine_is_not_continued(quick_job: Job, tiny_backbone: Path, tmp_path: Path) -> None:
+    """FLARE's processes keep what they need elsewhere: to continue in this process would train from the beginning."""
+    job = quick_job()
+    launch = plan(job, None, tmp_path / "run", ("chest", "head"), 1, {job.backbone: tiny_backbone})
+    replace(launch, engine="simulator").write()
+    with pytest.raises(ConfigError, match="only 'local'"):
+        resume(launch.out, lambda event: None)
 
 
 MESSAGES = {"a": {"x": np.float32([1, 2])}, "b": {}}
