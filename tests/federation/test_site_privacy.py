@@ -26,6 +26,7 @@ from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
 from medfedvqa.training import Privacy, Trainer, answer_losses
 from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
+from privacy.mechanisms.sampled_gaussian import grid_step
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
@@ -282,7 +283,7 @@ def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, p
     """The model's prompts and head get the gradient of the summed loss: clipping and noise are all that differs."""
     config, job = sites("chest")["chest"], private_job(dropout=0.0)
     site, method = SiteRuntime(config, job, "job").site, job.build()
-    settings = replace(DP, clip=1e6, sample_rate=1.0, patient_rows=99, expected_patients=1)
+    settings = replace(DP, clip=50.0, sample_rate=1.0, patient_rows=99, expected_patients=1)
     unbound = Privacy(settings, NoiseLevels(1e-14))
     trainer = Trainer(site, method.model(site), method.config.training, method.answers, unbound)
     values, loss = trainer.part(method.setup(site)["values"], 1).values, answer_losses(trainer.model)
@@ -290,11 +291,12 @@ def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, p
     sample = replace(sample, patients=sample.patients[:7])
     trainer._gradients.fill(values, loss, sample)
     rows = trainer._rows.rows(trainer.train_rows, torch.cat(sample.patients))
+    step = grid_step(settings.clip, sum(value.numel() for value in values.values()))
     for (name, value), gradient in zip(
         values.items(), torch.autograd.grad(loss(values, rows).sum(), [*values.values()]), strict=True
     ):
-        assert gradient.norm() > 0
-        torch.testing.assert_close(value.grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
+        assert gradient.abs().max() > 30 * step
+        torch.testing.assert_close(value.grad, gradient, rtol=1e-4, atol=1e-5 + step / 2, msg=name)
 
 
 @pytest.mark.slow
