@@ -50,9 +50,9 @@ def export_command(
 ) -> None:
     """Write a configuration-only job folder.
 
-    With --kit and --site the job names its federation, its sites, an expiry and a nonce. Once it is submitted, and so
-    signed, it runs once: jobs under differential privacy need that. Without them a site runs the folder as often a day
-    as its policy says.
+    With --kit and --site the job names its federation, its sites, an expiry and a nonce. Other sites do not hear of it.
+    Once it is submitted, and so signed, it runs once: jobs under differential privacy need that. Without them a site
+    runs the folder as often a day as its policy says.
     """
     from medfedvqa.federation.flare.recipe import export_job
     from medfedvqa.library.job_options import checked_job
@@ -77,7 +77,13 @@ def export_command(
     }
     spec = checked_job(job)
     if kit or site:
-        spec = spec.model_copy(update={"terms": _terms(kit, site, days)})
+        terms = _terms(kit, site, days)
+        if len(terms.sites) < spec.least_sites:
+            raise ConfigError(
+                f"the job needs at least {spec.least_sites} sites, and --site names {len(terms.sites)}: name more of "
+                "them, or lower --min-sites"
+            )
+        spec = spec.model_copy(update={"terms": terms})
     export_job(spec, out)
     Terminal().print(f"Submit it by: nvflare job submit -j {sentence(out)}", soft_wrap=True)
 

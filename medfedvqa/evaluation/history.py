@@ -50,6 +50,8 @@ class History:
     """The last shared prompts by site, of the same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Sites that broke a computation on shares, or did not answer, and took no further part, with the round."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """The sentences of those of `left_out` that refused the job, by site."""
     gathering: str = ""
     """A sentence on how uploads were combined; empty for a plain mean or mixture."""
     committee: str = ""

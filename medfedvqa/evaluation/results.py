@@ -263,7 +263,9 @@ def _missing(facts: RunFacts, history: History) -> list[str]:
     if never := sorted(set(facts.expected) - set(facts.sites)):
         notes.append(f"Not there when the job began, and so in no round: {', '.join(never)}.")
     for site, number in history.left_out.items():
-        notes.append(f"Site {site} broke off in round {number}: the job went on without it.")
+        reason = history.refusals.get(site)
+        did = f"refused the job in round {number} ({reason})" if reason else f"broke off in round {number}"
+        notes.append(f"Site {site} {did}: the job went on without it.")
     for site in facts.sites:
         numbers = [str(record.round) for record in history.rounds if site in record.missing]
         if numbers and site not in history.left_out:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from audits import Exchange, MessageRefused
+from audits import Exchange, MessageRefused, Refusal
 from medfedvqa.core import ACCURACY, EPSILON, Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
@@ -36,6 +36,16 @@ def excuse_none(replies: Mapping[str, Reply]) -> Collection[str]:
     return ()
 
 
+Refused = Callable[[str, Refusal, str], None]
+"""Takes the name of a site that refuses, its code, and a detail that stays on this machine. It returns if the job
+continues without the site, and raises `FederationError` if the refusal ends the job."""
+
+
+def stop_job(site: str, code: Refusal, detail: str = "") -> None:
+    """A refusal ends the job: see `Refused`."""
+    raise FederationError(f"site '{site}' stopped the job: {detail or code.sentence}")
+
+
 MEAN, ALL_ANSWER = Gathering(), QuorumRule()
 
 
@@ -53,11 +63,13 @@ class TaskCall:
     """The audit bytes that each site is sent alongside its message."""
     quorum: Quorum = NOBODY_MISSES
     """When the engine returns although sites have not answered."""
+    refused: Refused = stop_job
+    """The engine calls this when a site refuses; if it returns, the engine does not wait for that site."""
 
 
 Engine = Callable[[TaskCall], dict[str, Reply]]
-"""Carries out a call; returns the answers in order of arrival, without those of sites that are silent or late. Raises
-`FederationError` naming a site that refuses."""
+"""Carries out a call; returns the answers in order of arrival, without those of sites that are silent, late or refuse.
+Raises what `TaskCall.refused` raises."""
 
 
 @dataclass(frozen=True)
@@ -222,31 +234,50 @@ class ServerHub:
         """
         if recorded := self._journal.recall(task, self._round, messages):
             replies = {site: Reply(*answer) for site, answer in recorded.answers.items()}
+            refusals = recorded.refusals
             self._recalled += recorded.seconds
         else:
             if self._returned:
                 self._returned, quorum = False, quorum.extended(RECONNECT)
             began = time.monotonic()
-            replies = self._asked(task, messages, excused, quorum)
+            replies, refusals = self._asked(task, messages, excused, quorum)
             answers = {site: (reply.tensors, reply.seconds) for site, reply in replies.items()}
-            call = RecordedCall(answers, time.monotonic() - began)
+            call = RecordedCall(answers, time.monotonic() - began, refusals)
             self._journal.record(task, self._round, messages, call)
+        self.history.refusals |= refusals
+        self._leave_out(refusals)
         for site, message in messages.items():
             self._tally.sent(site, message)
         for site, reply in replies.items():
             self._tally.received(site, reply)
         return replies
 
-    def _asked(self, task: str, messages: Mapping[str, Tensors], excused: Excused, quorum: Quorum) -> dict[str, Reply]:
-        """The checked answers of the sites that answer."""
+    def _asked(
+        self, task: str, messages: Mapping[str, Tensors], excused: Excused, quorum: Quorum
+    ) -> tuple[dict[str, Reply], dict[str, str]]:
+        """The checked answers of the sites that answer, and the sentences of those that refuse."""
+        refusals: dict[str, str] = {}
 
         def answered(site: str) -> None:
             self._watch(TaskAnswer(self._round, self._planned, task, site))
 
+        def refused(site: str, code: Refusal, detail: str = "") -> None:
+            refusals[site] = code.sentence
+            among = messages if self._quorum_rule.rejoins else self.sites
+            enough = len({*among} - {*refusals}) >= self._quorum_rule.least_of(task, len(messages))
+            if not (enough and self._may_refuse(task)):
+                stop_job(site, code, detail)
+
         self._watch(TaskAnswer(self._round, self._planned, task, None, self._last_accuracy()))
         audit_bytes = {} if self._receipts is None else self._receipts.outgoing(messages)
-        replies = self._call(TaskCall(task, self._round, messages, answered, excused, audit_bytes, quorum))
-        return {site: checked for site, reply in replies.items() if (checked := self._checked(site, task, reply))}
+        call = TaskCall(task, self._round, messages, answered, excused, audit_bytes, quorum, refused)
+        replies = self._call(call)
+        checked = {site: self._checked(site, task, reply) for site, reply in replies.items()}
+        return {site: reply for site, reply in checked.items() if reply}, refusals
+
+    def _may_refuse(self, task: str) -> bool:
+        """Whether the job continues when a site refuses this task, if enough sites are left."""
+        return self._quorum_rule.outlives_refusals
 
     def _last_accuracy(self) -> float | None:
         """The mean over sites of the accuracies that they released in the last finished round, if all of them did."""

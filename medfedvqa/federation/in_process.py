@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from medfedvqa.data import load_site
-from medfedvqa.errors import FederationError
-from medfedvqa.federation.error_codes import ACTIONABLE
+from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.quorum import Quorum
@@ -52,26 +51,28 @@ class LocalEngine:
         self._backbones: dict[tuple[str, Path | None, str], Backbone] = {}
 
     def call(self, call: TaskCall) -> dict[str, Reply]:
-        """One task at each addressed site. Raises `FederationError` naming the site that refused.
+        """One task at each addressed site. Raises what `TaskCall.refused` raises when a site refuses.
 
         Sites take turns, and each has the whole time of the call for itself: where the call has a limit of time or of
         answers, the sites that took longest miss it, as if all had worked at once.
         """
 
-        def answer(site: str) -> tuple[str, Reply]:
+        def answer(site: str) -> tuple[str, Reply] | None:
             began = time.monotonic()
             try:
                 incoming = call.audit_bytes.get(site, b"")
                 tensors, outgoing = self._runtime(site).answer(call.task, call.round, call.messages[site], incoming)
             except ACTIONABLE as error:
-                raise FederationError(f"site '{site}' stopped the job: {error}") from error
+                call.refused(site, code_of(error, private=self._job.dp is not None), str(error))
+                return None
             call.answered(site)
             return site, Reply(tensors, time.monotonic() - began, outgoing)
 
         if call.task not in self._together:
-            return _in_time(dict(map(answer, call.messages)), call.quorum)
+            return _in_time(dict(filter(None, map(answer, call.messages))), call.quorum)
         with ThreadPoolExecutor(len(call.messages)) as pool:
-            return dict(done.result() for done in as_completed([pool.submit(answer, site) for site in call.messages]))
+            done = as_completed([pool.submit(answer, site) for site in call.messages])
+            return dict(filter(None, (one.result() for one in done)))
 
     def _runtime(self, site: str) -> SiteRuntime:
         if site not in self._running:

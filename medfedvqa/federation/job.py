@@ -138,6 +138,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
             round_timeout=self.round_timeout,
             rounds=method.config.rounds,
             rejoins=method.rejoins and not self.secagg,
+            # By default `min_sites` is 1, which says nothing of sites that the job could do without.
+            outlives_refusals=self.min_sites > 1 or self.wait_for is not None,
         )
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:

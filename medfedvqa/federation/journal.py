@@ -40,6 +40,8 @@ class RecordedCall:
     answers: dict[str, tuple[Tensors, float]] = field(repr=False)
     """Each site's tensors, and its seconds, in order of arrival."""
     seconds: float
+    refusals: dict[str, str] = field(default_factory=dict)
+    """The sentences of the sites that refused and without which the job continued."""
 
 
 class Journal:
@@ -82,7 +84,7 @@ class Journal:
                 site: ({name: arrays[f"{place}/{name}"] for name in names}, seconds)
                 for place, (site, names, seconds) in enumerate(header["answers"])
             }
-            return RecordedCall(answers, float(header["seconds"]))
+            return RecordedCall(answers, float(header["seconds"]), header.get("refusals", {}))
 
     def record(self, task: str, round: int, messages: Mapping[str, Tensors], call: RecordedCall) -> None:
         """Write a finished call durably before returning."""
@@ -93,7 +95,7 @@ class Journal:
             for name, array in tensors.items()
         }
         header = {"task": task, "round": round, "messages": _digest(messages), "seconds": call.seconds}
-        self._write({**header, "answers": described}, arrays)
+        self._write({**header, "answers": described, "refusals": call.refusals}, arrays)
 
     def forget(self) -> None:
         """Remove all entries, once the run has its results: they hold the sites' uploads."""

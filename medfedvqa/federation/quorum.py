@@ -56,6 +56,8 @@ class QuorumRule:
     """The rounds of the job's plan."""
     rejoins: bool = False
     """Whether a site that missed a call takes part in the next; if not, it takes no further part."""
+    outlives_refusals: bool = False
+    """Whether the job continues without a site that refuses, while as many are left as it needs."""
 
     def of(self, task: str, absent: Collection[str]) -> Quorum:
         """The quorum of a call. In the evaluation a site may train alone for as long as all rounds, and no site is late

@@ -138,6 +138,11 @@ class SecureHub(ServerHub):
         """See `ServerHub._refused`. In an attempt the site counts as silent, and the attempt is repeated without it."""
         return None if task in self._repeatable else super()._refused(site, task, error)
 
+    def _may_refuse(self, task: str) -> bool:
+        """See `ServerHub._may_refuse`. In a step of a computation on shares a refusal ends the job: the site may have
+        found a false view, order, draw or dealing, and that is no dropout."""
+        return task not in self._repeatable and super()._may_refuse(task)
+
     def _mixed(self, task: str) -> bool:
         """Make one attempt; returns whether it ends the round."""
         attempt = self._next_attempt(self.sites)

@@ -2,12 +2,16 @@
 
 import filecmp
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from typer.testing import CliRunner
 
 from audits.errors import PolicyError
+from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.provision import (
     ADMIN,
@@ -19,6 +23,7 @@ from medfedvqa.federation.flare.provision import (
 )
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
@@ -42,6 +47,28 @@ def test_an_exported_job_is_configuration_only_and_names_no_path(tmp_path: Path)
     files = sorted(path.relative_to(tmp_path / "job").as_posix() for path in (tmp_path / "job").rglob("*.*"))
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
     assert not any("/" in (tmp_path / "job" / name).read_text() for name in files)
+
+
+def test_a_job_that_names_its_sites_is_deployed_to_these_alone(tmp_path: Path) -> None:
+    """FLARE's `deploy_map` is server and named sites with one app; without names it is all that are connected. FLARE's
+    own validator takes both."""
+    terms = Terms.fresh("SHA256" + ":00" * 32, ("head", "abdomen"))
+    for named, expected in ((terms, ["server", "abdomen", "head"]), (None, ["@ALL"])):
+        spec = JobSpec(method="fedavg", min_sites=2, terms=named)
+        export_job(spec, tmp_path / "jobs" / f"to-{len(expected)}" / "fedavg")
+        place = tmp_path / "jobs" / f"to-{len(expected)}"
+        assert json.loads((place / "fedavg" / "meta.json").read_text())["deploy_map"] == {"app": expected}
+        archive = shutil.make_archive(str(tmp_path / place.name), "zip", place)
+        valid, error, _ = JobMetaValidator().validate("fedavg", Path(archive).read_bytes())
+        assert valid, error
+
+
+def test_a_job_for_fewer_sites_than_it_needs_is_not_exported(site_kits: Path, tmp_path: Path) -> None:
+    """FLARE would refuse it when it is submitted."""
+    command = ["jobs", "export", "fedavg", "--out", str(tmp_path / "job"), "--kit", str(site_kits / ADMIN)]
+    result = CliRunner().invoke(app, [*command, "--site", "chest", "--min-sites", "2"])
+    assert result.exit_code == 1 and "needs at least 2 sites, and --site names 1" in str(result.exception)
+    assert not (tmp_path / "job").exists()
 
 
 def test_an_export_does_not_touch_a_folder_that_exists(tmp_path: Path) -> None:

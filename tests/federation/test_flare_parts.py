@@ -36,7 +36,7 @@ from medfedvqa.federation.flare.persistent_process import RELAUNCHES, Persistent
 from medfedvqa.federation.flare.progress import ProgressReader, write_event
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.server_side import _TaskAnswers
-from medfedvqa.federation.hub import TaskAnswer, TaskCall
+from medfedvqa.federation.hub import Refused, TaskAnswer, TaskCall, stop_job
 
 Start = Callable[[], ProcessAdapter]
 CREDENTIALS = {
@@ -252,9 +252,20 @@ def test_what_is_not_a_message_of_numbers_is_refused_at_both_ends(change: dict[s
     assert str(stopped.value) == f"site 'chest' stopped the job: {Refusal.MESSAGE.sentence}"
 
 
-def submitted(reply: Shareable) -> None:
+def test_the_server_does_not_wait_for_a_site_that_refused_a_job_with_a_quorum() -> None:
+    """The refusal's code is handed on, and the call is complete. An unreadable answer stops the job."""
+    codes: list[Refusal] = []
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[REASON] = Refusal.DEVICE.value
+    submitted(reply, lambda site, code, detail: codes.append(code))
+    assert codes == [Refusal.DEVICE]
+    with pytest.raises(FederationError, match="stopped the job"):
+        submitted(Shareable(pack(1, {}) | {"else": 1}), lambda site, code, detail: codes.append(code))
+
+
+def submitted(reply: Shareable, refused: Refused = stop_job) -> None:
     """Has the server take in a site's answer. Raises `FederationError`."""
-    gathering = _TaskAnswers(TaskCall("train", 1, {"chest": {}}), lambda replies: ())
+    gathering = _TaskAnswers(TaskCall("train", 1, {"chest": {}}, refused=refused), lambda replies: ())
     answer = SimpleNamespace(client=SimpleNamespace(name="chest"), result=reply, task_sent_time=0.0)
     gathering._received(answer, None)  # type: ignore[arg-type]
     assert gathering.complete(0.0)

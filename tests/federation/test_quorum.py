@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,16 @@ import numpy as np
 import pytest
 from in_process import Engine
 from test_hub import EXCHANGE, SITES, answer, vectors
+from untrained import Averaged
 
+from audits import Event, Refusal, read
 from medfedvqa.core import create
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import results_schema
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.journal import Journal
 from medfedvqa.federation.quorum import TAKEN_WITHIN, Quorum, QuorumRule
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
@@ -118,6 +123,87 @@ def test_a_federation_in_process_survives_a_site_that_is_away_and_takes_it_back(
     assert (tmp_path / "table.md").exists() and json.loads((tmp_path / "results.json").read_text()) == results
 
 
+@pytest.mark.parametrize("method", ["fedavg", "prompt_pfl", "on shares"])
+def test_a_job_with_a_quorum_goes_on_without_a_site_that_refuses(
+    introduced: Sites, quick_job: Job, tmp_path: Path, method: str
+) -> None:
+    """One of four sites does not allow the method, and the job needs three: it is asked once, the results give the
+    sentence of its code and no text of its own, and the other three finish."""
+    names = (*NAMES, "pelvis")
+    name = "fedavg" if method == "on shares" else method
+    options = quick_job().options | {"answers": "closed"} if method == "prompt_pfl" else FEDAVG
+    spec = {"method": name, "options": options, "min_sites": 3, "secagg": method == "on shares"}
+    job = JobSpec.from_dict(quick_job().to_dict() | spec)
+    configs = introduced(*names, organ="chest", methods=[name])
+    refusing = replace(configs["head"].policy, methods=())
+    configs["head"] = configs["head"].model_copy(update={"policy": refusing})
+    engine = Engine(configs, job)
+    results = serve_job(job, names, engine.call, tmp_path, "local")
+    assert results["status"] == "finished" and results["missing_at_end"] == ["head"]
+    note = f"Site head refused the job in round 1 ({Refusal.METHOD.sentence}): the job went on without it."
+    assert note in results["notes"] and note in (tmp_path / "table.md").read_text()
+    assert sum(entry.event is Event.REFUSAL for entry in read(configs["head"].audit)) == 1
+    assert all(results["sites"][site]["rounds"] == results["rounds_planned"] for site in names if site != "head")
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_a_refusal_ends_a_job_without_a_quorum_or_below_it(
+    sites: Sites, quick_job: Job, tmp_path: Path, least: int
+) -> None:
+    """A job that does not say how many sites suffice, and one that needs all three: the site is named with its reason,
+    and the results have it."""
+    configs = sites(*NAMES, methods=["fedavg"])
+    configs["head"] = configs["head"].model_copy(update={"policy": replace(configs["head"].policy, methods=())})
+    job = fedavg_job(quick_job, min_sites=least)
+    with pytest.raises(FederationError, match=f"site 'head' stopped the job: .*{Refusal.METHOD.sentence}"):
+        serve_job(job, NAMES, Engine(configs, job).call, tmp_path, "local")
+    assert "site 'head' stopped the job" in json.loads((tmp_path / "results.json").read_text())["failure"]
+
+
+def test_a_refusal_in_a_step_on_shares_ends_the_job(job_on_shares: Callable[..., Any], tmp_path: Path) -> None:
+    """A site that finds the server's attempt false is no dropout, although three of four sites would be enough."""
+    names = (*NAMES, "pelvis")
+    configs, job = job_on_shares(Averaged, names, min_sites=3)
+    engine = Engine(configs, job)
+
+    def forged(task: str, site: str, message: Any) -> Any:
+        odd = (task, site) == ("start/mean", "head")
+        return {**message, "attempt": message["attempt"][:-1]} if odd else message
+
+    engine.tamper = forged
+    with pytest.raises(FederationError, match="site 'head' stopped the job"):
+        serve_job(job, names, engine.call, tmp_path, "local")
+
+
+def test_a_server_that_continues_a_run_knows_who_refused(tmp_path: Path) -> None:
+    """A site that could come back and refused in round 1 is not asked again by the next process, which reads from the
+    journal what the first one wrote; the refusal is that of the first."""
+
+    class Died(Exception):
+        pass
+
+    def engine(call: TaskCall) -> dict[str, Reply]:
+        if call.round == 3 and not journal.continues:
+            raise Died
+        asked.append((call.round, *sorted(call.messages)))
+        if "c" in call.messages:
+            call.refused("c", Refusal.ROOT, "a text of the site's own")
+        return answer(vectors((1, 0), (3, 0)))(replace(call, messages={"a": {}, "b": {}}))
+
+    asked: list[Any] = []
+    rule = QuorumRule(least=2, rejoins=True, outlives_refusals=True)
+    for expected in ([(1, "a", "b", "c"), (2, "a", "b")], [(3, "a", "b")]):
+        journal = Journal(tmp_path / "journal")
+        hub = ServerHub(SITES, engine, EXCHANGE, rule=rule, journal=journal)
+        asked.clear()
+        with suppress(Died):
+            for _ in hub.rounds(3):
+                hub.mean("train", weight="accuracy")
+        assert asked == expected
+        assert hub.history.refusals == {"c": Refusal.ROOT.sentence} and hub.history.left_out == {"c": 1}
+    assert len(hub.history.rounds) == 3
+
+
 def test_in_process_the_slowest_sites_miss_a_round_that_waits_for_fewer(sites: Sites, quick_job: Job) -> None:
     """With `wait_for` 2 the engine returns two answers, those of the fastest sites; with a limit of time, those within
     it. The other sites' next task is a later one, and they answer it."""
@@ -136,7 +222,8 @@ def test_a_job_says_how_long_it_waits(quick_job: Job) -> None:
     """The default is all sites and ten minutes. `wait_for` is refused where it would lose sites for good, and below
     the number of sites that the job needs."""
     job = fedavg_job(quick_job, min_sites=2, wait_for=2)
-    assert job.quorum_rule() == QuorumRule(2, 2, 600.0, 3, True)
+    assert job.quorum_rule() == QuorumRule(2, 2, 600.0, 3, True, True)
+    assert not quick_job().quorum_rule().outlives_refusals
     assert quick_job().quorum_rule().round_timeout == 600.0 and quick_job().wait_for is None
     with pytest.raises(ConfigError, match="takes no further part"):
         JobSpec.from_dict(quick_job().to_dict() | {"wait_for": 2})

@@ -1,11 +1,14 @@
 """The project's jobs as FLARE's users know them: a recipe for SimEnv, PocEnv and ProdEnv, and its exported folder."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nvflare.apis.fl_constant import SiteType
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.job_config.api import FedJob
 from nvflare.recipe.sim_env import SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
@@ -34,7 +37,8 @@ class MedfedvqaRecipe(Recipe):
 
         `tuned=False` keeps FLARE's own transport settings, for comparison.
         """
-        super().__init__(_flare_job(job.method, job.to_dict(), job.least_sites))
+        addressed = job.terms.sites if job.terms else ()
+        super().__init__(_flare_job(job.method, job.to_dict(), job.least_sites, addressed))
         self._sites = sites or {}
         if tuned:
             _tune(self)
@@ -45,8 +49,27 @@ class MedfedvqaRecipe(Recipe):
             prepare_simulation(Path(env.workspace_root).resolve() / self.name, self._sites)
 
 
-def _flare_job(name: str, job: dict[str, Any], least_sites: int) -> FedJob:
-    flare_job = FedJob(name=name, min_clients=least_sites)
+class _AddressedJob(FedJob):
+    """A job that FLARE deploys to the sites that it names, and whose other sites hear nothing of it."""
+
+    def __init__(self, name: str, min_clients: int, sites: tuple[str, ...]) -> None:
+        """`sites`: names; none addresses all sites that are connected."""
+        super().__init__(name=name, min_clients=min_clients)
+        self._sites = sites
+
+    def export_job(self, job_root: str) -> None:
+        """See FLARE's `FedJob`, whose own way to name sites gives each an app of its own; here all share one."""
+        super().export_job(job_root)
+        if self._sites:
+            path = Path(job_root) / self.name / "meta.json"
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            (app,) = meta[JobMetaKey.DEPLOY_MAP.value]
+            meta[JobMetaKey.DEPLOY_MAP.value] = {app: [SiteType.SERVER, *self._sites]}
+            path.write_text(json.dumps(meta, indent=4), encoding="utf-8")
+
+
+def _flare_job(name: str, job: dict[str, Any], least_sites: int, sites: tuple[str, ...] = ()) -> FedJob:
+    flare_job = _AddressedJob(name, least_sites, sites)
     flare_job.set_app_packages(["medfedvqa"])
     flare_job.to_server(FederationController(job))
     flare_job.to_clients(SiteExecutor(job))

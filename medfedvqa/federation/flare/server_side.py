@@ -19,13 +19,14 @@ from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from audits import JobRefused, Refusal
+from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.flare.messages import audit_bytes, pack, refusal, unpack
 from medfedvqa.federation.flare.parent_process import die_if_orphaned
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.flare.run_folder import RESULTS, has_finished
-from medfedvqa.federation.hub import Excused, Reply, TaskCall
+from medfedvqa.federation.hub import Excused, Refused, Reply, TaskCall, stop_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import serve_job
@@ -146,6 +147,7 @@ class _TaskAnswers:
     def __init__(self, call: TaskCall, excused: Excused) -> None:
         self.replies: dict[str, Reply] = {}
         self._waiting, self._answered, self._excused = set(call.messages), call.answered, excused
+        self._refused = call.refused
         self._quorum, self._began = call.quorum, time.monotonic()
         self._taken, self._dead = set[str](), set[str]()
         """Sites that took the task, and those that FLARE has given up."""
@@ -193,22 +195,28 @@ class _TaskAnswers:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
 
-        A refusal becomes the sentence of its code. An unreadable answer stops the job like a refusal.
+        A refusal becomes its code. An unreadable answer is no refusal, and stops the job.
         """
         site, result = client_task.client.name, client_task.result
+        refused: Refused = stop_job
+        tensors: Tensors = {}
         try:
-            refused = None if result.get_return_code() == ReturnCode.OK else refusal(result)
-            tensors = {} if refused else unpack(result)[1]
+            code = None if result.get_return_code() == ReturnCode.OK else refusal(result)
+            tensors = {} if code else unpack(result)[1]
+            refused = self._refused
         except (JobRefused, AttributeError, KeyError, TypeError, ValueError):
-            refused = Refusal.MESSAGE
-        if refused:
-            self._fail(f"site '{site}' stopped the job: {refused.sentence}")
-            return
+            code = Refusal.MESSAGE
         with self._change:
             if self._closed:
                 return
-            self._answered(site)
-            self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, audit_bytes(result))
+            if code is None:
+                self._answered(site)
+                self.replies[site] = Reply(tensors, time.time() - client_task.task_sent_time, audit_bytes(result))
+            else:
+                try:
+                    refused(site, code, "")
+                except FederationError as error:
+                    self._failure = self._failure or error
             self._waiting.discard(site)
             self._change.notify_all()
 
