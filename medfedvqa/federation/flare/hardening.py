@@ -166,6 +166,7 @@ def _not_in_force(kit: Path, fl_ctx: FLContext) -> str | None:
         "secure logging": is_secure(),
         "mutual TLS": bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE)),
         "byte ledger": installed() is not None,
+        "rights": pinned_settings.pin_rights(pinned_settings.RIGHTS),
     }
     missing = pinned_settings.not_in_force(kit, "site", conditions)
     return f"not in force: {', '.join(missing)}; provision the kit again" if missing else None

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
@@ -30,6 +31,15 @@ SETTINGS: Mapping[str, Any] = {
     "streaming_reliable": False,
 }
 """With these settings, arrays travel in the message that they belong to, and processes connect as the kits say."""
+
+
+RIGHTS: Mapping[str, str] = {"report_version": "any"}
+"""What any role may ask of a site or server. FLARE (2.9) puts this command into no category, so that no right of the
+kit's file covers it."""
+
+SERVER_RIGHTS: Mapping[str, str] = {**RIGHTS, "configure_site_log": "none", "configure_job_log": "none"}
+"""The same at a server, where nobody may set the level of logs: at DEBUG, FLARE (2.9) writes administrators' session
+tokens into them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,6 +103,19 @@ def refuse_other_classes(fl_ctx: FLContext, allowed: str, party: str) -> None:
     if not isinstance(config, dict) or config.get("path") != allowed:
         error = f"the job brings a class that is not on this {party}'s list"
         fl_ctx.set_prop(FLContextKey.COMPONENT_BUILD_ERROR, error, private=True, sticky=False)
+
+
+def pin_rights(changes: Mapping[str, str]) -> bool:
+    """Give every role these rights, by FLARE's commands, instead of those in the kit; whether that took effect.
+
+    Kits keep the `authorization.json` that they were provisioned with, and a right that is wrong in it is mended here.
+    """
+    authorizer = AuthorizationService.get_authorizer()
+    policy = authorizer.get_policy() if authorizer is not None else None
+    if policy is None:
+        return False
+    roles = {role: {**rights, **changes} for role, rights in policy.config["permissions"].items()}
+    return not authorizer.load_policy({**policy.config, "permissions": roles})
 
 
 def _folders(kit: Path) -> list[str]:

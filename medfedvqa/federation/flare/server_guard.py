@@ -28,8 +28,8 @@ from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
-_STORED = ("nvflare.apis.fl_snapshot.RunSnapshot",)
-"""The types that FLARE decodes from the server's own files."""
+_OWN = ("nvflare.apis.fl_snapshot.RunSnapshot", "nvflare.private.fed.server.run_info.RunInfo")
+"""The types that FLARE decodes from the server's own files, and from its jobs' processes."""
 
 _installed: list["ServerGuard"] = []
 
@@ -47,7 +47,7 @@ class ServerGuard(FLComponent):
         self._require(pinned_settings.not_pinned(self.kit))
         return_free_memory()
         forget_ended_streams()
-        decode_listed_only(*_STORED)
+        decode_listed_only(*_OWN)
         _leave_nothing_of_refused_jobs()
         _installed.append(self)
 
@@ -55,7 +55,11 @@ class ServerGuard(FLComponent):
         """Check the guard again before the server takes jobs, and in a job's process each class before it is made."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             secure = bool(getattr(fl_ctx.get_prop(FLContextKey.SITE_OBJ), "secure_train", False))
-            conditions = {"job validator": pinned_settings.has_own_validator(), "mutual TLS": secure}
+            conditions = {
+                "job validator": pinned_settings.has_own_validator(),
+                "mutual TLS": secure,
+                "rights": pinned_settings.pin_rights(pinned_settings.SERVER_RIGHTS),
+            }
             self._require(pinned_settings.not_in_force(self.kit, "server", conditions))
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
