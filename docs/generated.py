@@ -17,9 +17,10 @@ from typing import Any
 from audits import TensorSpec
 from medfedvqa.backbone_names import architectures, configuration, takes_prompts
 from medfedvqa.backbone_names import refusal as unusable
-from medfedvqa.cli.privacy_matrix import markdown_matrix, refusal
+from medfedvqa.cli.privacy_matrix import markdown_matrix
 from medfedvqa.core import Method, create, method_names, method_type
 from medfedvqa.core.averaging import AveragingConfig
+from medfedvqa.federation.shipped_jobs import shipped_job, to_allow
 from medfedvqa.models import shape_of
 
 ROOT = Path(__file__).parents[1]
@@ -57,13 +58,13 @@ def _architectures() -> str:
 
 
 def export_jobs(folder: Path) -> None:
-    """A job folder for every method with its defaults; on shares where it does not run otherwise."""
+    """A job folder for every method, and in it one line on what a hospital has to allow."""
     # FLARE takes seconds to import.
     from medfedvqa.federation.flare.recipe import export_job
-    from medfedvqa.federation.job import JobSpec
 
     for name in method_names():
-        export_job(JobSpec(method=name, secagg=refusal(name, "in clear") is not None), folder / name)
+        export_job(shipped_job(name), folder / name)
+        (folder / name / "README.md").write_text(f"{to_allow(name)}\n", encoding="utf-8")
 
 
 def _is_written_by_hand(page: Path) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
+from audits.policy import SitePolicy
 from medfedvqa.core.on_shares import OPEN
 from medfedvqa.core.registry import is_built_in
 from medfedvqa.data import is_built_in as is_built_in_reader
@@ -212,15 +213,27 @@ class Admission:
             self.refuse(Refusal.ANSWERS, str(error))
 
     def _check_exchange(self) -> None:
-        """Check every tensor that the job declares, in both directions, against the policy."""
-        policy, method = self._config.policy, self._job.method
-        for task in self._job.build().final_exchange(self._job.shape).tasks:
-            for spec in (*task.up, *task.down):
-                if reason := policy.allows(method, spec):
-                    self.refuse(Refusal.KIND, reason)
-            for spec in task.up:
-                if policy.require_dp and spec.kind is not Kind.PUBLIC and not spec.protection.private:
-                    self.refuse(Refusal.PRIVACY)
+        if objection := _exchange_objection(self._config.policy, self._job):
+            self.refuse(*objection)
+
+
+def policy_objection(policy: SitePolicy, job: JobSpec) -> tuple[Refusal, str] | None:
+    """Why a policy refuses a job, whatever else the site has: the code and the reason; None if it does not."""
+    if job.method not in policy.methods:
+        return Refusal.METHOD, Refusal.METHOD.sentence
+    return policy.refusal(job.offer()) or _exchange_objection(policy, job)
+
+
+def _exchange_objection(policy: SitePolicy, job: JobSpec) -> tuple[Refusal, str] | None:
+    """Why a policy refuses a tensor that the job declares, in either direction; None if it takes all."""
+    for task in job.build().final_exchange(job.shape).tasks:
+        for spec in (*task.up, *task.down):
+            if reason := policy.allows(job.method, spec):
+                return Refusal.KIND, reason
+        for spec in task.up:
+            if policy.require_dp and spec.kind is not Kind.PUBLIC and not spec.protection.private:
+                return Refusal.PRIVACY, Refusal.PRIVACY.sentence
+    return None
 
 
 def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None:

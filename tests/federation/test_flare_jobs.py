@@ -2,17 +2,24 @@
 
 import filecmp
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from doctored import checks_of
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from typer.testing import CliRunner
 
+from audits import Refusal
 from audits.errors import PolicyError
+from audits.policy import SitePolicy
 from medfedvqa.cli import app
+from medfedvqa.core import method_names
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.admission import policy_objection
+from medfedvqa.federation.flare.kit_contents import POLICIES
 from medfedvqa.federation.flare.provision import (
     ADMIN,
     EXECUTOR,
@@ -24,7 +31,8 @@ from medfedvqa.federation.flare.provision import (
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_terms import Terms
-from medfedvqa.federation.site_config import load_site_config, site_yaml
+from medfedvqa.federation.shipped_jobs import shipped_job
+from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
 
@@ -114,3 +122,51 @@ def test_a_simulation_does_not_start_on_the_state_of_another(tmp_path: Path) -> 
     (tmp_path / "state" / "simulate_job.pt").touch()
     with pytest.raises(ConfigError, match="site 'chest' keeps the state of another run"):
         prepare_simulation(tmp_path / "second", {"chest": path})
+
+
+def policies_of(kits: Path) -> dict[str, SitePolicy]:
+    """The policies of the sites of the committed project, from the kits that it provisions."""
+    names = ("abdomen", "chest", "head")
+    return {name: load_site_config(kits / name / "local" / "site.yml", name).policy for name in names}
+
+
+def test_the_committed_project_refuses_the_jobs_that_its_comment_names_and_the_doctor_says_so(tmp_path: Path) -> None:
+    """By the policies in the kits and what each job declares: the comment names exactly the refused methods, each kind
+    that the policies lack stands there, and `medfedvqa doctor` of the administrator's kit names them as well. A kit
+    without the policies says that it has none."""
+    path = JOBS / "provision" / "project.yml"
+    kits = provision(yaml.safe_load(path.read_text()), [], tmp_path)
+    refused = {
+        method: objection
+        for method in method_names()
+        if (objection := policy_objection(policies_of(kits)["chest"], shipped_job(method)))
+    }
+    (comment,) = re.findall(r"# Refused, since (.*?)The README", path.read_text(), re.DOTALL)
+    assert {word for word in re.findall(r"\w+", comment) if word in method_names()} == refused.keys()
+    kinds = {spec.kind for method in refused for task in shipped_job(method).exchange().tasks for spec in task.up}
+    assert set(re.findall(r"`(\w+)`", comment)) == {kind.value for kind in kinds - {*policies_of(kits)["chest"].kinds}}
+    assert not refused.keys() & {"prompt_pfl", "fedavg", "fedp3", "feddat", "local"}
+    shown = [check["value"] for check in checks_of(kits / ADMIN) if check["name"] == "shipped jobs"]
+    assert [set(re.findall(r"\w+", line)) & {*method_names()} for line in shown] == [refused.keys()]
+    assert "abdomen, chest, head would refuse" in shown[0] and Refusal.METHOD.sentence in shown[0]
+    (kits / ADMIN / "local" / POLICIES).unlink()
+    assert [c["value"] for c in checks_of(kits / ADMIN) if c["name"] == "shipped jobs"][0].startswith(
+        "this kit does not"
+    )
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_the_readme_of_a_shipped_job_says_all_that_a_hospital_has_to_allow(method: str) -> None:
+    """A provisioned policy with the methods and kinds of its one line takes the job, and with one of them less refuses
+    it; peers are named where the job aggregates on shares."""
+    (line,) = (JOBS / method / "README.md").read_text().splitlines()
+    named = re.findall(r"`(\w+)` among `policy\.(methods|kinds)`", line)
+    assert (method, "methods") in named and ("`peers`" in line) == bool(shipped_job(method).secagg)
+
+    def objection(entries: list[tuple[str, str]]) -> object:
+        methods = [name for name, key in entries if key == "methods"]
+        kinds = [*DEFAULTS["kinds"], *(name for name, key in entries if key == "kinds")]
+        return policy_objection(SitePolicy.from_mapping({"methods": methods, "kinds": kinds}), shipped_job(method))
+
+    assert objection(named) is None
+    assert all(objection([entry for entry in named if entry != less]) for less in named)

@@ -7,6 +7,8 @@ from typing import Any
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
+from audits.errors import PolicyError
+from audits.policy import SitePolicy
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.doctor_common import (
     KEY,
@@ -22,7 +24,7 @@ from medfedvqa.federation.flare.doctor_common import (
     subject_of,
 )
 from medfedvqa.federation.flare.doctor_contact import Address, server_checks
-from medfedvqa.federation.flare.kit_contents import Check, read_json
+from medfedvqa.federation.flare.kit_contents import POLICIES, Check, read_json
 
 _OPERATORS = ("project_admin", "org_admin", "lead")
 """The roles whose jobs the sites accept; the role `member` may only view."""
@@ -40,6 +42,7 @@ def examine_admin(kit: Path, server: bool) -> list[Check]:
         _role(startup),
         _federation(startup, settings.get("project_name")),
         file_times(kit),
+        *_shipped_jobs(kit),
     ]
     if server:
         checks += server_checks(startup, "client", _address(settings))
@@ -87,3 +90,22 @@ def _federation(startup: Path, project: Any) -> Check:
     if subject_of(startup / ROOT) != project:
         return Check(name, "the kit's settings name another federation than its root certificate", NEW_KIT)
     return Check(name)
+
+
+def _shipped_jobs(kit: Path) -> Iterator[Check]:
+    """The shipped jobs that the sites would refuse, by the policies that they were provisioned with."""
+    path, name = kit / "local" / POLICIES, "shipped jobs"
+    if not path.is_file():
+        yield KitFact(name, value="this kit does not have the sites' policies: ask each hospital which jobs it takes")
+        return
+    try:
+        policies = {site: SitePolicy.from_mapping(policy) for site, policy in read_json(path).items()}
+    except (ConfigError, PolicyError):
+        yield Caution(name, f"local/{POLICIES} is not as provisioning wrote it", NEW_KIT)
+        return
+    # It imports all methods, and so torch.
+    from medfedvqa.federation.shipped_jobs import refused_jobs
+
+    for (sites, code), methods in refused_jobs(policies).items():
+        value = f"{', '.join(sites)} would refuse {', '.join(methods)} ({code.sentence})"
+        yield KitFact(name, value=f"{value}; each job's README says what a hospital has to allow")

@@ -29,6 +29,8 @@ SERVER_GUARD = "medfedvqa.federation.flare.server_guard.ServerGuard"
 RESOURCES, OWN_RESOURCES, GUARDED = "resources.json.default", "resources.json", "egress__resources.json"
 SERVER_GUARDED = "guard__resources.json"
 DIGESTS = "hardening.json"
+POLICIES = "site_policies.json"
+"""In an administrator's kit: the policies that provisioning wrote into the sites' kits, by site."""
 LOG_STREAMING = {"site_log_streamer", "log_receiver"}
 
 TRANSPORT = {"backbone_conn_gen": 1, "allow_adhoc_conns": False}

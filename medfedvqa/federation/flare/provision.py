@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from nvflare.lighter.constants import CtxKey, ProvFileName
 from nvflare.lighter.entity import Project
 from nvflare.lighter.prov_utils import prepare_builders
@@ -62,6 +63,9 @@ class SiteBuilder(Builder):
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
         for party in (*project.get_clients(), project.get_server()):
             _distrust_pids(Path(ctx.get_kit_dir(party)) / "sub_start.sh")
+        provisioned = {site: yaml.safe_load(site_yaml(**facts))["policy"] for site, facts in self._sites.items()}
+        for admin in project.get_admins():
+            _write_json(Path(ctx.get_local_dir(admin)) / kit_contents.POLICIES, provisioned)
         server = Path(ctx.get_local_dir(project.get_server()))
         _harden(
             server,
