@@ -144,7 +144,8 @@ def test_every_command_of_the_console_does_what_the_page_says(federation: Loopba
     options = {**JOB.options, "rounds": 5000}
     export_job(JOB, tmp_path / "other")
     job_id = submitted(federation, tmp_path / "job", JOB.model_copy(update={"options": options}), *NAMED)
-    wait_for(federation, job_id, lambda: "started" in console(federation, f"show_stats {job_id} server")[0])
+    for name in NAMED:  # once both have begun, they refuse its clone
+        wait_for(federation, job_id, lambda name=name: began(federation.kits / name / "audit", job_id))
     rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
     lines = [typed(command, job_id, tmp_path / "other") for command, _, _ in rows]
     ended = next(place for place, line in enumerate(lines, 1) if line.startswith("abort_job"))
@@ -169,6 +170,11 @@ def wait_for(federation: LoopbackFederation, job_id: str, condition: Callable[[]
     while not condition():
         assert not federation.finished(job_id) and time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def began(log: Path, job_id: str) -> bool:
+    """Whether the site has sent something in the job."""
+    return log.exists() and any(entry.job == job_id and entry.event is Event.RELEASE for entry in read(log))
 
 
 def typed(command: str, job_id: str, folder: Path) -> str:

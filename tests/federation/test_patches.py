@@ -19,6 +19,7 @@ import nvflare
 import pytest
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
@@ -54,14 +55,22 @@ def test_the_table_covers_exactly_the_tested_versions() -> None:
         assert sorted(version for versions in row.digests.values() for version in versions) == sorted(patches.TESTED)
 
 
-def test_the_tested_versions_are_in_the_required_range() -> None:
-    """And so is the version that the lock file installs, which is a tested one."""
+def test_the_required_range_ends_at_the_last_tested_release() -> None:
+    """It has every final release that was tested, and neither the next one nor its candidates. The lock file installs a
+    tested version, and the page says the range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     training = project["optional-dependencies"]["train"]
     (wanted,) = [Requirement(text) for text in training if text.startswith("nvflare")]
-    assert all(wanted.specifier.contains(version, prereleases=True) for version in patches.TESTED)
+    finals = [version for version in map(Version, patches.TESTED) if not version.is_prerelease]
+    last = max(finals)
+    others = [f"{last.major}.{last.minor}.{last.micro + 1}{more}" for more in ("", "rc1")]
+    others += [f"{last.major}.{last.minor + 1}.0", f"{last.major + 1}.0.0"]
+    assert all(wanted.specifier.contains(version) for version in finals)
+    assert not any(wanted.specifier.contains(version, prereleases=True) for version in others)
     locked = re.search(r"^nvflare==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
-    assert locked is not None and locked[1] in patches.TESTED
+    assert locked is not None and Version(locked[1]) in finals
+    (text,) = [text for text in training if text.startswith("nvflare")]
+    assert f"`{text}`" in (ROOT / "docs" / "flare.md").read_text(encoding="utf-8")
 
 
 def test_the_page_lists_the_table() -> None:

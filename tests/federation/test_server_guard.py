@@ -13,14 +13,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 
-from medfedvqa.federation.flare import server_guard
+from medfedvqa.federation.flare import pinned_settings, server_guard
 from medfedvqa.federation.flare.kit_contents import SERVER_FILES, changed, kit_checks, kit_problem
 from medfedvqa.federation.flare.kits import prepare_kit
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 
 JOB_ID = "9a0427e4-902a-42e3-b4ac-9c705cce5caa"
+
+
+def test_the_guard_takes_rights_from_every_role_and_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By FLARE's own decision on the rights in a kit: nobody sets log levels, which an administrator could before, all
+    may ask for the version, which nobody could, and no other command changes."""
+
+    def granted() -> set[tuple[str, str]]:
+        admins = [Person("name", "coordinator", role) for role in SERVER_FILES["authorization.json"]["permissions"]]
+        asked = [(admin, right) for admin in admins for right in {*COMMAND_CATEGORIES, "report_version", "get_job_log"}]
+        decided = (AuthorizationService.authorize(AuthzContext(right, admin, admin)) for admin, right in asked)
+        return {(admin.role, right) for (admin, right), (held, _) in zip(asked, decided, strict=True) if held}
+
+    roles = SERVER_FILES["authorization.json"]["permissions"]
+    authorizer = FLAuthorizer("coordinator", dict(SERVER_FILES["authorization.json"]))
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", authorizer)
+    before = granted()
+    assert ("project_admin", "configure_site_log") in before and ("project_admin", "configure_job_log") in before
+    assert pinned_settings.pin_rights(pinned_settings.SERVER_RIGHTS)
+    levels = {(role, f"configure_{which}_log") for role in roles for which in ("site", "job")}
+    assert granted() == (before - levels) | {(role, "report_version") for role in roles}
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", None)
+    assert not pinned_settings.pin_rights(pinned_settings.SERVER_RIGHTS)
 
 
 @pytest.fixture(scope="module")

@@ -95,13 +95,14 @@ def _federation(startup: Path, project: Any) -> Check:
 def _shipped_jobs(kit: Path) -> Iterator[Check]:
     """The shipped jobs that the sites would refuse, by the policies that they were provisioned with."""
     path, name = kit / "local" / POLICIES, "shipped jobs"
-    if not path.is_file():
-        yield KitFact(name, value="this kit does not have the sites' policies: ask each hospital which jobs it takes")
-        return
     try:
-        policies = {site: SitePolicy.from_mapping(policy) for site, policy in read_json(path).items()}
+        read = read_json(path) if path.is_file() else {}
+        policies = {site: SitePolicy.from_mapping(policy) for site, policy in read.items()}
     except (ConfigError, PolicyError):
         yield Caution(name, f"local/{POLICIES} is not as provisioning wrote it", NEW_KIT)
+        return
+    if not policies:
+        yield KitFact(name, value="this kit does not have the sites' policies: ask each hospital which jobs it takes")
         return
     # It imports all methods, and so torch.
     from medfedvqa.federation.shipped_jobs import refused_jobs
