@@ -82,7 +82,7 @@ def test_spent_names_jobs_whose_epsilon_is_withdrawn(
     """By the version that the audit log names, from the list that ships and from the site's own beside its ledger."""
     config = sites("chest")["chest"]
     job = quick_job(answers="closed").model_copy(update={"dp": DPSettings(noise=1.5, count_noise=10.0)})
-    for name, version in (("study-1", "0.1.0"), ("study-2", "0.7.0"), ("study-3", VERSION)):
+    for name, version in (("study-1", "0.1.0"), ("study-2", "0.7.0"), ("study-3", VERSION), ("study-4", "0.2.0")):
         monkeypatch.setattr("medfedvqa.federation.site_runtime.code_version", lambda version=version: version)
         runtime = SiteRuntime(config, job, name)
         runtime.handle("start", 1, {})
@@ -96,11 +96,13 @@ def test_spent_names_jobs_whose_epsilon_is_withdrawn(
         return dict(part.split(" has no valid epsilon: ", 1) for part in told.split("job ") if "no valid" in part)
 
     found = withdrawn()
-    assert list(found) == ["study-1"] and "0.1.0 is withdrawn" in found["study-1"] and "no proof" in found["study-1"]
+    assert list(found) == ["study-1", "study-4"]
+    assert "0.1.0 is withdrawn" in found["study-1"] and "no proof" in found["study-1"]
+    assert "epsilons of version 0.2.0 hold in exact arithmetic only" in found["study-4"].replace("E", "e", 1)
     entry = {"version": "0.7.0", "reason": "Its noise was too small.", "since": "2027-01-02"}
     (config.ledger / "withdrawn.json").write_text(json.dumps([entry]))
     found = withdrawn()
-    assert list(found) == ["study-1", "study-2"] and "Its noise was too small." in found["study-2"]
+    assert list(found) == ["study-1", "study-2", "study-4"] and "Its noise was too small." in found["study-2"]
     (config.ledger / "withdrawn.json").write_text("[{}]")
     broken = medfedvqa("privacy", "spent", "--site", site)
     assert broken.returncode == 1 and "list of withdrawn versions" in broken.stderr
