@@ -104,7 +104,7 @@ class SitePolicy:
 
         Logs name policies by it, and so what version 0.1.0 did not have counts only where it is not the default.
         """
-        values = {name: value for name, value in vars(self).items() if name not in _LATER or value != _LATER[name]}
+        values = {name: value for name, value in vars(self).items() if (name, value) not in UNCOUNTED.items()}
         content = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in values.items()}
         return hashlib.sha256(canonical(content)).hexdigest()
 
@@ -145,7 +145,12 @@ _FIRST = (
     *("methods", "kinds", "recipients", "require_dp", "max_epsilon", "max_epsilon_per_job", "delta", "unit"),
     *("require_secagg", "min_sites", "committee", "min_committee"),
 )
-_LATER = {field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST}
+UNCOUNTED: dict[str, Any] = {
+    **{field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST},
+    **{"min_difference": 2, "repeats": 3, "data_refusals": 3},
+}
+"""Values that no digest counts, since version 0.1.0 had no such setting. Numbers stand for good, whatever the defaults
+become: with others the digests in signed logs would be of no policy."""
 
 
 def _read_value(key: str, value: Any) -> Any:

@@ -43,6 +43,11 @@ def in_hundred(share: float) -> int:
     return math.ceil(100 * share - 1e-9)
 
 
+def accused_in_hundred(share: float) -> int:
+    """People of 100 who are accused wrongly, never more than the share: who accuses fewer finds no more."""
+    return math.floor(100 * share + 1e-9)
+
+
 def lead(report: Report) -> Badge:
     """The answer, by verdict."""
     section = report.sections.verdicts
@@ -62,20 +67,22 @@ def cards(report: Report) -> tuple[Card, ...]:
     """The four figures of the first screen."""
     sections, summary = report.sections, report.sections.summary
     egress, rules = sections.egress, sections.verdicts.rules
-    found = summary.found if summary else None
     spent = sections.accounting.spent.epsilon if sections.accounting.spent else None
     limit = sections.accounting.limit
     kept = sum(rule.state == "shown" for rule in rules)
     share = min(spent / limit, 1.0) if spent is not None and limit else None
     of: Cell = (" of ", figure(limit)) if limit is not None else ()
     rest: Cell = (at_least(sections.accounting.remaining), " left") if limit is not None else ("no limit is set",)
-    of_hundred: Cell = (NONE,) if found is None else (people(found), " of 100")
-    unknown = "no bound is claimed" if summary else "not in a report of this version"
+    of_hundred: Cell = (NONE,)
+    guessing: Cell = ("no bound is claimed" if summary else "not in a report of this version",)
+    if summary and summary.found is not None:
+        of_hundred = (people(summary.found), " of 100")
+        guessing = ("patients; guessing finds ", accused(summary.wrongly))
     return (
         Card(
             "Found at most",
             of_hundred,
-            (unknown if found is None else "patients; guessing finds 5", " · ", Link("B", "B")),
+            (*guessing, " · ", Link("B", "B")),
         ),
         Card("Left the site", (count(egress.nbytes),), (f"bytes, {egress.messages} messages", " · ", Link("H", "H"))),
         Card("Epsilon spent", (at_most(spent), *of), (*rest, " · ", Link("E", "E")), share),
@@ -167,7 +174,7 @@ def _patient(report: Report) -> Section:
     if summary.found_in_all is not None:
         every = people(summary.found_in_all)
         blocks.append(Text(("By all that this site's jobs ever released with noise it is at most ", every, " of 100.")))
-    blocks.append(DrawingGroup((charts.people(in_hundred(summary.found), in_hundred(summary.wrongly)),)))
+    blocks.append(DrawingGroup((charts.people(in_hundred(summary.found), accused_in_hundred(summary.wrongly)),)))
     return Section("patient", title, tuple(blocks))
 
 
@@ -176,9 +183,14 @@ def people(share: float) -> Number:
     return Number(str(in_hundred(share)), repr(share))
 
 
+def accused(wrongly: float) -> Number:
+    """The share of people accused wrongly, as people of 100."""
+    return Number(str(accused_in_hundred(wrongly)), repr(wrongly))
+
+
 def accusation(wrongly: float, found: float) -> Cell:
     """The bound as sentences."""
-    guess = people(wrongly)
+    guess = accused(wrongly)
     return (
         *("Somebody who sees all that left says of people whether they took part. If he is wrong about ", guess),
         *(" of 100 who did not, he finds at most ", people(found), " of 100 who did; by guessing, ", guess, "."),

@@ -9,7 +9,7 @@ from typing import Literal
 from audits.escaping import NAME, bounded
 from medfedvqa.report import charts
 from medfedvqa.report.blocks import Badge, Block, Bullets, Document, DrawingGroup, Section, Text
-from medfedvqa.report.first_page import in_hundred
+from medfedvqa.report.first_page import accused_in_hundred, in_hundred
 from privacy.report.model_conduct import Report
 from privacy.report.report_evidence import Governance
 
@@ -163,7 +163,7 @@ def _means(report: Report, words: Words) -> tuple[Block, ...]:
         return (Text((words.unknown,)),)
     if summary.found is None:
         return (Text((words.unbounded,)),)
-    found, guess = in_hundred(summary.found), in_hundred(summary.wrongly)
+    found, guess = in_hundred(summary.found), accused_in_hundred(summary.wrongly)
     texts = [words.means[1].format(found=found, guess=guess)]
     if summary.found_in_all is not None:
         texts.append(words.means_all.format(found=in_hundred(summary.found_in_all)))

@@ -6,7 +6,7 @@ from privacy.report.egress import egress, outside, trust
 from privacy.report.facts import NewerReport, ReportError, ReportFacts
 from privacy.report.mappings import mappings
 from privacy.report.measured import data_handling, empirical
-from privacy.report.model_conduct import FORMAT, Report, Sections
+from privacy.report.model_conduct import FORMAT, Report, Sections, Summary
 from privacy.report.report_evidence import ReportEvidence
 from privacy.report.spending import accounting
 from privacy.report.summary import summary
@@ -25,20 +25,21 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 """What sections raise where an entry that is proven to be in the log holds other values than this version writes."""
 
 
-def sections_of(evidence: ReportEvidence) -> Sections:
+def sections_of(evidence: ReportEvidence, carried: Summary | None = None) -> Sections:
     """Sections A to M. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`.
 
-    `NewerReport` is raised where only a newer version can read it.
+    `carried`: the summary of a report whose sections are made again: its parameters hold, not those of this version.
+    `NewerReport` is raised where only a newer version can read the evidence.
     """
     try:
-        return _sections(ReportFacts.of(evidence))
+        return _sections(ReportFacts.of(evidence), carried)
     except NewerFormat as error:
         raise NewerReport(str(error)) from None
     except (*_UNREADABLE, LogError):
         raise ReportError("the log or the ledger holds values of which no report can be made") from None
 
 
-def _sections(facts: ReportFacts) -> Sections:
+def _sections(facts: ReportFacts, carried: Summary | None) -> Sections:
     claimed = claim(facts)
     return Sections(
         identity=identity(facts),
@@ -54,7 +55,7 @@ def _sections(facts: ReportFacts) -> Sections:
         mappings=mappings(facts),
         verdicts=verdicts(facts),
         never=NEVER,
-        summary=summary(facts, claimed.made),
+        summary=summary(facts, claimed.made, carried),
     )
 
 

@@ -1,10 +1,12 @@
 """Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
 
+from decimal import Decimal
+
 from audits import AuditError
 from audits.epsilon_lower_bound import Guesses, epsilon_lower_bound, rate_interval
 from privacy.report.facts import ReportError, ReportFacts
 from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
-from privacy.report.report_evidence import AccuracyMeasurement, Attack, AttackEstimate, KeptModel, Run
+from privacy.report.report_evidence import Accuracy, AccuracyMeasurement, Attack, AttackEstimate, KeptModel, Run
 
 CLEAN_PIXELS = "113101"
 NO_STORE = (
@@ -88,13 +90,18 @@ def empirical(facts: ReportFacts) -> Empirical:
         accuracy_without_low=measured.without.low if measured else None,
         accuracy_without_high=measured.without.high if measured else None,
         accuracy_prior=measured.prior.accuracy if measured else None,
-        cost_of_privacy=round(measured.without.accuracy - measured.private.accuracy, 3) if measured else None,
+        cost_of_privacy=_difference(measured.without, measured.private) if measured else None,
         accuracy_finished=measured.finished if measured else None,
         accuracy_alone=measured.alone if measured else None,
         accuracy_alone_equal=measured.alone_equal if measured else None,
         kept=measured.kept if measured else None,
         kept_said=_kept_sentence(measured.kept if measured else None, run),
     )
+
+
+def _difference(first: Accuracy, second: Accuracy) -> float:
+    """In decimals, so that it has no more digits than the two accuracies, however many those have."""
+    return float(Decimal(repr(first.accuracy)) - Decimal(repr(second.accuracy)))
 
 
 def _attacks(attack: Attack) -> tuple[AttackFigures, ...]:

@@ -2,6 +2,8 @@
 
 from typing import Annotated, Final, Literal
 
+from pydantic import Field
+
 from privacy.report.model_guarantee import Accounting, Claim, ExecutedMechanism, ReportIdentity, ReportRefusal, Unit
 from privacy.report.report_evidence import Accuracy, Frozen, KeptModel, ReportEvidence
 from privacy.report.wording import WORDING, MaybeWording, Wording, Wordings
@@ -193,7 +195,7 @@ Support = Literal["supports", "partly supports", "not provided"]
 
 
 class Mapping(Frozen):
-    """K: one line of a framework, in the project's own words."""
+    """K: one line of a framework, in the project's own words, as the version that made the report saw it."""
 
     framework: Wording
     reference: Wording
@@ -234,9 +236,13 @@ class Verdicts(Frozen):
 
 
 class Summary(Frozen):
-    """Figures of the first page, for people."""
+    """Figures of the first page, for people, with the two parameters that a version chooses: `wrongly`, `most_counted`.
 
-    wrongly: float
+    A verifier computes with the parameters of the report. Their bounds belong to the format: a share of accused people
+    below one in 100 would be rounded away on the pages, and a longer count would keep a verifier busy.
+    """
+
+    wrongly: Annotated[float, Field(ge=0.01, le=0.5)]
     """The share, in 0..1, of people who did not take part and are accused nevertheless ..."""
     found: float | None
     """... and the largest share, in 0..1, of those who did whom anybody finds by what this job released; none without a
@@ -245,7 +251,7 @@ class Summary(Frozen):
     """The same by what all jobs of the site released under differential privacy; none if it is not bounded."""
     jobs_that_fit: int | None
     """How many more jobs with this one's charges the limit allows, counted to `most_counted`; none without a limit."""
-    most_counted: int
+    most_counted: Annotated[int, Field(ge=1, le=100)]
 
 
 class Sections(Frozen):

@@ -11,7 +11,10 @@ from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
 
 TOLERANCE = 1e-6
-"""Relative: figures of two machines may differ by this much, and by no more."""
+"""Relative: figures of two machines may differ by this much, and by no more.
+
+It is the verifier's own, and no report carries it: a report that did would choose how far its figures may be wrong.
+"""
 
 
 def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:

@@ -6,6 +6,7 @@ from typing import cast
 from audits import CodeKind, Entry, Event, Kind, SitePolicy, TensorRecord
 from audits.errors import PolicyError
 from audits.plurals import quantity
+from audits.policy import UNCOUNTED
 from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
 from privacy.ledger_replay import decode_events
@@ -205,9 +206,10 @@ def _allowed(facts: ReportFacts) -> RuleVerdict:
 
 
 def _digest(policy: Policy) -> str:
-    policy_json = policy.model_dump(mode="json", exclude={"epsilon_limit"})
+    # What an earlier report lacks, its site could not set: no default of today takes part in the digest.
+    settings = policy.model_dump(mode="json", exclude={"epsilon_limit"}, exclude_unset=True)
     try:
-        return SitePolicy.from_mapping(policy_json).digest()
+        return SitePolicy.from_mapping(UNCOUNTED | settings).digest()
     except PolicyError:
         return ""
 

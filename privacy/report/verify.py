@@ -28,8 +28,9 @@ from privacy.errors import PrivacyError
 from privacy.ledger_journal import read_export
 from privacy.report.build import sections_of
 from privacy.report.facts import NewerReport, ReportError, ReportFacts
-from privacy.report.model_conduct import Report, Sections
+from privacy.report.model_conduct import Report, Sections, Summary
 from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
+from privacy.report.summary import MOST_COUNTED, WRONGLY
 from privacy.report.wording import differences, figures_of
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
@@ -170,7 +171,7 @@ def _proofs(report: Report) -> VerdictPart:
 
 def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
     try:
-        fresh = sections_of(report.evidence)
+        fresh = sections_of(report.evidence, report.sections.summary)
     except NewerReport as error:
         yield VerdictPart("figures", NOT_SHOWN, str(error))
         return
@@ -188,7 +189,16 @@ def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
         yield VerdictPart("figures", BROKEN, f"{where} is not what this version makes of the evidence ({by})")
     else:
         yield VerdictPart("figures", SHOWN, "all figures follow from what is quoted, by both accountants")
+    yield from _parameters(report.sections.summary)
     yield _wording(report, fresh, code_digest)
+
+
+def _parameters(summary: Summary | None) -> Iterator[VerdictPart]:
+    """A part if the report was made with other parameters than this version's: a fact, and no breach."""
+    if summary and (summary.wrongly, summary.most_counted) != (WRONGLY, MOST_COUNTED):
+        theirs = f"{summary.wrongly:g} of people accused wrongly, jobs that fit counted to {summary.most_counted}"
+        text = f"the report computes with its own: {theirs} (this version: {WRONGLY:g}, {MOST_COUNTED})"
+        yield VerdictPart("parameters", SHOWN, text)
 
 
 def _wording(report: Report, fresh: Sections, code_digest: str) -> VerdictPart:

@@ -12,6 +12,7 @@ from medfedvqa.report import render
 from medfedvqa.report.blocks import Bullets, DrawingGroup, Facts, Section, Table, Text, words
 from medfedvqa.report.document import compose
 from medfedvqa.report.first_page import in_hundred
+from medfedvqa.report.patients import compose_patients
 from privacy.report.model_conduct import Report
 
 RECORD = json.loads(Path(__file__).with_name("privacy_report.json").read_text("utf-8"))
@@ -116,6 +117,18 @@ def test_a_site_that_adds_nothing_has_every_text_listed_as_missing() -> None:
     first = next(section for section in document.front if section.anchor == "who")
     assert text_of(first).startswith("Not given by the site: purpose, controller, contact, legal basis, retention")
     assert text_of(document.sections[0]).count("not given by the site") == 9
+
+
+@pytest.mark.parametrize("wrongly, people", [(0.05, "5"), (0.06, "6"), (0.29, "29"), (0.059, "5")])
+def test_the_pages_name_the_share_of_accused_people_that_the_report_carries(wrongly: float, people: str) -> None:
+    """In the card, in the sentence and for patients; rounded down, since who accuses fewer finds no more."""
+    report = changed(lambda sections: sections["summary"].update(wrongly=wrongly))
+    cards = [words(card.remark) for card in compose(report).cards]
+    assert cards[0].startswith(f"patients; guessing finds {people} ")
+    page = page_of(report)
+    assert f"wrong about {people} of 100 who did not" in page and f"by guessing, {people}." in page
+    lay = "\n".join(text_of(section) for section in compose_patients(report, "en").front)
+    assert f"Of 100 others, {people} are suspected" in lay and f"By guessing, {people} are." in lay
 
 
 @pytest.mark.parametrize("share, people", [(0.05, 5), (0.1431, 15), (0.14, 14), (0.0, 0), (0.9999, 100), (1.0, 100)])

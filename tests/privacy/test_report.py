@@ -186,7 +186,8 @@ def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
 def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
     data: st.DataObject, tmp_path: Path, report: Report, key: AuditKey
 ) -> None:
-    """Proofs, chain and recomputation find it; sentences are compared where the same code made the report."""
+    """Proofs, chain and recomputation find it; sentences are compared where the same code made the report. How far
+    jobs that fit are counted is the report's own choice: where no figure follows from it, it is named and no more."""
     record = report.model_dump(mode="json")
     path = data.draw(st.sampled_from(list(leaves(record))))
     text = with_edit(record, path)
@@ -195,8 +196,9 @@ def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
     except ReportError:
         return  # the edit leaves no report of this format, or another site's
     digest = report.evidence.tool.code_digest
-    lost = broken(verify_report(folder, key.public, code_digest=digest))
-    assert {"figures", "proofs", "wording"} & set(lost), path
+    result = verify_report(folder, key.public, code_digest=digest)
+    named = path[-1] == "most_counted" and "parameters" in [part.name for part in result.parts]
+    assert {"figures", "proofs", "wording"} & set(broken(result)) or named, path
 
 
 def test_every_figure_of_the_sections_is_recomputed(report: Report) -> None:
