@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,11 @@ import privacy
 from medfedvqa import core, data, models, training
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
+from medfedvqa.version import VERSION
 from privacy import Reliability, reliability_weights
 from privacy.report import Governance
 from privacy.report.mappings import mappings
+from privacy.report.model_conduct import Mapping
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -170,17 +173,42 @@ def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
     assert "0.75 P₂ + 0.25 P₃" in (DOCS / "figures" / "round.svg").read_text(encoding="utf-8")
 
 
-def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
-    """Reference, topic, support and sections: what a report of a job with everything in it says, the page says."""
+def section_k() -> tuple[Mapping, ...]:
+    """The lines of a report of a private job of this version, with everything in it."""
     words = Governance(**dict.fromkeys(Governance.model_fields, "given"))
     everything = SimpleNamespace(run=True, measured=True, ingested=True, governance=words)
-    lines = mappings(SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything))
+    entries = [SimpleNamespace(code_version=VERSION, code_digest=None, code=None)]
+    facts = SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything, job_entries=entries)
+    return mappings(facts)
+
+
+def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
+    """Reference, topic, support, sections, source and day of the check: what a report of a job with everything in it
+    says, the page says."""
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
-    for line in lines:
+    for line in section_k():
         section = page.partition(f"## {line.framework}\n")[2].partition("\n## ")[0]
-        row = rf"^\| {re.escape(line.reference)} \| {re.escape(line.topic)} \| {line.support} \|.*\| (.*) \|$"
-        found = re.search(row, section, re.MULTILINE)
+        row = rf"^\| {re.escape(line.reference)} \| {re.escape(line.topic)} \| {line.support} \|"
+        found = re.search(rf"{row}.*\| (.*) \| (.*) \| (.*) \|$", section, re.MULTILINE)
         assert found and found.group(1).split(", ") == list(line.evidence), (line.framework, line.reference, line.topic)
+        assert found.groups()[1:] == (line.source, line.checked), (line.framework, line.reference)
+
+
+def test_no_row_on_compliance_is_older_than_a_year() -> None:
+    """Of the page, and of section K: each has its source's version, and the day on which it was compared with it."""
+    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    dated = {(row[0], row[-2], row[-1]) for row in rows if row[2] != "support"}
+    dated |= {(line.reference, line.source or "", line.checked or "") for line in section_k()}
+    assert len(dated) > 100 and all(source for _, source, _ in dated)
+    today = datetime.now(UTC).date()
+    ages = {row: today - date.fromisoformat(row[2]) for row in dated}
+    assert min(ages.values()) >= timedelta(days=-1), "a check lies in the future"
+    old = sorted(row for row, age in ages.items() if age > timedelta(days=366))
+    assert not old, (
+        "these rows were compared with their sources more than a year ago: read the sources as they are today, mend "
+        f"the rows here and in privacy/report/mappings.py (SOURCES), and write down the new day and version: {old}"
+    )
 
 
 def test_the_compliance_page_never_says_that_anybody_complies() -> None:
@@ -188,7 +216,7 @@ def test_the_compliance_page_never_says_that_anybody_complies() -> None:
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
     heads = [row for row in rows if row[2] == "support"]
-    assert len(heads) == 11 and len(rows) > 50
+    assert len(heads) == 12 and len(rows) > 50
     assert {row[2] for row in rows} == {"support", "supports", "partly supports", "not provided"}
     assert re.findall(r"(\S+ \S+) compl(?:y|ies|iant)\b", " ".join(page.split())) == ["that anybody"]
     assert "neither means that anybody complies" in page

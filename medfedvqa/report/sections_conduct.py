@@ -256,7 +256,14 @@ def mappings(report: Report) -> Section:
         },
         "There is no mapping.",
     )
-    return Section("K", "Mappings", (frameworks,))
+    dated = dict.fromkeys((m.framework, m.source, m.checked) for m in report.sections.mappings if m.source)
+    sources = Table(
+        "What the lines were checked against, and when",
+        ("Framework", "Version of the source", "Checked"),
+        tuple(row(framework, plain(source), plain(checked)) for framework, source, checked in dated),
+        "The version that made this report did not say.",
+    )
+    return Section("K", "Mappings", (frameworks, sources))
 
 
 def verdicts(report: Report) -> Section:

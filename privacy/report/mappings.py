@@ -1,12 +1,15 @@
 """Section K: what in the report serves which part of which framework, and what the project does not provide.
 
-Written in the project's own words, from NIST SP 800-226 (2025), the template of the OpenDP deployments registry (2026),
-45 CFR 164, Regulations (EU) 2016/679, 2024/1689 and 2025/327, SATRE 2, ISO/IEC 27001:2022, 27701:2019 and 27559:2022,
-and NIST AI RMF 1.0; docs/compliance.md says against what each was checked. No legal conclusion follows from it.
+Written in the project's own words; docs/compliance.md says against what each source was checked. No legal conclusion
+follows from it. It is a dated statement of the version that writes it: later versions have other lines, and a report
+keeps those that it was signed with.
 """
+
+from typing import NamedTuple
 
 from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import Mapping, Support
+from privacy.withdrawn import identities, withdrawal_of, withdrawals
 
 YES: Support = "supports"
 PARTLY: Support = "partly supports"
@@ -16,15 +19,49 @@ NIST, REGISTRY = "NIST SP 800-226", "DP deployments registry"
 HIPAA, GDPR, SATRE, AI_ACT = "HIPAA", "GDPR", "SATRE", "EU AI Act"
 EHDS, AI_RMF = "European Health Data Space", "NIST AI RMF"
 ISO_27001, ISO_27701, ISO_27559 = "ISO/IEC 27001", "ISO/IEC 27701", "ISO/IEC 27559"
+ISO_42001 = "ISO/IEC 42001"
 _ELSEWHERE = "Not provided by the project: an organisation's own document."
+
+
+class Source(NamedTuple):
+    """Which version of a framework its lines are about, and the day on which they were last compared with it."""
+
+    version: str
+    checked: str
+
+
+_AI_ACT_DATES = "high-risk systems of Annex III from 2 December 2027, of Annex I from 2 August 2028"
+SOURCES: dict[str, Source] = {
+    NIST: Source("March 2025", "2026-11-27"),
+    REGISTRY: Source("template of 2026", "2026-11-27"),
+    HIPAA: Source("45 CFR 164 as in force; 90 FR 898 proposes to change it", "2026-11-27"),
+    GDPR: Source("(EU) 2016/679", "2026-11-27"),
+    SATRE: Source("version 2", "2026-11-27"),
+    AI_ACT: Source(f"(EU) 2024/1689 with the Digital Omnibus on AI: {_AI_ACT_DATES}", "2026-11-27"),
+    EHDS: Source("(EU) 2025/327: secondary use from 26 March 2029", "2026-11-27"),
+    ISO_27001: Source("2022", "2026-11-27"),
+    ISO_27701: Source("2019", "2026-11-27"),
+    ISO_27559: Source("2022", "2026-11-27"),
+    ISO_42001: Source("2023", "2026-11-27"),
+    AI_RMF: Source("1.0, January 2023", "2026-11-27"),
+}
 
 
 def mappings(facts: ReportFacts) -> tuple[Mapping, ...]:
     """K."""
     lines: tuple[Line, ...] = (*_nist(facts), *_registry(facts), *_hipaa(facts), *_gdpr(facts), *_SATRE)
-    lines += (*_ai_act(facts), *_ehds(facts), *_ISO, *_ai_rmf(facts))
+    lines += (*_ai_act(facts), *_ehds(facts), *_ISO, *_iso_42001(facts), *_ai_rmf(facts))
     return tuple(
-        Mapping(framework=of, reference=reference, topic=topic, support=support, said=sentence, evidence=tuple(where))
+        Mapping(
+            framework=of,
+            reference=reference,
+            topic=topic,
+            support=support,
+            said=sentence,
+            evidence=tuple(where),
+            source=SOURCES[of].version,
+            checked=SOURCES[of].checked,
+        )
         for of, reference, topic, support, sentence, where in lines
     )
 
@@ -42,13 +79,24 @@ def _nist(facts: ReportFacts) -> tuple[Line, ...]:
         (NIST, "unit of privacy", "who is protected", claim, "The patient, with all rows.", "BC"),
         (NIST, "composition", "loss over all jobs", claim, "The ledger's charges, replayed.", "E"),
         (NIST, "mechanism", "sensitivity and noise", clip, "Clip, multiplier, sampler as executed.", "CD"),
-        (NIST, "floating point", "noise on computers", claim, "Sums of four Gaussians, secure generator.", "D"),
+        (NIST, "floating point", "noise on computers", *_floating_point(facts, claim), "D"),
         (NIST, "trust model", "who sees what", YES, "Server, sites, author, administrators.", "G"),
         (NIST, "side channels", "time", NO, "Time is not protected, and the report says so.", "F"),
         (NIST, "security and access control", "of the site's own disk", NO, _ELSEWHERE, "F"),
         (NIST, "data collection exposure", "what was collected", PARTLY, "De-identification, if done here.", "I"),
         (NIST, "utility", "what privacy costs", _given(facts.evidence.measured), "Accuracy with and without.", "J"),
     )  # fmt: skip
+
+
+def _floating_point(facts: ReportFacts, claim: Support) -> tuple[Support, str]:
+    """Not provided where the log names a version whose epsilons do not hold on computers, or no version at all."""
+    entries = facts.job_entries
+    ran = [code for entry in entries for code in identities(entry.code_version, entry.code_digest, entry.code)]
+    if withdrawal := withdrawal_of(ran, withdrawals()):
+        return NO, f"{withdrawal.sentence[0].upper()}{withdrawal.sentence[1:]}"
+    if not any(code.version for code in ran):
+        return NO, "No entry names the version that added the noise."
+    return claim, "Sum and noise on one grid, sampled exactly; secure generator."
 
 
 def _registry(facts: ReportFacts) -> tuple[Line, ...]:
@@ -120,6 +168,7 @@ _SATRE: tuple[Line, ...] = (
     (SATRE, "Data management", "ingress and de-identification", PARTLY, "Where the tool ingested.", "I"),
     (SATRE, "Data management", "output checking (airlock)", YES, "The gate's declared releases, each logged.", "H"),
     (SATRE, "Data management", "disclosure risk of outputs", PARTLY, "Epsilon and attacks.", "BJ"),
+    (SATRE, "3.3.07", "export of model artefacts", YES, "Each release, its form, noise, recipient and proof.", "BDHJ"),
     (SATRE, "Federation", "what moves between environments", YES, "Releases and their protections.", "GH"),
 )
 
@@ -130,13 +179,13 @@ def _ai_act(facts: ReportFacts) -> tuple[Line, ...]:
         (AI_ACT, "Art. 9", "risk management", PARTLY, "Bounds, attacks, what is not covered.", "BFJ"),
         (AI_ACT, "Art. 10", "data governance", PARTLY, "De-identification, if done here; not bias.", "I"),
         (AI_ACT, "Art. 11", "technical documentation", PARTLY, "Of training: code, settings, mechanism.", "ADH"),
-        (AI_ACT, "Art. 12(1)", "automatic logging", PARTLY, "Of training; a system in use is not logged.", "H"),
+        (AI_ACT, "Art. 12(1)", "automatic logging", PARTLY, "Training here; answers and exports in the log.", "H"),
         (AI_ACT, "Art. 12(2)", "traceability", PARTLY, "Of releases, code, backbone, adapter.", "AH"),
         (AI_ACT, "Art. 13", "information for deployers", PARTLY, "Limits and accuracies of training.", "BFJ"),
         (AI_ACT, "Art. 14", "human oversight", NO, _ELSEWHERE, "L"),
         (AI_ACT, "Art. 15(1)", "accuracy and robustness", accuracy, "Accuracy on test rows, if given.", "J"),
         (AI_ACT, "Art. 15(5)", "cybersecurity", PARTLY, "Of training: gate, log, limits of the server.", "GH"),
-        (AI_ACT, "Art. 19(1)", "keeping logs six months or more", PARTLY, "Six years by default, of training.", "H"),
+        (AI_ACT, "Art. 19(1)", "keeping logs six months or more", PARTLY, "Six years by default, of the log.", "H"),
         (AI_ACT, "Art. 12(3)", "remote biometric identification", NO, "Not what this is for.", "A"),
     )
 
@@ -149,8 +198,12 @@ def _ehds(facts: ReportFacts) -> tuple[Line, ...]:
         (EHDS, "Art. 66", "minimisation and purpose limitation", PARTLY, "Declared tensors; rows stay.", "H"),
         (EHDS, "Art. 68", "data permit", NO, _ELSEWHERE, "A"),
         (EHDS, "Art. 71", "right to opt out", NO, "The site leaves such patients out.", "I"),
-        (EHDS, "Art. 73", "secure processing environment", PARTLY, "Output gate, log; the rest is the site's.", "GH"),
+        (EHDS, "Art. 73", "secure processing environment", PARTLY, f"Output gate, log. {_SPE}", "GH"),
+        (EHDS, "Recital 77", "only non-personal data leave", PARTLY, "Epsilon, gate; lawyers judge the rest.", "BH"),
     )
+
+
+_SPE = "The rest is the site's; requirements are due by 26 March 2027, Art. 73(5)."
 
 
 _ISO: tuple[Line, ...] = (
@@ -170,6 +223,17 @@ _ISO: tuple[Line, ...] = (
     (ISO_27559, "Clause 8", "identifiability and mitigation", PARTLY, "Bound, attacks, noise.", "BDJ"),
     (ISO_27559, "Clause 9", "de-identification governance", PARTLY, "Log and budget; review is the site's.", "EH"),
 )
+
+
+def _iso_42001(facts: ReportFacts) -> tuple[Line, ...]:
+    origin = PARTLY if facts.evidence.ingested else NO
+    return (
+        (ISO_42001, "A.2.2", "AI policy", NO, _ELSEWHERE, "L"),
+        (ISO_42001, "A.5.2", "AI system impact assessment", PARTLY, "Figures for one: bound, attacks.", "BFJ"),
+        (ISO_42001, "A.6.2.7", "technical documentation", PARTLY, "Of training: code, settings, mechanism.", "ADH"),
+        (ISO_42001, "A.6.2.8", "event logs", PARTLY, "Training here; answers and exports in the log.", "H"),
+        (ISO_42001, "A.7.5", "data provenance", origin, "Manifest of the store, if ingested here.", "I"),
+    )
 
 
 def _ai_rmf(facts: ReportFacts) -> tuple[Line, ...]:

@@ -204,6 +204,10 @@ class Mapping(Frozen):
     said: Wording
     evidence: Wordings
     """Sections of this report, such as `E` or `H`."""
+    source: MaybeWording = None
+    """Which version of the framework the line is about; none in reports of earlier versions."""
+    checked: MaybeWording = None
+    """The day, as YYYY-MM-DD, on which the line was last compared with its source; none as above."""
 
 
 class Rule(Frozen):

@@ -131,6 +131,23 @@ def test_the_pages_name_the_share_of_accused_people_that_the_report_carries(wron
     assert f"Of 100 others, {people} are suspected" in lay and f"By guessing, {people} are." in lay
 
 
+def test_section_k_says_what_it_was_checked_against_and_when() -> None:
+    """One row for each framework; a report of a version that wrote no dates says that it did not."""
+
+    def dated(sections: Any) -> None:
+        for line in sections["mappings"]:
+            line.update(source=f"edition of {line['framework']}", checked="2026-11-27")
+
+    frameworks = {line["framework"] for line in RECORD["sections"]["mappings"]}
+    [new] = [section for section in compose(changed(dated)).sections if section.anchor == "K"]
+    table = new.blocks[-1]
+    assert isinstance(table, Table) and len(table.rows) == len(frameworks) > 5
+    assert all(words(row.cells[1]).startswith("edition of ") for row in table.rows)
+    assert {words(row.cells[2]) for row in table.rows} == {"2026-11-27"}
+    [old] = [section for section in compose(Report.model_validate(RECORD)).sections if section.anchor == "K"]
+    assert "did not say" in text_of(old)
+
+
 @pytest.mark.parametrize("share, people", [(0.05, 5), (0.1431, 15), (0.14, 14), (0.0, 0), (0.9999, 100), (1.0, 100)])
 def test_people_are_never_fewer_than_the_bound(share: float, people: int) -> None:
     assert in_hundred(share) == people

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from audits import VerdictState
+from medfedvqa.version import VERSION
 from privacy.report import NewerReport, Report, ReportError, read_report, report_bytes, sections_of, verify_report
+from privacy.report.mappings import NIST, NO, YES, mappings
 from privacy.report.model_conduct import Summary
 from privacy.report.report_files import JSON
 
@@ -228,12 +230,33 @@ def test_parameters_that_would_mislead_or_never_end_are_no_report(
     assert not isinstance(refused.value, NewerReport) and name in Summary.model_fields
 
 
+@pytest.mark.parametrize("version", ["0.1.0", "0.1.1", "0.1.2", "0.2.0", None, VERSION])
+def test_a_job_of_a_version_without_the_grid_has_no_protection_in_floating_point(version: str | None) -> None:
+    """Section K says why; a job whose entries name no version is not shown to have it either."""
+    nothing = SimpleNamespace(run=None, measured=None, ingested=None, governance=None)
+    entries = [SimpleNamespace(code_version=version, code_digest=None, code=None)]
+    facts = SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=nothing, job_entries=entries)
+    [row] = [one for one in mappings(facts) if (one.framework, one.topic) == (NIST, "noise on computers")]
+    reasons = {None: "No entry names the version", "0.1.0": "is withdrawn", VERSION: "one grid, sampled exactly"}
+    assert row.support == (YES if version == VERSION else NO)
+    assert reasons.get(version, f"Epsilons of version {version} hold in exact arithmetic only") in row.said
+
+
+def test_golden_reports_made_again_have_no_protection_in_floating_point() -> None:
+    """Their log entries name 0.1.1; what was signed then stays as it is."""
+    for folder in GOLDEN:
+        report = read_report((folder / JSON).read_bytes())
+        before, now = report.sections.mappings, sections_of(report.evidence).mappings
+        rows = [next(one for one in lines if one.reference == "floating point") for lines in (before, now)]
+        assert [row.support for row in rows] == [YES, NO] and "exact arithmetic only" in rows[1].said
+
+
 @pytest.mark.parametrize("digest, state", [("0" * 64, "not compared"), (None, "broken")])
 def test_lines_of_section_k_are_compared_only_where_the_same_code_wrote_them(
     example: Report, tmp_path: Path, digest: str | None, state: str
 ) -> None:
     """Another support and a line less are another version's reading, and the figures hold; no verdict follows."""
-    lines = [line.model_copy(update={"support": "not provided"}) for line in example.sections.mappings[1:]]
+    lines = [line.model_copy(update={"support": NO}) for line in example.sections.mappings[1:]]
     sections = example.sections.model_copy(update={"mappings": tuple(lines)})
     (tmp_path / JSON).write_bytes(report_bytes(example.model_copy(update={"sections": sections})))
     found = states(verify_report(tmp_path, code_digest=digest or example.evidence.tool.code_digest))
