@@ -15,15 +15,16 @@ from audits import CodeKind, JobCode
 from audits.code import CodePart
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.installed_code import (
+    CompiledElsewhere,
     Distribution,
     digest_of_files,
     distributions,
     imports,
     is_standard,
-    modules_below,
     on_disk,
     outermost,
     owner_of,
+    package_files,
     root_of,
     sources,
     without_type_imports,
@@ -46,7 +47,7 @@ _loaded: dict[object, frozenset[CodePart]] = {}
 
 
 def running_code(*roots: object) -> JobCode:
-    """All code that takes part where these classes, functions and bound methods do."""
+    """All code that takes part where these classes, functions and bound methods do. Raises `CompiledElsewhere`."""
     modules = {name for root in roots for name in _modules_of(root)}
     needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
     project = CodePart(CodeKind.PROJECT, PROJECT, VERSION, code_digest())
@@ -54,14 +55,21 @@ def running_code(*roots: object) -> JobCode:
 
 
 def remember(root: object) -> None:
-    """Notes what a class or function from outside of the project consists of as it is loaded."""
+    """Notes what a class or function from outside of the project consists of as it is loaded.
+
+    Raises `CompiledElsewhere`.
+    """
     if not _is_project(root.__module__):
         _loaded[root] = _outside(root)
 
 
 def check_unchanged(root: object) -> None:
     """Raises `ChangedCode` if a class's or function's code was written again after this process loaded it."""
-    if root in _loaded and _loaded[root] != _outside(root):
+    try:
+        unchanged = root not in _loaded or _loaded[root] == _outside(root)
+    except (CompiledElsewhere, OSError):  # a file may vanish while it is read
+        unchanged = False
+    if not unchanged:
         raise ChangedCode(
             "the code of the job's method or reader has changed since it was loaded: start the process again"
         )
@@ -109,9 +117,7 @@ class _Outside:
             if not _is_project(name):
                 self._add_loaded(sys.modules.get(name))
         for distribution, roots in self._plug_ins.items():
-            files = distribution.modules() | {
-                name: path for root in roots for name, path in modules_below(root).items()
-            }
+            files = distribution.files() | {name: path for root in roots for name, path in package_files(root).items()}
             yield _part(CodeKind.PLUG_IN, distribution, digest_of_files(files))
         yield from (*self._others.values(), *self._modules)
 
@@ -138,7 +144,7 @@ class _Outside:
         if file is None:
             self._modules.add(CodePart(CodeKind.MODULE, None, None, None))
             return
-        files = modules_below(root) if file == root else {file.name: file}
+        files = package_files(root) if file == root else {file.name: file}
         self._modules.add(CodePart(CodeKind.MODULE, None, None, digest_of_files(files)))
         self._follow(files)
 
@@ -149,7 +155,7 @@ class _Outside:
             return
         first = owner not in self._plug_ins
         self._plug_ins.setdefault(owner, set()).add(root)
-        self._follow((owner.modules() if first else {}) | modules_below(root))
+        self._follow((owner.files() if first else {}) | package_files(root))
 
     def _follow(self, files: dict[str, Path]) -> None:
         # Each name once: to look for a module takes longer than to read that it is imported.

@@ -1,7 +1,12 @@
 """The code that is installed on this machine: which file a module comes from, which distribution a file belongs to,
-what the code of either hashes to. Nothing is imported for it.
+what the files of either hash to. Nothing is imported for it.
+
+A digest is over every file but the compiled ones that Python itself made from a source beside them and compares with
+it: these differ from one machine to the next. Any other compiled file is refused, see `CompiledElsewhere`.
 """
 
+import _imp
+import csv
 import hashlib
 import os
 import re
@@ -11,10 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
-from importlib.util import find_spec
+from importlib.util import find_spec, source_from_cache
+from io import StringIO
 from json import loads
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from medfedvqa.errors import ConfigError
 
 _WRITTEN = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")]
 _STANDARD = frozenset(f"{folder}{os.sep}" for folder in [*_WRITTEN, *(folder.resolve() for folder in _WRITTEN)])
@@ -22,6 +30,9 @@ _STANDARD = frozenset(f"{folder}{os.sep}" for folder in [*_WRITTEN, *(folder.res
 _SITES = frozenset({"site-packages", "dist-packages"})
 _SUFFIXES = tuple(all_suffixes())
 _INIT = "__init__.py"
+_CACHE = "__pycache__"
+_NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
+"""Files in the folder `*.dist-info` in which installers note what they did."""
 
 _IMPORT = re.compile(
     rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t\\\r\n]+import[ \t\\\r\n]*(\([^)]*\)|[^\r\n;]*)"
@@ -33,6 +44,31 @@ _TYPE_IMPORTS = re.compile(rb"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTIL
 _NEEDS = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
 _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 """The digest of each file that was read, with its size and times then."""
+
+
+class CompiledElsewhere(ConfigError):
+    """Installed code has a file that runs as byte code, or is hidden among byte code, and that no source vouches for.
+
+    `fault` continues the name of what has it, to a sentence that says what to do.
+    """
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(f"code that is installed here {fault}")
+        self.fault = fault
+
+
+def compile_every_source() -> None:
+    """From now on this process runs no compiled file that is on disk: it compiles each source as it imports it.
+
+    A compiled file may differ from its source, which is what people look at: Python compares an unchecked one with
+    nothing and others with a time and a size. Nothing is written either, so that no process trusts another's files.
+    """
+    sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
+
+
+def compare_compiled_files() -> None:
+    """From now on this process compares also compiled files with their sources that ask not to be (PEP 552)."""
+    _imp.check_hash_based_pycs = "always"
 
 
 def imports(source: bytes) -> Iterator[str]:
@@ -91,18 +127,56 @@ def outermost(file: Path) -> Path:
     return file
 
 
-def modules_below(root: Path) -> dict[str, Path]:
-    """All modules of the package that a root begins, by name relative to the folder that it is imported from."""
+def package_files(root: Path) -> dict[str, Path]:
+    """All files of the package or module that a root begins, by name relative to the folder it is imported from.
+
+    Raises `CompiledElsewhere`.
+    """
     if root.name != _INIT:
+        for path in root.parent.glob(f"{_CACHE}/{root.stem}.*.pyc"):
+            _is_hashed(f"{_CACHE}/{path.name}", path)
         return {root.name: root}
-    base, found = root.parent.parent, {}
-    for folder, folders, files in os.walk(root.parent):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files:
-            if name.endswith(_SUFFIXES):
-                path = Path(folder, name)
-                found[path.relative_to(base).as_posix()] = path
+    return _below(root.parent, root.parent.parent)
+
+
+def _below(top: Path, base: Path) -> dict[str, Path]:
+    """Python imports through links to folders too."""
+    found, seen = dict[str, Path](), set[str]()
+    for folder, folders, files in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for path in (Path(folder, name) for name in files):
+            name = path.relative_to(base).as_posix()
+            if path.is_file() and _is_hashed(name, path):
+                found[name] = path
     return found
+
+
+def _is_hashed(name: str, path: Path) -> bool:
+    """Whether a digest covers a file: it leaves out what Python compiled here. Raises `CompiledElsewhere`."""
+    *folders, last = name.split("/")
+    if not last.endswith(".pyc"):
+        if _CACHE in folders and last.endswith(_SUFFIXES):
+            raise CompiledElsewhere(f"has modules in a folder named {_CACHE}: rename the folder and build it again")
+        return True
+    if folders.count(_CACHE) != 1 or folders[-1] != _CACHE:
+        raise CompiledElsewhere(f"has a compiled file (.pyc) where Python writes none: {_REMEDY}")
+    try:
+        source = Path(source_from_cache(str(path)))
+    except ValueError:
+        source = None
+    if source is None or not source.is_file():
+        raise CompiledElsewhere(f"has a compiled file (.pyc) without its source: {_REMEDY}")
+    with path.open("rb") as file:
+        flags = int.from_bytes(file.read(8)[4:], "little")
+    if flags not in (0, 3):  # PEP 552: compared by time and size, or by hash
+        raise CompiledElsewhere(f"has a compiled file (.pyc) that Python compares with no source: {_REMEDY}")
+    return False
+
+
+_REMEDY = f"delete its folders {_CACHE}, or build it without compiled files and install it again"
 
 
 def on_disk(file: Path) -> Path | None:
@@ -127,8 +201,13 @@ def _file_digest(path: Path) -> str:
     version = state.st_size, state.st_mtime_ns, state.st_ctime_ns
     known = _hashed.get(str(path))
     if known is None or known[0] != version:
-        known = _hashed[str(path)] = version, hashlib.sha256(path.read_bytes()).hexdigest()
+        known = _hashed[str(path)] = version, _hash(path)
     return known[1]
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -157,22 +236,43 @@ class Distribution:
     def record_digest(self) -> str:
         """SHA-256, as hex, over the paths, digests and sizes of the files that were installed.
 
-        Files that differ from one installation of the same wheel to the next are left out: scripts, compiled caches,
-        and what the installer notes about itself.
+        Files that differ from one installation of the same wheel to the next are left out: scripts, caches compiled
+        here, and what the installer notes about itself. A file that is listed without its digest is read.
         """
-        return hashlib.sha256(b"\n".join(sorted(_installed(self.info)))).hexdigest()
+        lines = (line + self._unlisted_digest(line) for line in _installed(self.info))
+        return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
+
+    def _unlisted_digest(self, line: bytes) -> bytes:
+        path = self.info.parent / line.decode().removesuffix(",,")
+        return _file_digest(path).encode() if line.endswith(b",,") and path.is_file() else b""
 
     @property
     def code_bytes(self) -> int:
         """How large its modules are together."""
-        lines = (line.rsplit(b",", 2) for line in _installed(self.info))
-        return sum(int(size or 0) for name, _, size in lines if name.decode().endswith(_SUFFIXES))
+        paths = (self.info.parent / name for name, *_ in _rows(self.info) if name.endswith(_SUFFIXES))
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
-    def modules(self) -> dict[str, Path]:
-        """Its modules that are there, by name; none of one that is installed as a link to its sources."""
-        base = self.info.parent
-        names = (line.rsplit(b",", 2)[0].decode() for line in _installed(self.info))
-        return {name: base / name for name in names if name.endswith(_SUFFIXES) and (base / name).is_file()}
+    def files(self) -> dict[str, Path]:
+        """Its files that are there, by name, with whatever else lies in its packages.
+
+        None of a distribution that is installed as a link to its sources. Scripts and the installer's notes, which
+        differ from one installation to the next, are left out. Raises `CompiledElsewhere`.
+        """
+        base, found, packages = self.info.parent, dict[str, Path](), set[str]()
+        for name, *rest in sorted(_rows(self.info)):
+            folder, _, last = name.rpartition("/")
+            if (folder == self.info.name and last in _NOTES) or folder.rpartition("/")[2] in _scripts(name):
+                continue
+            if last.endswith(".pyc") and any(rest):
+                raise CompiledElsewhere(f"brings compiled files (.pyc) of its own: {_REMEDY}")
+            if (base / name).is_file() and _is_hashed(name, base / name):
+                found[name.replace("../", "")] = base / name
+            if last.startswith("__init__.") and last.endswith(_SUFFIXES):
+                packages.add(folder)
+        for folder in sorted(packages):
+            if not any(str(above) in packages for above in Path(folder).parents):
+                found |= _below(base / folder, base)
+        return found
 
     def lists(self, name: str) -> bool:
         """Whether a file of this name, relative to the folder that holds the distribution, is one of its own."""
@@ -187,13 +287,21 @@ def _record(info: Path) -> bytes:
         return b""
 
 
+def _rows(info: Path) -> list[list[str]]:
+    """The lines of RECORD: name, digest, size."""
+    return [row for row in csv.reader(StringIO(_record(info).decode(), newline="")) if row]
+
+
+def _scripts(name: str) -> frozenset[str]:
+    """The folders of scripts, outside of the folder that modules are imported from: a script names this machine."""
+    return frozenset({"bin", "Scripts"} if name.startswith("../") else ())
+
+
 @lru_cache
 def _installed(info: Path) -> tuple[bytes, ...]:
     note = f"{info.name}/".encode()
-    lines = _record(info).split(b"\n")
-    return tuple(
-        line for line in lines if line and not line.startswith((b"..", b"/", note)) and b"__pycache__/" not in line
-    )
+    lines = (line for line in _record(info).split(b"\n") if line and not line.startswith((b"..", b"/", note)))
+    return tuple(line for line in lines if not (f"{_CACHE}/".encode() in line and line.endswith(b".pyc,,")))
 
 
 @lru_cache

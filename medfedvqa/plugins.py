@@ -18,11 +18,13 @@ from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.code_identity import remember
 from medfedvqa.errors import ConfigError
 from medfedvqa.installed_code import (
+    CompiledElsewhere,
     Places,
+    compile_every_source,
     digest_of_files,
     distributions,
-    modules_below,
     normalised,
+    package_files,
     places_of_imports,
     root_of,
 )
@@ -54,12 +56,15 @@ class PlugIn:
     """The distribution's, normalised."""
     version: str
     sha256: str
-    """Over the names and contents of its modules: the digest by which audit logs name it."""
+    """Over the names and contents of its files: the digest by which audit logs name it."""
     offers: tuple[tuple[Group, str], ...]
 
 
 def installed() -> tuple[PlugIn, ...]:
-    """All distributions that offer anything, by name. Nothing of them is imported."""
+    """All distributions that offer anything, by name. Nothing of them is imported.
+
+    Raises `PlugInRefused` if one of them has compiled files that were not made here.
+    """
     return tuple(_plug_in(name, offers) for name, offers in _offers().items())
 
 
@@ -83,18 +88,20 @@ def _offers_at(places: Places) -> Mapping[str, tuple[Offer, ...]]:
 
 def _plug_in(name: str, offers: tuple[Offer, ...]) -> PlugIn:
     distribution = distributions()[name]
-    files = distribution.modules()
-    for root in {root for _, point in offers if (root := root_of(point.module))}:
-        files |= modules_below(root)
+    try:
+        files = distribution.files()
+        for root in {root for _, point in offers if (root := root_of(point.module))}:
+            files |= package_files(root)
+    except CompiledElsewhere as error:
+        raise PlugInRefused(f"the distribution '{name}' {error.fault}") from None
     names = tuple(sorted((group, point.name) for group, point in offers))
     return PlugIn(name, distribution.version, digest_of_files(files), names)
 
 
 def pinned(name: str) -> dict[str, str]:
     """The distribution's name with the digest that its code has now. Raises `ConfigError` if it offers nothing."""
-    for plug_in in installed():
-        if plug_in.name == normalised(name):
-            return {plug_in.name: plug_in.sha256}
+    if (offers := _offers().get(normalised(name))) is not None:
+        return {normalised(name): _plug_in(normalised(name), offers).sha256}
     raise ConfigError("no installed distribution of this name offers anything: `medfedvqa plugins` lists those that do")
 
 
@@ -171,6 +178,7 @@ def load(group: Group, name: str) -> Any:
     if (group, name) not in _loaded:
         if not check(group, name, _allowed):
             return None
+        compile_every_source()
         (point,) = entry_points(group=f"medfedvqa.{group}", name=name)
         loaded = point.load()
         check(group, name, _allowed)

@@ -3,6 +3,7 @@
 import importlib
 import importlib.machinery
 import os
+import py_compile
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -69,8 +70,7 @@ def test_any_module_of_a_distribution_changes_its_digest_and_caches_and_notes_of
     written(place / "acme_federated" / "rates.py")
     [before] = [part for part in added("acme_federated.rates") if part.kind is CodeKind.PLUG_IN]
     assert (before.name, before.version) == (NAME, VERSION)
-    (place / "acme_federated" / "__pycache__").mkdir(exist_ok=True)
-    written(place / "acme_federated" / "__pycache__" / "other.cpython-311.pyc", "a cache")
+    py_compile.compile(str(place / "acme_federated" / "schedule.py"))
     written(next(place.glob("*.dist-info")) / "REQUESTED", "by somebody")
     assert before in added("acme_federated.rates")
     written(place / "acme_federated" / "schedule.py", "FACTOR = 9\n")

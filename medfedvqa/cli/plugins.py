@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from medfedvqa.errors import ConfigError
+from medfedvqa.installed_code import compile_every_source
 from medfedvqa.plugins import allow, installed, pinned
 
 PluginOption = Annotated[
@@ -44,6 +45,8 @@ def import_modules(names: list[str] | None, engine: str) -> None:
             "--module is for quick trials with the engine 'local': other engines start processes of their own, for "
             "which the method is installed as a distribution (docs/extending.md)"
         )
+    if names:
+        compile_every_source()
     for name in names or []:
         if "" not in sys.path:
             sys.path.insert(0, "")

@@ -28,6 +28,7 @@ from medfedvqa.federation.secure_site import SecureSite, split_hidden
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.federation.task_order import TaskOrder
+from medfedvqa.installed_code import CompiledElsewhere
 from medfedvqa.models import Backbone, PictureSpace, check_card, load_backbone
 from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
@@ -143,11 +144,15 @@ class SiteRuntime:
 
     def _code(self) -> JobCode:
         """All code that takes part in the job at this site. Raises `JobRefused` if a file differs from what runs."""
-        with self._refusing(ChangedCode, Refusal.CODE):
-            check_unchanged(type(self._method))
-            check_unchanged(reader_function(self.config.data.reader))
         loads = (self._load, self._load_data, reader_function(self.config.data.reader))
-        return running_code(type(self), type(self._method), type(self._backbone), *loads)
+        with self._refusing((ChangedCode, CompiledElsewhere), Refusal.CODE):
+            self._check_unchanged()
+            return running_code(type(self), type(self._method), type(self._backbone), *loads)
+
+    def _check_unchanged(self) -> None:
+        """Raises `ChangedCode` if the code of the method or the reader was written again since it was loaded."""
+        check_unchanged(type(self._method))
+        check_unchanged(reader_function(self.config.data.reader))
 
     @contextmanager
     def _refusing(self, kinds: type[Exception] | tuple[type[Exception], ...], code: Refusal) -> Iterator[None]:
@@ -203,6 +208,10 @@ class SiteRuntime:
 
     def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
         gate = self._gate  # this comes first, as the site may refuse the job
+        try:
+            self._check_unchanged()
+        except ChangedCode as error:
+            gate.refuse_job(Refusal.CODE, str(error))
         if self._secure and (answer := self._secure.handler(task)):
             return answer(round, received)
         saved = self._file.load()

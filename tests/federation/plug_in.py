@@ -1,8 +1,12 @@
 """A small distribution with a method of its own, built from files and installed by pip, offline."""
 
+import base64
+import hashlib
 import os
 import subprocess
 import sys
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,32 @@ def installed(source: Path, target: Path, *options: str) -> Path:
     subprocess.run(command, check=True, timeout=300, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
     target.mkdir(exist_ok=True)
     (target / "acme_loose.py").write_text(LOOSE)
+    return target
+
+
+def built(folder: Path, version: str, files: Mapping[str, bytes], points: str) -> Path:
+    """A wheel of the distribution `own-late` with exactly these files, as somebody writes one by hand."""
+    info = f"own_late-{version}.dist-info"
+    every = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: own-late\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[medfedvqa.methods]\n{points}\n".encode(),
+    }
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()) for name, data in every.items()}
+    record = "".join(f"{name},sha256={digests[name].rstrip(b'=').decode()},{len(every[name])}\n" for name in every)
+    wheel = folder / f"own_late-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in {**every, f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def unpacked(wheel: Path, target: Path) -> Path:
+    """Installs a wheel as installers do that do not compile."""
+    offline = ["--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "-q", "--target", str(target)]
+    command = [sys.executable, "-m", "pip", "install", *offline, str(wheel)]
+    subprocess.run(command, check=True, timeout=300, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
     return target
 
 

@@ -21,6 +21,7 @@ from audits import read, verify
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.report import render
+from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.site_config import load_site_config
@@ -33,12 +34,12 @@ SMALL = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 
 backbone = Path(sys.argv[3])
 
 
-def job(method, name):
+def job(method, name, watch=lambda event: None):
     spec = {"method": method, "options": SMALL, "data": "phantom", "backbone": "medclip@random"}
     out = Path(sys.argv[1]) / name
     launch = plan(JobSpec.from_dict(spec), None, out, ("chest",), 1, {"medclip@random": backbone})
     try:
-        run(launch, "local", lambda event: None)
+        run(launch, "local", watch)
         refused = None
     except MedfedvqaError as error:
         refused = str(error)
@@ -57,8 +58,18 @@ def job(method, name):
     return found
 
 
-told = {"built in": job("fedavg", "built-in"), "own": job("acme_avg", "own")}
 schedule = Path(acme_federated.__file__).parent / "schedule.py"
+
+
+def change(event):
+    if isinstance(event, TaskAnswer) and event.site:
+        schedule.write_text("FACTOR = 2\\n")
+
+
+told = {"built in": job("fedavg", "built-in"), "own": job("acme_avg", "own")}
+told["meanwhile"] = job("acme_avg", "meanwhile", change)
+schedule.write_text("FACTOR = 1\\n")
+told["again"] = job("acme_avg", "again")
 schedule.write_text("FACTOR = 3\\n")
 told["changed"] = job("acme_avg", "changed")
 print(json.dumps(told))
@@ -129,3 +140,14 @@ def test_code_that_changed_on_disk_after_it_was_loaded_does_not_run(jobs: dict[s
     assert "has changed" in changed["refused"] and "acme_federated" not in changed["refused"]
     assert [admission["code"] for event, _, _, admission in changed["entries"] if event == "refusal"] == ["code"]
     assert not [event for event, _, _, _ in changed["entries"] if event in ("open", "release")]
+
+
+def test_code_that_changes_while_a_job_runs_stops_it_at_the_next_task(jobs: dict[str, Any]) -> None:
+    """The site logs the refusal after what it had released, and takes jobs again once the files are what it loaded."""
+    events = [event for event, _, _, _ in jobs["meanwhile"]["entries"]]
+    assert "has changed" in jobs["meanwhile"]["refused"] and jobs["meanwhile"]["holds"]
+    assert events.count("release") == 1 and "refusal" in events[events.index("release") :]
+    assert [admission["code"] for event, _, _, admission in jobs["meanwhile"]["entries"] if event == "refusal"] == [
+        "code"
+    ]
+    assert jobs["again"]["refused"] is None

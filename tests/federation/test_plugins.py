@@ -65,6 +65,8 @@ def here(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(target))
     monkeypatch.setattr(plugins, "_allowed", {})
     monkeypatch.setattr(plugins, "_loaded", {})
+    for name in ("pycache_prefix", "dont_write_bytecode"):  # loading the distribution sets them
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     forget_methods(monkeypatch)
     yield target
     for name in [name for name in sys.modules if name.partition(".")[0] == METHOD]:

@@ -22,6 +22,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from audits.escaping import SENTENCE, for_terminal
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.kit_contents import TRANSPORT, VALIDATOR
+from medfedvqa.installed_code import compare_compiled_files
 
 SETTINGS: Mapping[str, Any] = {
     **TRANSPORT,
@@ -58,6 +59,7 @@ def stop(sentence: str) -> NoReturn:
 
 def pin_settings(kit: Path) -> None:
     """Fix FLARE's settings in this process, and the folders in which it looks for more; `not_pinned` verifies it."""
+    compare_compiled_files()
     folders = _folders(kit)
     initialize = patches.INITIALIZE.current()
 
