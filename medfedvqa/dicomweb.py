@@ -18,15 +18,16 @@ import requests
 from dicomweb_client import DICOMwebClient
 from pydicom.dataset import Dataset
 
+from audits.bounded_files import MAX_TEXT, read_bounded
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.guarded_http import AnswerLimits, AnswerRefused, guarded_session, origin
 from medfedvqa.ingest.organs import checked_organs
 from medfedvqa.ingest.questions import named_images
 
 UID = re.compile(r"[0-9]+(\.[0-9]+)+")
 MOST_LETTERS_OF_A_UID = 64
-SECONDS = 60
-"""The most time that the archive may take to answer."""
+_LIMITS = AnswerLimits()
 _WILDCARDS = frozenset("*?\\,")
 """With these a query would mean more than one value (PS3.18 section 8.3.4)."""
 _FIELDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
@@ -55,21 +56,30 @@ class InstanceAddress:
 
 
 def fetch(
-    url: str, questions: Path, folder: Path, watch: Watch, organs: Collection[str] = (), plain_http: bool = False
+    url: str,
+    questions: Path,
+    folder: Path,
+    watch: Watch,
+    organs: Collection[str] = (),
+    plain_http: bool = False,
+    login: Path | None = None,
+    limits: AnswerLimits = _LIMITS,
 ) -> Counter[Outcome]:
     """Fetch each image that a question names by SOP instance UID or accession number, and count the outcomes.
 
     A name that means several images, or none, is left to the ingestion, which lists its questions. Images that the
     folder has are not fetched again. `organs`: the hospital's own, which the questions may name. `plain_http`: whether
-    names and images may cross the network in clear. Raises `ConfigError` or `DataError`; neither repeats a name, nor
-    the answer of the archive.
+    names and images may cross the network in clear. `login`: a file with `USER:PASSWORD`. Raises
+    `ConfigError` or `DataError`; neither repeats a name, nor the answer of the archive.
     """
     _check_url(url, plain_http)
     names = named_images(questions, checked_organs(organs))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     outcomes = Counter[Outcome]()
-    with requests.Session() as session:
-        client = DICOMwebClient(url, session=session, timeout=SECONDS)
+    only_loopback = urlsplit(url).scheme == "http" and not plain_http
+    with guarded_session(url, limits, only_loopback, _login(login) if login else None) as session:
+        client = DICOMwebClient(url, session=session)
+        client.set_http_retry_params(retry=False)  # it would repeat what the session refuses
         for done, name in enumerate(names, 1):
             outcomes[_fetch_one(client, name, folder)] += 1
             watch(done, len(names))
@@ -78,12 +88,30 @@ def fetch(
 
 def _check_url(url: str, plain_http: bool) -> None:
     parts = urlsplit(url)
+    try:
+        origin(url)
+    except ValueError:
+        raise ConfigError("the archive's address has a port that is no number: https://HOST:PORT/dicom-web") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("the archive's address is a URL of its DICOMweb service: https://HOST/dicom-web")
     if parts.username or parts.password:
-        raise ConfigError("write user and password into ~/.netrc and not into the URL, which others may read")
+        raise ConfigError("write user and password into a file for --login and not into the URL, which others may read")
     if parts.scheme == "http" and not plain_http and not _is_loopback(parts.hostname):
         raise ConfigError("over http, patients' images cross the network in clear: use https, or say --plain-http")
+
+
+def _login(file: Path) -> tuple[bytes, bytes]:
+    """User and password, from a file that only its owner may read. Raises `ConfigError`."""
+    try:
+        is_private = file.stat().st_mode & 0o077 == 0
+        user, colon, password = read_bounded(file, MAX_TEXT).strip().partition(b":")
+    except OSError:
+        raise ConfigError("the file of --login cannot be read: it has one line, USER:PASSWORD") from None
+    if not is_private:
+        raise ConfigError("others may read the file of --login: chmod 600 it")
+    if not (user and colon and password) or b"\n" in password:
+        raise ConfigError("the file of --login has one line, USER:PASSWORD")
+    return user, password
 
 
 def _is_loopback(host: str) -> bool:
@@ -108,7 +136,7 @@ def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> Outcome:
         content = _instance(client, addresses[0])
     except requests.HTTPError as error:
         status = error.response.status_code if error.response is not None else "unknown"
-        raise DataError(f"the archive answers with status {status}: check URL, rights and ~/.netrc") from None
+        raise DataError(f"the archive answers with status {status}: check URL, rights and --login") from None
     except requests.JSONDecodeError:
         raise DataError(_NO_MATCHES) from None
     except (requests.RequestException, OSError):
@@ -159,7 +187,7 @@ def _instance(client: DICOMwebClient, address: InstanceAddress) -> bytes | None:
             address.study, address.series, address.instance, media_types=(("application/dicom", "*"),)
         )
         dataset.save_as(buffer)
-    except (requests.RequestException, OSError):
+    except (requests.RequestException, OSError, AnswerRefused):
         raise
     except Exception:  # pydicom and the client raise errors of many kinds for damaged answers
         return None

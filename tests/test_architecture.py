@@ -12,7 +12,7 @@ FLOORS = [
         "medfedvqa.devices",
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
-        "medfedvqa.pending_files",
+        *("medfedvqa.guarded_http", "medfedvqa.pending_files"),
         *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
         "medfedvqa.shape_cards",
     },

@@ -14,12 +14,17 @@ from medfedvqa.errors import ConfigError
 
 def fetch(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="The archive's DICOMweb service; the login is in ~/.netrc.")
+        str, typer.Argument(metavar="URL", help="The archive's DICOMweb service, the only address that is asked.")
     ],
     questions: Annotated[Path, typer.Option(help="The table of questions: which images are fetched.")],
     into: Annotated[Path, typer.Option(help="The folder that `medfedvqa ingest` will read.", callback=writable)],
     organ: OwnOrganOption = None,
     plain_http: Annotated[bool, typer.Option("--plain-http", help="Let images cross the network in clear.")] = False,
+    login: Annotated[
+        Path | None, typer.Option(help="A file that only you may read, with USER:PASSWORD for the archive.")
+    ] = None,
+    answer_mib: Annotated[int, typer.Option(help="MiB of one answer of the archive, at most.", min=1)] = 256,
+    answer_seconds: Annotated[float, typer.Option(help="Seconds for one whole answer, at most.", min=1)] = 300,
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
     quiet: QuietOption = False,
 ) -> None:
@@ -28,9 +33,11 @@ def fetch(
         raise ConfigError("fetching needs more packages: pip install 'medfedvqa[ingest]'")
     from medfedvqa.dicomweb import Outcome
     from medfedvqa.dicomweb import fetch as fetch_images
+    from medfedvqa.guarded_http import AnswerLimits
 
+    limits = AnswerLimits(answer_mib << 20, answer_seconds)
     print_counts(
-        lambda watch: fetch_images(url, questions, into, watch, organ or (), plain_http),
+        lambda watch: fetch_images(url, questions, into, watch, organ or (), plain_http, login, limits),
         "fetching images",
         {
             Outcome.FETCHED: "fetched",

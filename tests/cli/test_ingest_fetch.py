@@ -1,26 +1,23 @@
 """`medfedvqa ingest fetch`: images from an archive with DICOMweb, here Orthanc on the loopback, and from liars."""
 
-import csv
 import json
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
+from lying_archive import attempt, liar, table
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 from small_dicom import dicom_bytes, small_dicom
 
-from medfedvqa.dicomweb import Outcome, fetch
+from medfedvqa.dicomweb import Outcome
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.federation.flare.loopback import free_port
 
@@ -36,14 +33,6 @@ def image(number: int, accession: str, study: str | None = None) -> Dataset:
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = study or generate_uid(), generate_uid()
     dataset.Modality, dataset.BodyPartExamined, dataset.StudyDate, dataset.StudyTime = "CR", "CHEST", "20120901", "0101"
     return dataset
-
-
-def table(path: Path, *names: str) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("image", "question", "answer"))
-        writer.writerows((name, f"Question {number}?", "yes") for number, name in enumerate(names))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -121,40 +110,10 @@ def test_what_questions_name_is_fetched_from_an_archive_and_ingested(archive: st
     assert (counts["stored"], counts["rows"], counts["rows_left_out"]) == (2, 2, {"no_such_image": 5})
 
 
-@contextmanager
-def liar(answer: Callable[[str], tuple[int, str, bytes]]) -> Iterator[str]:
-    """A server on the loopback that answers each path as it likes: status, type and content."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, kind, content = answer(self.path)
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def match(instance: str) -> bytes:
     """A QIDO answer with one instance."""
     tags = {"0020000D": "1.2.3", "0020000E": "1.2.4", "00080018": instance}
     return json.dumps([{tag: {"vr": "UI", "Value": [uid]} for tag, uid in tags.items()}]).encode()
-
-
-def attempt(url: str, folder: Path, name: str = "1.2.5") -> dict[Outcome, int]:
-    return fetch(url, table(folder / "q.csv", name), folder / "into", lambda *_: None)
 
 
 @pytest.mark.parametrize("instance", ["../../SECRET", "/etc/SECRET", "", "1.2.3" * 20, "1.2/3"])
@@ -236,8 +195,9 @@ def test_without_the_package_one_sentence_says_how_to_get_it(medfedvqa, monkeypa
     [
         ("http://pacs.example/dicom-web", "cross the network in clear"),
         ("ftp://pacs.example", "a URL of its DICOMweb service"),
+        ("https://pacs.example:SECRET/dicom-web", "a port that is no number"),
         ("/pacs", "a URL of its DICOMweb service"),
-        ("https://user:SECRET@pacs.example", "into ~/.netrc"),
+        ("https://user:SECRET@pacs.example", "for --login"),
     ],
 )
 def test_an_address_that_would_give_patients_away_is_refused(tmp_path: Path, url: str, sentence: str) -> None:
