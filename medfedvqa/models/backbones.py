@@ -27,7 +27,7 @@ from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.fused_files import Family
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
-from medfedvqa.models.open_clip_models import build
+from medfedvqa.models.open_clip_models import asking_the_hub, build
 from medfedvqa.models.region_files import RegionBackbone, RegionFiles
 from medfedvqa.models.vault_files import VAULT
 from medfedvqa.models.vilt_files import VILT
@@ -192,9 +192,13 @@ def _configuration(name: BackboneName) -> dict[str, Any]:
     import open_clip
 
     try:
-        found: dict[str, Any] = open_clip.get_model_config(name.architecture)
+        with asking_the_hub():
+            found: dict[str, Any] = open_clip.get_model_config(name.architecture)
     except Exception as error:  # the hub's client raises a dozen kinds
-        raise BackboneError(f"'{name.architecture}' cannot be read from the hub ({type(error).__name__})") from None
+        raise BackboneError(
+            f"'{name.architecture}' cannot be read from the hub ({type(error).__name__}); check the network, or give a "
+            f"local folder as {name.architecture}@LABEL"
+        ) from None
     return found
 
 
@@ -249,11 +253,13 @@ def _from_open_clip(name: BackboneName) -> "nn.Module":
         # Some weights need QuickGELU although their architecture's name does not say so; open_clip only warns.
         activation = {"force_quick_gelu": bool(open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu"))}
     try:
-        model: nn.Module = open_clip.create_model(architecture, tag, require_pretrained=True, **activation)
+        with asking_the_hub():
+            model: nn.Module = open_clip.create_model(architecture, tag, require_pretrained=True, **activation)
     except Exception as error:  # network, cache, hub and file format each raise their own
         raise BackboneError(
             f"the {architecture} weights of the backbone '{name.full}' could not be fetched or loaded "
-            f"({type(error).__name__}); check the network, or give a local checkpoint as ARCH@label"
+            f"({type(error).__name__}); check the network. Without one, copy a checkpoint to this machine and give it "
+            f"as {architecture}@LABEL with --backbone-file"
         ) from None
     return model
 
@@ -285,7 +291,11 @@ def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
     import open_clip
 
     try:
-        tokenizer: Callable[[list[str]], torch.Tensor] = open_clip.get_tokenizer(architecture)
+        with asking_the_hub():
+            tokenizer: Callable[[list[str]], torch.Tensor] = open_clip.get_tokenizer(architecture)
     except Exception as error:  # some architectures fetch their vocabulary from the hub
-        raise BackboneError(f"the tokenizer of '{architecture}' cannot be fetched ({type(error).__name__})") from None
+        raise BackboneError(
+            f"the tokenizer of '{architecture}' cannot be fetched ({type(error).__name__}); check the network, or give "
+            f"a local folder with it as {architecture}@LABEL"
+        ) from None
     return tokenizer

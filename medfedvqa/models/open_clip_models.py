@@ -1,6 +1,8 @@
-"""open_clip's models from their configurations: neither weights nor a text tower's configuration are fetched."""
+"""open_clip's models from their configurations, for which nothing is fetched, and how open_clip may ask the hub."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,47 @@ TEXT_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )  # fmt: skip
 """The configurations of text towers that open_clip would read from the hub, by the name that its models give."""
+
+HUB_SECONDS = 10.0
+"""The time in which the hub has to answer a first request."""
+
+
+@contextmanager
+def asking_the_hub() -> Iterator[None]:
+    """Within it open_clip fetches what the hub's cache lacks, and fails at once if the hub cannot be reached.
+
+    huggingface_hub (2.4) repeats the request for each file for half a minute, and both libraries log every attempt, on
+    the terminal. A first request tells whether there is any use in it; `_is_reachable` obeys HF_HUB_OFFLINE too.
+    """
+    import huggingface_hub
+
+    constants, library, root = huggingface_hub.constants, logging.getLogger("huggingface_hub"), logging.getLogger()
+    offline, level, silence = constants.HF_HUB_OFFLINE, library.level, logging.NullHandler()
+    root.addHandler(silence)  # `logging.error`, which open_clip calls, gives the root logger a handler if it has none
+    root.addFilter(_nothing)  # only what is logged at the root itself, as open_clip does
+    library.setLevel(logging.CRITICAL + 1)
+    try:
+        constants.HF_HUB_OFFLINE = offline or not _is_reachable(constants.ENDPOINT)
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        library.setLevel(level)
+        root.removeFilter(_nothing)
+        root.removeHandler(silence)
+
+
+def _is_reachable(hub: str) -> bool:
+    import huggingface_hub
+
+    try:
+        huggingface_hub.get_session().head(hub, timeout=HUB_SECONDS)
+    except Exception:  # the client of the hub's library, which changes with its version, raises its own
+        return False
+    return True
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def build(configuration: Mapping[str, Any]) -> nn.Module:

@@ -1,6 +1,9 @@
 """`medfedvqa backbone`: the list, a check of a folder, and a card that a job carries."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 from tiny_folders import pubmedclip
 
 from medfedvqa.backbone_names import architectures
+from medfedvqa.federation.flare.loopback import free_port
 
 NAME = "local-dir:pubmedclip@mine"
 
@@ -56,3 +60,17 @@ def test_a_job_is_exported_with_a_card_and_not_without(
     assert medfedvqa(*words, "--card", str(card)).returncode == 0
     exported = [path.read_text(encoding="utf-8") for path in out.rglob("*.json")]
     assert any('"vision_model.encoder.layers' in text for text in exported)
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32/openai", "hf-hub:org/model"])
+def test_weights_of_the_hub_without_a_network_are_refused_by_one_sentence(tmp_path: Path, name: str) -> None:
+    """No attempt of the hub's library is printed, nor repeated: these took 52 seconds. The sentence says what to do."""
+    words = ["run", "fedavg", "--data", "phantom", "--backbone", name, "--rounds", "1", "--out", str(tmp_path / "out")]
+    hub = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+    command = [sys.executable, "-c", "from medfedvqa.cli import main; main()", *words]
+    done = subprocess.run(
+        command, env={**os.environ, **hub, "COLUMNS": "300"}, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    errors = [line for line in done.stderr.splitlines() if line and not line.startswith("medfedvqa run")]
+    assert done.returncode == 1 and len(errors) == 1 and "@LABEL" in errors[0], done.stderr
+    assert "Retrying" not in done.stdout + done.stderr and "127.0.0.1" not in done.stdout + done.stderr
