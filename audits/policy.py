@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from audits.errors import PolicyError, ReleaseFault
-from audits.exchange import SITES, Kind, TensorSpec, canonical
+from audits.exchange import SITES, Kind, Protection, TensorSpec, canonical
 from audits.refusals import Refusal
 
 MOST_EPSILON = 10.0
@@ -63,6 +63,8 @@ class SitePolicy:
     """Whether means on shares must be under masks, and not by members with CrypTen."""
     min_difference: int = 2
     """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
+    min_count: int = 10
+    """The fewest patients about whom a count, or a share of one, may leave in clear: see `withholds`."""
     allowed_backbones: tuple[str, ...] = ()
     """Names of backbones that jobs may use beside those that ship with the project or lie in the site's own files."""
     submitters: tuple[str, ...] = ()
@@ -119,6 +121,11 @@ class SitePolicy:
         if SITES in spec.recipients and not spec.protection.masked:
             return ReleaseFault.OPEN.format(name=spec.name)
         return None
+
+    def withholds(self, spec: TensorSpec, patients: int) -> bool:
+        """Whether a figure about this many patients stays at the site, being exact and about too few."""
+        in_clear = spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE
+        return in_clear and patients < self.min_count
 
     def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
         """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""
@@ -245,6 +252,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_committee": (_least_committee, "a whole number, at least 3"),
     "require_masks": (_flag, "true or false"),
     "min_difference": (_least_difference, "a whole number, at least 2"),
+    "min_count": (_count, "a whole number, at least 1"),
     "allowed_backbones": (_texts, "a list of names"),
     "submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),
     "require_fresh": (_flag, "true or false"),

@@ -37,6 +37,7 @@ class Refusal(StrEnum):
     MASKS = "masks"
     PEERS = "peers"
     COHORT = "cohort"
+    COUNT = "count"
     BACKBONE = "backbone"
     DEVICE = "device"
     ROOT = "root"
@@ -85,6 +86,8 @@ _SENTENCES = {
     Refusal.MASKS: "the site takes part in means under masks only, and in this job sites compute them with CrypTen",
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
     Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
+    Refusal.COUNT: "figures in a round would be about fewer patients than the site's policy allows: ask for "
+    "`weighting` 'uniform', where the method has it, for differential privacy or for secure aggregation",
     Refusal.BACKBONE: "the site's policy does not list the job's backbone, or the site does not have it",
     Refusal.DEVICE: "the site's device is not there: see its driver, or write another `device` into site.yml",
     Refusal.ROOT: "the site's data folder is not there: mount it, or write the right `root` into site.yml",

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering, asked
+from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering, asked, rows_of
 
 MARGIN = 3
 """Columns between two columns of the table."""
@@ -25,7 +25,7 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     for note in results["notes"]:
         console.print(f"Note: {sentence(note)}", soft_wrap=True)
     ways = answering(results)
-    labels = [f"{plain(site)}\nn = {facts['n']}" for site, facts in results["sites"].items()] + ["average"]
+    labels = [f"{plain(site)}\n{rows_of(results, site)}".rstrip() for site in results["sites"]] + ["average"]
     narrow = _width(labels, ways) > console.width
     padding = 0 if narrow else 1
     title = f"{asked(results).capitalize()} answered right, % [95 % interval]"

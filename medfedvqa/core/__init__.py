@@ -4,7 +4,7 @@ from audits import Tensors
 from medfedvqa.checking import checked
 from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import EPSILON, Method, MethodConfig, State
+from medfedvqa.core.method import EPSILON, EVALUATE, Method, MethodConfig, State, withheld
 from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, OnShares, mixing
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import create, method_names, method_type, register
@@ -14,6 +14,7 @@ from medfedvqa.training import Site
 __all__ = [
     "ACCURACY",
     "EPSILON",
+    "EVALUATE",
     "FAULT",
     "SHARED_BYTES",
     "Answering",
@@ -34,4 +35,5 @@ __all__ = [
     "method_type",
     "mixing",
     "register",
+    "withheld",
 ]

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from audits import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec
+from audits import Exchange, Kind, Protection, SitePolicy, TaskSpec, Tensors, TensorSpec
 from audits.exchange import clip_to_norm
 from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.on_shares import DRAWING, OnShares
 from medfedvqa.core.probe import Probe
-from medfedvqa.data import Examples, SiteData
+from medfedvqa.data import Examples, Part, SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import BackboneShape
 from medfedvqa.training import Privacy, Site
@@ -29,8 +29,26 @@ State = dict[str, Any]
 Handler = Callable[[Site, State, Tensors, int], tuple[State, Tensors]]
 """Maps a site, its state, the received message and the round to the new state and the reply."""
 
+EVALUATE = "evaluate"
+"""The task that ends a job. The server computes nothing from its uploads, so that a site may leave them out."""
+
 EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon before and after this message")
 """Travels with every message that costs epsilon. It follows from the job's settings alone."""
+
+
+PARTS_BEHIND: Mapping[str, Part] = {
+    **dict.fromkeys(("rows", "correct", "majority_correct", "prior_correct"), "test"),
+    **dict.fromkeys(("alone_correct", "alone_equal_correct", "finished_correct"), "test"),
+    "train_rows": "train",
+    "accuracy": "validate",
+    "kept_finished": "validate",
+}
+"""The part of a site's rows that each figure in an upload is about."""
+
+
+def withheld(task: str) -> str:
+    """The name under which a task is answered whose figures stay at the site, below its policy's `min_count`."""
+    return f"{task}/withheld"
 
 
 class MethodConfig(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -45,6 +63,8 @@ class Method(ABC, Generic[Config]):
 
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
+    parts_behind: ClassVar[Mapping[str, Part]] = PARTS_BEHIND
+    """See `PARTS_BEHIND`. A figure without an entry counts as being about the part with the fewest patients."""
     gathering: Gathering = Gathering()
     """How the job's server takes means, and how long uploads may be. `create` sets it."""
 
@@ -169,6 +189,8 @@ class Method(ABC, Generic[Config]):
         With secure aggregation, further tasks after each task aggregate its uploads. Uploads that are not aggregated
         stay at the site, unless the method sends them in clear. No message holds an aggregate that only the sites know.
         The tasks at the end draw a committee of sites.
+
+        Where test results leave in clear, a further task is the answer of a site whose policy withholds them.
         """
         exchange = self.declared(shape)
         if self.dp is not None:
@@ -177,7 +199,19 @@ class Method(ABC, Generic[Config]):
             at_sites = {n for task, how in self.aggregated.items() for n in how.kept(exchange.task(task))}
             parts = (part for task in exchange.tasks for part in self._on_shares(task, at_sites))
             exchange = replace(exchange, tasks=(*parts, *DRAWING))
+        results = [spec for task in exchange.tasks if task.name == EVALUATE for spec in task.up]
+        if any(spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE for spec in results):
+            exchange = replace(exchange, tasks=(*exchange.tasks, TaskSpec(withheld(EVALUATE), (), ())))
         return exchange
+
+    def withheld_figures(self, task: TaskSpec, policy: SitePolicy, patients: Mapping[Part, int]) -> list[str]:
+        """Names of the figures in the upload of a task of `final_exchange` that stay at a site with so many patients.
+
+        Errs towards more: a figure that the method does not place is about the part with the fewest patients.
+        """
+        fewest = min(patients.values())
+        behind = {name: patients[part] for name, part in self.parts_behind.items()}
+        return [spec.name for spec in task.up if policy.withholds(spec, behind.get(spec.name, fewest))]
 
     def _private(self, task: TaskSpec) -> TaskSpec:
         if self.cost(task.name) == Cost():

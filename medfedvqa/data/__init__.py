@@ -2,7 +2,7 @@
 
 from medfedvqa.data.answers import numbered
 from medfedvqa.data.augmentation import views
-from medfedvqa.data.partition import PartitionRows, Questions, Split, is_part, partition
+from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
 from medfedvqa.data.patient_batches import batches
 from medfedvqa.data.pictures import Pictures, PictureViews, Source
 from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
@@ -33,6 +33,8 @@ __all__ = [
     "Row",
     "SiteData",
     "Source",
+    "PARTS",
+    "Part",
     "PartitionRows",
     "Split",
     "VQAData",

@@ -12,7 +12,7 @@ import torch
 
 from medfedvqa.answer_types import answer_type
 from medfedvqa.data.answers import numbered
-from medfedvqa.data.partition import Part, Split, partition
+from medfedvqa.data.partition import PARTS, Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
 from medfedvqa.data.readers import read
 from medfedvqa.data.schema import Row, VQAData
@@ -98,6 +98,11 @@ class SiteData:
         closed = [part.are_closed.tolist() for part in self.parts]
         facts = [self.name, self.organ, self.answers, self.patients, rows, closed, self.pictures.contents()]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def patient_counts(self) -> dict[Part, int]:
+        """The number of patients with rows in each part."""
+        return {part: len(rows.patients.unique()) for part, rows in zip(PARTS, self.parts, strict=True)}
 
     def only(self, part: Part, row: int) -> "SiteData":
         """A site whose only row is this test row. Raises `DataError` for a row that does not exist."""

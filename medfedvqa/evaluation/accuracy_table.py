@@ -88,9 +88,15 @@ def text_table(results: Results) -> str:
 
 def _cells(results: Results, escaped: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
     """The heading and the rows of the table, with foreign names escaped for the medium."""
-    columns = ((escaped(site, NAME), entry["n"]) for site, entry in results["sites"].items())
-    head = ["", *(name if rows is None else f"{name} (n = {rows})" for name, rows in columns), "average"]
+    names = (f"{escaped(site, NAME)} ({rows_of(results, site)})" for site in results["sites"])
+    head = ["", *(name.removesuffix(" ()") for name in names), "average"]
     return head, [[escaped(way.label, SENTENCE), *map(accuracy_cell, way.entries)] for way in answering(results)]
+
+
+def rows_of(results: Results, site: str) -> str:
+    """The number of a site's test rows, `withheld` if the site keeps that to itself, or nothing."""
+    rows = results["sites"][site]["n"]
+    return f"n = {rows}" if rows is not None else "withheld" if site in results.get("withheld", ()) else ""
 
 
 def accuracy_cell(entry: Entry) -> str:

@@ -64,6 +64,8 @@ class History:
     """Tensor bytes that each site received after the last round."""
     closing_missing: set[str] = field(default_factory=set)
     """The sites that did not answer after the last round."""
+    withheld: set[str] = field(default_factory=set)
+    """The sites whose test results are about fewer patients than their policy lets out."""
     server: ServerScore | None = None
     """The test of the server's own model; None if it has none, or is not tested."""
 

@@ -31,12 +31,12 @@ def write_results(
 ) -> dict[str, Any]:
     """Writes `results.json` in the folder `out`, whole or not at all, and returns its content.
 
-    `scores` covers every site that was there at the end, is empty if the sites keep their scores, and None while the
-    run continues. `failure` is the reason, in a sentence, if the run ended without a result. The format is
-    `results_schema()`. Raises `ConfigError` if the scores are of other sites than the run's.
+    `scores` covers every site that was there at the end and released its own, is empty if the sites keep their scores,
+    and None while the run continues. `failure` is the reason, in a sentence, if the run ended without a result.
+    The format is `results_schema()`. Raises `ConfigError` if the scores are of other sites than the run's.
     """
-    if scores and set(scores) != set(facts.sites) - _missing_at_end(history):
-        raise ConfigError("the scores must cover exactly the sites that were there at the end, or none of them")
+    if scores and set(scores) != set(facts.sites) - _missing_at_end(history) - history.withheld:
+        raise ConfigError("the scores must cover exactly the sites that were there at the end and released theirs")
     return _write(out, _document(facts, history, scores, failure))
 
 
@@ -56,6 +56,10 @@ def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
     return _write(out, document)
 
 
+_WITHHELD = (
+    "Withheld by {sites}: test results of fewer patients than the policy there lets out in clear (`min_count`, 10 by "
+    "default). Averages leave them out."
+)
 _KEPT = "The test results stay at the sites: they were not released to the server."
 _ADDED = "The test results were not released to the server: they are the sites' own, put together on this machine."
 
@@ -96,6 +100,7 @@ def _document(
         "dp": facts.dp,
         "expected": list(facts.expected) or list(facts.sites),
         "missing_at_end": sorted(_missing_at_end(history)),
+        **({"withheld": sorted(history.withheld)} if history.withheld else {}),
         "average": _average(present),
         "server_model": _server_model(history.server),
         "sites": {site: _site(site, facts, history, present.get(site)) for site in facts.sites},
@@ -247,7 +252,9 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
     if history.server is not None:
         notes.append(history.server.sentence)
-    if scores == {} and failure is None:
+    if history.withheld:
+        notes.append(_WITHHELD.format(sites=", ".join(sorted(history.withheld))))
+    elif scores == {} and failure is None:
         notes.append(_KEPT)
     return [*notes, *_judgements(facts.method, scores or {})]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.evaluation.accuracy_table import Entry, Results, answering
+from medfedvqa.evaluation.accuracy_table import Entry, Results, answering, rows_of
 from medfedvqa.evaluation.history import History
 from medfedvqa.figures import BLACK, BLUE, COLOURS, GREEN, GREY, MARKERS, ORANGE, VERMILION, encoded, new_figure, styled
 
@@ -153,7 +153,7 @@ def prompts_figure(history: History) -> "Figure":
 
 def final_figure(results: Results) -> "Figure":
     """Test accuracy with its 95 % interval, by site and on average: the method against the baselines."""
-    groups = [*(f"{site}\n(n = {entry['n']})" for site, entry in results["sites"].items()), "average"]
+    groups = [*(f"{site}\n({rows_of(results, site) or 'no results'})" for site in results["sites"]), "average"]
     rows = answering(results)
     figure = new_figure(6.0, max(0.175 * len(rows), 0.5) * len(groups) + 1.2)
     axes = figure.subplots()

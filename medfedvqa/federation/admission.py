@@ -245,7 +245,7 @@ def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None
         elif recent and admission["definition"] == definition:
             history.repeats += 1
     elif entry.event is Event.REFUSAL and recent:
-        history.failed += admission["code"] == Refusal.DATA
+        history.failed += admission["code"] in (Refusal.DATA, Refusal.COUNT)
 
 
 def _fresh_until(entry: Entry) -> datetime:

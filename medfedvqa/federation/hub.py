@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from audits import Exchange, MessageRefused, Refusal
-from medfedvqa.core import ACCURACY, EPSILON, Tensors
+from medfedvqa.core import ACCURACY, EPSILON, Tensors, withheld
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
 from medfedvqa.evaluation.server_score import ServerScore
@@ -299,7 +299,8 @@ class ServerHub:
 
     def _declared_as(self, task: str, tensors: Tensors) -> str:
         """The name under which the job declares this answer to a task, and under which the site logs it."""
-        return task
+        name = withheld(task)
+        return name if not tensors and any(each.name == name for each in self._exchange.tasks) else task
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
         """Stop the job after an answer that it does not declare. Raises `FederationError`."""

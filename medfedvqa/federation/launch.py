@@ -213,7 +213,9 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 plugins=allowed(),
                 kinds=kinds,
                 committee=list(launch.job.members_rule().named),
-                allow_export=True,  # these sites are the user's own: no hospital set their rules
+                # These sites are the user's own, and so is the server: no hospital set their rules.
+                allow_export=True,
+                min_count=1,
             ),
             encoding="utf-8",
         )

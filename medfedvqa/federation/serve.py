@@ -66,6 +66,8 @@ def serve_job(
         write_results(out, facts, hub.history, None, failure=str(error))
         raise
     scores = {site: score_of(tensors) for site, tensors in uploads.items() if tensors}
+    if not job.keeps_scores:
+        hub.history.withheld = uploads.keys() - scores.keys()
     results = write_results(out, facts, hub.history, scores)
     write_table(out, results)
     save_transcript(out, hub.history)

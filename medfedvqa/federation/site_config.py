@@ -104,6 +104,9 @@ policy:
   # Without differential privacy: the fewest sites whose sum may follow from sums over different sites, of this job and
   # all earlier ones that this site was in. 2: no single site's; 3: nor two sites', one of which could subtract itself.
   min_difference: {min_difference}
+  # Without differential privacy: the fewest patients about whom a count or an accuracy may leave in clear. Test results
+  # of fewer stay here; a job that needs such a figure in every round is refused. The phantom set has no patients.
+  min_count: {min_count}
   # Backbones that jobs may use beside those that ship with the project and those named above; who may submit jobs, by
   # fingerprint of the certificate, as `medfedvqa doctor` shows it for an administrator's kit ([]: whoever the
   # federation admits).
@@ -129,7 +132,8 @@ DEFAULTS: dict[str, Any] = {
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
     "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
-    "min_committee": 3, "require_masks": False, "min_difference": 2, "allowed_backbones": [], "submitters": [],
+    "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
+    "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
     "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
@@ -232,7 +236,8 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
 
 def site_yaml(**values: Any) -> str:
     """The commented `site.yml` with these values filled in."""
-    filled = {**DEFAULTS, **values}
+    drawn = {"min_count": 1} if values.get("reader") == "phantom" else {}
+    filled = {**DEFAULTS, **drawn, **values}
     plain = {key: yaml.safe_dump(value, default_flow_style=True, width=math.inf) for key, value in filled.items()}
     plain = {key: text.removesuffix("\n").removesuffix("\n...") for key, text in plain.items()}
     seed = plain.get("repeatable_noise")

@@ -13,7 +13,7 @@ import torch
 
 from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
-from medfedvqa.core import EPSILON, Site, Tensors
+from medfedvqa.core import EPSILON, EVALUATE, Site, Tensors, withheld
 from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_function
 from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
@@ -128,6 +128,7 @@ class SiteRuntime:
         with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
             if self._job.dp is None:
                 self._method.check_rows(self.site.data)
+            self._check_figures()
             self._budget.reserve(self.site.data.trained_patients)
         context = JobContext(
             job=self._job_id,
@@ -141,6 +142,21 @@ class SiteRuntime:
         gate = Gate(self._exchange, self.config.policy, self._log, context)
         gate.open()
         return gate
+
+    def _check_figures(self) -> None:
+        """Raises `JobRefused` if a round needs a figure that the policy withholds. A site that only tests has none.
+
+        `_release` holds every message to the same; this says so before anything is trained.
+        """
+        if self.config.name in getattr(self._method.config, "unseen", ()):
+            return
+        for task in self._exchange.tasks:
+            if task.name != EVALUATE and (names := self._withheld(task)):
+                raise JobRefused(Refusal.COUNT, f"{Refusal.COUNT.sentence} ({', '.join(names)})")
+
+    def _withheld(self, task: TaskSpec) -> list[str]:
+        """The figures of an upload that stay here: see `SitePolicy.min_count`."""
+        return self._method.withheld_figures(task, self.config.policy, self.site.data.patient_counts)
 
     def _code(self) -> JobCode:
         """All code that takes part in the job at this site. Raises `JobRefused` if a file differs from what runs."""
@@ -255,6 +271,11 @@ class SiteRuntime:
         charge = self._budget.settle(task.name, saved.round)
         on_shares = self._job.secagg and task.name in self._method.on_shares
         stays = self._job.keeps_scores and charge is None and task.name not in self._method.in_clear
+        if names := self._withheld(task):
+            if task.name != EVALUATE:
+                self._gate.refuse_job(Refusal.COUNT, f"{Refusal.COUNT.sentence} ({', '.join(names)})")
+            self._file.keep(task.name, saved.reply)
+            return self._gate.release(withheld(task.name), saved.round, {})
         if stays and not on_shares:
             self._file.keep(task.name, saved.reply)
             return self._gate.release(task.name, saved.round, {})

@@ -27,7 +27,7 @@ from medfedvqa.bounds import MOST_SPACE, MOST_WEIGHT
 from medfedvqa.core.averaging import ROWS
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.listed_answers import ListedAnswers
-from medfedvqa.core.method import Method, State, tensors_of
+from medfedvqa.core.method import PARTS_BEHIND, Method, State, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import SCORED, counts, scored, validated
@@ -75,6 +75,7 @@ class Ridge(Method[RidgeConfig]):
 
     name = "ridge"
     config_type = RidgeConfig
+    parts_behind = {**PARTS_BEHIND, GRAM: "train", MOMENTS: "train"}
 
     @property
     def public_answers(self) -> tuple[str, ...]:

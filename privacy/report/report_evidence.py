@@ -57,6 +57,8 @@ class Policy(Frozen):
     committee: tuple[str, ...]
     min_committee: int
     min_difference: int = 2
+    min_count: int = 1
+    """Earlier versions had no such limit."""
     allowed_backbones: tuple[str, ...] = ()
     submitters: tuple[str, ...] = ()
     require_fresh: bool = True

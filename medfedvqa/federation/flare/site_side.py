@@ -60,7 +60,7 @@ class SiteTasks:
             return pack(round, *self._runtime.answer(task, round, received, audit_bytes(message)))
         except Exception as error:
             code = self._refused(error)
-        if code is Refusal.DATA:
+        if code in (Refusal.DATA, Refusal.COUNT):
             # When the site says that it cannot run a job must not tell how long it looked at its data.
             time.sleep(_GRAIN - (time.monotonic() - began) % _GRAIN)
         return _refusal(code)
