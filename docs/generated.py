@@ -58,13 +58,18 @@ def _architectures() -> str:
 
 
 def export_jobs(folder: Path) -> None:
-    """A job folder for every method, and in it one line on what a hospital has to allow."""
+    """A job folder for every method; its README says what a hospital has to allow, and what the server can read."""
     # FLARE takes seconds to import.
     from medfedvqa.federation.flare.recipe import export_job
+    from medfedvqa.federation.server_reads import markdown, server_reads
 
     for name in method_names():
-        export_job(shipped_job(name), folder / name)
-        (folder / name / "README.md").write_text(f"{to_allow(name)}\n", encoding="utf-8")
+        job = shipped_job(name)
+        export_job(job, folder / name)
+        text = f"{to_allow(name)}
+
+{markdown(server_reads(job))}"
+        (folder / name / "README.md").write_text(text, encoding="utf-8")
 
 
 def _is_written_by_hand(page: Path) -> bool:

@@ -12,6 +12,7 @@ from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
+    from medfedvqa.federation.job import JobSpec
     from medfedvqa.federation.job_terms import Terms
 
 
@@ -85,7 +86,26 @@ def export_command(
             )
         spec = spec.model_copy(update={"terms": terms})
     export_job(spec, out)
-    Terminal().print(f"Submit it by: nvflare job submit -j {sentence(out)}", soft_wrap=True)
+    terminal = Terminal()
+    _show_reads(terminal, spec)
+    terminal.print(f"Submit it by: nvflare job submit -j {sentence(out)}", soft_wrap=True)
+
+
+def _show_reads(terminal: Terminal, job: "JobSpec") -> None:
+    """What the server can read of a site in this job, in a table that fits a terminal of 80 columns."""
+    from rich import box
+    from rich.table import Table
+
+    from medfedvqa.federation.server_reads import COLUMNS, HEADING, server_reads
+
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_lines=True)
+    for column in (COLUMNS[0], *COLUMNS[3:]):
+        table.add_column(column, overflow="fold", ratio=1)
+    for row in server_reads(job):
+        cells = [sentence(cell) for cell in row.cells]
+        table.add_row("\n".join(cells[:3]), *cells[3:])
+    terminal.print(HEADING, soft_wrap=True, highlight=False)
+    terminal.print(table)
 
 
 def _terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":

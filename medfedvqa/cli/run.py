@@ -165,14 +165,17 @@ def watched(
     `patience`: the rounds without a better released validation accuracy, mean over sites, after which no new round
     begins; None trains for all rounds.
     """
-    from medfedvqa.cli.terminal import plain
+    from medfedvqa.cli.terminal import plain, sentence
     from medfedvqa.devices import in_words
     from medfedvqa.federation.launch import run as run_launch
+    from medfedvqa.federation.server_reads import in_a_line, server_reads
 
     job, count = launch.job, len(launch.sites)
     facts = f"backbone {plain(job.backbone)}, engine {engine}, device {plain(in_words(launch.device))}"
     sites = "1 site" if count == 1 else f"{count} sites"
     progress.print(f"[bold]{plain(job.method)}[/] on {plain(job.data)}, {sites}, {facts}", soft_wrap=True)
+    reads = in_a_line(server_reads(job))
+    progress.print(f"Each site sends {sentence(reads)}", soft_wrap=True, highlight=False)
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
     with _stages(launch, progress) as (stages, stop):
