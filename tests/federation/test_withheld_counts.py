@@ -1,6 +1,7 @@
 """Counts about fewer patients than a site's policy lets out (`min_count`) stay at the site."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from tiny_clip import TINY
+from typer.testing import CliRunner
 
-from audits import JobRefused, Refusal, SitePolicy, read, verify
+from audits import JobRefused, Kind, Refusal, SitePolicy, read, verify
 from audits.errors import PolicyError
 from audits.external_evidence import RECEIPTS
+from medfedvqa.cli import app
 from medfedvqa.core import EVALUATE, withheld
 from medfedvqa.data import Examples, Part, SiteData, load_site
 from medfedvqa.errors import ConfigError, FederationError
@@ -26,6 +29,7 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, write_sites
 from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.server_reads import REFUSES, WITHHELD, server_reads
 from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
@@ -38,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "local": {**QUICK, "finish_epochs": 1},
     "ridge": {"units": 32, "answers": "closed"},
 }
+
+PUBLIC_OPTIONS = ("-O", "weighting=uniform", "-O", "answers=closed")
 
 
 def job_of(method: str, **options: object) -> JobSpec:
@@ -154,3 +160,65 @@ def test_a_server_takes_an_empty_answer_for_test_results_only(sites: Sites, tmp_
 
         with pytest.raises(FederationError, match="does not declare"):
             serve_job(job, tuple(configs), emptied, tmp_path / "out", "local")
+
+
+SMALL: list[tuple[str, dict[str, Any], int]] = [
+    ("fedavg", {}, 5),
+    ("fedavg", {}, 6),
+    ("fedavg", {"weighting": "uniform"}, 6),
+    ("prompt_pfl", {}, 6),
+    ("local", {}, 6),
+    ("ridge", {}, 5),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "floor"), SMALL)
+def test_the_table_of_what_the_server_reads_is_what_leaves_a_site_of_five_patients(
+    sites: Sites, tmp_path: Path, method: str, options: dict[str, Any], floor: int
+) -> None:
+    """A row that says that nothing leaves is of tensors that the server does not get, be it that the site refuses the
+    job or withholds them; every other row names, task by task, exactly the figures and as many tensors as it gets."""
+    job, policy = job_of(method, **options), SitePolicy((), (), min_count=floor)
+    configs = sites("chest", "abdomen", methods=[method], min_count=floor)
+
+    def load(*facts: Any) -> SiteData:
+        data = load_site(*facts)
+        five = of_patients(data.train, 5)
+        return replace(data, train=five, validate=five, test=of_patients(data.test, 5))
+
+    got: dict[str, dict[str, np.ndarray]] = {}
+    try:
+        _, received = served(job, configs, load, tmp_path / "out")
+        got = {task: tensors for task, site, tensors in received if site == "chest"}
+        refused = False
+    except FederationError as error:
+        assert isinstance(error.__cause__, JobRefused) and error.__cause__.code is Refusal.COUNT
+        refused = True
+    rows = [row for row in server_reads(job, policy) if row.kind is not Kind.PUBLIC]
+    assert {row.tells[5] for row in rows} == {REFUSES} if refused else all(row.tells[5] != REFUSES for row in rows)
+    assert refused == (floor > 5 and (method, options) not in (("fedavg", {"weighting": "uniform"}), ("local", {})))
+    for task, tensors in got.items():
+        leaving = [row for row in rows if task in row.tasks and row.tells[5] != WITHHELD]
+        figures = {name.strip("`") for row in leaving if row.kind is Kind.STATISTIC for name in row.tensors.split(", ")}
+        others = sum(int(row.tensors.split()[0]) for row in leaving if row.kind is not Kind.STATISTIC)
+        assert figures <= tensors.keys() and len(tensors) == len(figures) + others
+        assert bool(leaving) == bool(tensors)
+
+
+def test_who_exports_or_runs_a_job_is_told_what_the_server_reads(tmp_path: Path) -> None:
+    """`jobs export` prints a row for all that leaves, with what it tells of each size; on shares nothing stands as
+    being in clear, and under differential privacy each row says the epsilon."""
+    runner, words = CliRunner(), {}
+    for name, options in {"clear": (), "shares": ("--secagg",), "dp": ("--epsilon", "3", *PUBLIC_OPTIONS)}.items():
+        shown = runner.invoke(app, ["jobs", "export", "fedavg", "--out", str(tmp_path / name), *options])
+        assert shown.exit_code == 0
+        words[name] = " ".join(shown.output.split())
+    assert all(name in words["clear"] for name in ("train_rows", "correct", "prior_correct", "refuses", "min_count"))
+    assert "clear, the server" in words["clear"] and "clear" not in words["shares"]
+    assert "epsilon 3" in words["dp"] and "correct" not in words["dp"]
+    for job in (job_of("fedavg"), JobSpec(method="fedavg", secagg=True), JobSpec(method="split_learning", secagg=True)):
+        rows = server_reads(job)
+        times = Counter(name for name, _ in job.build().tasks())
+        declared = [task for task in job.exchange().tasks if any(spec.kind is not Kind.PUBLIC for spec in task.up)]
+        assert {name for row in rows for name in row.tasks} == {task.name for task in declared}
+        assert all(row.times == sum(times[name.partition("/")[0]] for name in row.tasks) for row in rows if row.tasks)
