@@ -66,9 +66,7 @@ def export_jobs(folder: Path) -> None:
     for name in method_names():
         job = shipped_job(name)
         export_job(job, folder / name)
-        text = f"{to_allow(name)}
-
-{markdown(server_reads(job))}"
+        text = f"{to_allow(name)}\n\n{markdown(server_reads(job))}"
         (folder / name / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -102,7 +102,7 @@ class SiteData:
     @property
     def patient_counts(self) -> dict[Part, int]:
         """The number of patients with rows in each part."""
-        return {part: len(rows.patients.unique()) for part, rows in zip(PARTS, self.parts, strict=True)}
+        return {part: len(set(rows.patients.tolist())) for part, rows in zip(PARTS, self.parts, strict=True)}
 
     def only(self, part: Part, row: int) -> "SiteData":
         """A site whose only row is this test row. Raises `DataError` for a row that does not exist."""
