@@ -84,7 +84,7 @@ def test_the_schema_has_the_fields_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("field", "edge", "beyond"),
     [
-        *(("epsilon", 1e5, 1.001e5), ("clip", 1e6, 1.001e6), ("clip", 1e-9, 0.0), ("sample_rate", 1e-5, 9e-6)),
+        *(("epsilon", 1e5, 1.001e5), ("clip", 1e6, 1.001e6), ("clip", 1e-6, 9e-7), ("sample_rate", 1e-5, 9e-6)),
         *(("sample_rate", 1.0, 1.001), ("delta", 1e-300, 0.0), ("delta", 0.999, 1.0), ("count_share", 0.999, 1.0)),
         *(("expected_patients", 10_000_000, 10_000_001), ("patient_rows", 4096, 4097), ("patient_rows", 1, 0)),
         ("physical_patients", 4096, 4097),

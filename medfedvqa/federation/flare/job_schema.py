@@ -76,7 +76,7 @@ class PrivacyFields(_StrictSchema):
     count_share: Annotated[float, Field(gt=0, lt=1)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     unit: Literal["patient"]
-    clip: Annotated[float, Field(gt=0, le=1e6)]
+    clip: Annotated[float, Field(ge=1e-6, le=1e6)]
     sample_rate: Annotated[float, Field(ge=1e-5, le=1)]
     expected_patients: Annotated[int, Field(ge=1, le=10_000_000)]
     patient_rows: Annotated[int, Field(ge=1, le=4_096)]
