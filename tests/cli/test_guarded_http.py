@@ -155,7 +155,7 @@ def test_the_address_that_a_name_leads_to_is_checked_as_a_typed_one_is(monkeypat
         resolve, port = socket.getaddrinfo, server.server_address[1]
         monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: resolve(own, *rest, **more))
         refused = pytest.raises(AnswerRefused, match="leads to another machine")
-        with guarded_session(f"http://localhost:{port}", AnswerLimits(), True, None) as session, refused:
+        with guarded_session(f"http://localhost:{port}", AnswerLimits(seconds=10), True, None) as session, refused:
             session.get(f"http://localhost:{port}/SECRET")
         server.socket.settimeout(10)
         connected, _ = server.socket.accept()
