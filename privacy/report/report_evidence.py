@@ -56,6 +56,7 @@ class Policy(Frozen):
     min_sites: int
     committee: tuple[str, ...]
     min_committee: int
+    require_masks: bool = False
     min_difference: int = 2
     min_count: int = 1
     """Earlier versions had no such limit."""

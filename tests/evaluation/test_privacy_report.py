@@ -165,11 +165,12 @@ def test_a_page_answers_the_question_first_and_has_all_sections(report: Report) 
 def test_every_figure_of_the_sections_is_on_the_page(report: Report) -> None:
     """Each number of the report is made unlike all others: the page holds every one, with all of its digits."""
     numbers, made = count(200_001, 2), list[str]()
+    bounded = {"wrongly": 0.323456789, "most_counted": 97}
 
     def other(name: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        new = next(numbers) + (0.123456789 if isinstance(value, float) else 0)
+        new = bounded.get(name, next(numbers) + (0.123456789 if isinstance(value, float) else 0))
         made.append(repr(new))
         return new
 
