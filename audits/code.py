@@ -20,7 +20,7 @@ class CodeKind(StrEnum):
     PROJECT = "project"
     """This project's packages: over the name and content of their Python files."""
     PLUG_IN = "plug-in"
-    """A distribution that the site installed besides: over the name and content of its modules on disk."""
+    """A distribution that the site installed besides: over the name and content of its files on disk."""
     DEPENDENCY = "dependency"
     """A distribution that the project needs, or one too large to read: over its RECORD, the installer's list of files
     and their digests."""
