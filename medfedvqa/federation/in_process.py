@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from medfedvqa.data import load_site
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
@@ -63,7 +64,10 @@ class LocalEngine:
                 incoming = call.audit_bytes.get(site, b"")
                 tensors, outgoing = self._runtime(site).answer(call.task, call.round, call.messages[site], incoming)
             except ACTIONABLE as error:
-                call.refused(site, code_of(error, private=self._job.dp is not None), str(error))
+                try:
+                    call.refused(site, code_of(error, private=self._job.dp is not None), str(error))
+                except FederationError as end:
+                    raise end from error
                 return None
             call.answered(site)
             return site, Reply(tensors, time.monotonic() - began, outgoing)
