@@ -166,7 +166,8 @@ def _is_hashed(name: str, path: Path) -> bool:
     try:
         source = Path(source_from_cache(str(path)))
     except ValueError:
-        source = None
+        # A name with further dots, such as pytest's, is that of no module, and no import reads it.
+        source = path.parent.parent / f"{last.partition('.')[0]}.py" if last.count(".") >= 3 else None
     if source is None or not source.is_file():
         raise CompiledElsewhere(f"has a compiled file (.pyc) without its source: {_REMEDY}")
     with path.open("rb") as file:

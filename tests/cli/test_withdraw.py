@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def configs(sites: Sites, store: Path) -> dict[str, SiteConfig]:
     """The two sites of the store."""
-    facts = {"reader": "store", "root": str(store), "ledger": str(default_ledger(store)), "delta": 1e-3}
+    facts = {"reader": "store", "root": str(store), "min_count": 1, "ledger": str(default_ledger(store)), "delta": 1e-3}
     return sites("chest", "abdomen", **facts)
 
 

@@ -19,7 +19,14 @@ from privacy import LedgerError, PlannedTask
 def made(kit: Path, store: Path) -> SiteConfig:
     """A site of the store, whose ledger is beside the store."""
     (kit / "local").mkdir(parents=True)
-    facts = {"reader": "store", "root": str(store), "organ": kit.name, "methods": ["prompt_pfl"], "delta": 1e-3}
+    facts = {
+        "reader": "store",
+        "root": str(store),
+        "min_count": 1,
+        "organ": kit.name,
+        "methods": ["prompt_pfl"],
+        "delta": 1e-3,
+    }
     places = {"state": "../state", "audit": "../audit", "audit_key": "../audit.key", "identity": "../identity.key"}
     (kit / "local" / "site.yml").write_text(site_yaml(**facts, **places, ledger=f"{store}.ledger"))
     return load_site_config(kit / "local" / "site.yml", kit.name)

@@ -48,7 +48,14 @@ def test_a_job_at_both_sites_uses_up_the_budget_of_both(tmp_path: Path, random_b
     store = make_store(tmp_path / "store", {"chest": range(8), "abdomen": range(4, 12)})
     ledger, paths = tmp_path / "store.ledger", {}
     for name in SITES:
-        facts = {"reader": "store", "root": str(store), "organ": name, "methods": ["prompt_pfl"], "repeats": 100}
+        facts = {
+            "reader": "store",
+            "root": str(store),
+            "min_count": 1,
+            "organ": name,
+            "methods": ["prompt_pfl"],
+            "repeats": 100,
+        }
         budget = {"require_dp": True, "require_fresh": False, "max_epsilon": 1.001 * cost(2), "ledger": str(ledger)}
         places = {place: f"../{place}" for place in ("state", "audit")}
         paths[name] = tmp_path / f"{name}.yml"

@@ -22,7 +22,7 @@ Job = Callable[..., JobSpec]
 def site_of(sites: Sites, tmp_path: Path, required: bool, **cleaning: object) -> SiteConfig:
     """A site with a store of eight pictures that were cleaned so."""
     store = make_store(tmp_path / "store", {"chest": range(8)}, **cleaning)
-    facts = {"reader": "store", "root": str(store), "ledger": str(tmp_path / "ledger")}
+    facts = {"reader": "store", "root": str(store), "min_count": 1, "ledger": str(tmp_path / "ledger")}
     return sites("chest", require_review=required, **facts)["chest"]
 
 
