@@ -123,9 +123,9 @@ class SitePolicy:
         return None
 
     def withholds(self, spec: TensorSpec, patients: int) -> bool:
-        """Whether a figure about this many patients stays at the site, being exact and about too few."""
+        """Whether a figure about this many patients stays at the site, being exact and about too few. With 1 none does."""
         in_clear = spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE
-        return in_clear and patients < self.min_count
+        return in_clear and patients < self.min_count > 1
 
     def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
         """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""

@@ -164,7 +164,7 @@ def _is_hashed(name: str, path: Path) -> bool:
     if folders.count(_CACHE) != 1 or folders[-1] != _CACHE:
         raise CompiledElsewhere(f"has a compiled file (.pyc) where Python writes none: {_REMEDY}")
     try:
-        source = Path(source_from_cache(str(path)))
+        source: Path | None = Path(source_from_cache(str(path)))
     except ValueError:
         # A name with further dots, such as pytest's, is that of no module, and no import reads it.
         source = path.parent.parent / f"{last.partition('.')[0]}.py" if last.count(".") >= 3 else None

@@ -157,8 +157,8 @@ def test_the_committed_project_refuses_the_jobs_that_its_comment_names_and_the_d
 
 @pytest.mark.parametrize("method", method_names())
 def test_the_readme_of_a_shipped_job_says_all_that_a_hospital_has_to_allow(method: str) -> None:
-    """A provisioned policy with the methods and kinds of its first line takes the job, and with one of them less refuses
-    it; peers are named where the job aggregates on shares."""
+    """A provisioned policy with the methods and kinds of its first line takes the job, and with one of them less
+    refuses it; peers are named where the job aggregates on shares."""
     line, *_ = (JOBS / method / "README.md").read_text().splitlines()
     named = re.findall(r"`(\w+)` among `policy\.(methods|kinds)`", line)
     assert (method, "methods") in named and ("`peers`" in line) == bool(shipped_job(method).secagg)
