@@ -123,7 +123,7 @@ class SitePolicy:
         return None
 
     def withholds(self, spec: TensorSpec, patients: int) -> bool:
-        """Whether a figure about this many patients stays at the site, being exact and about too few. With 1 none does."""
+        """Whether a figure about this many patients stays at the site: exact, and about too few. With 1 none does."""
         in_clear = spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE
         return in_clear and patients < self.min_count > 1
 
