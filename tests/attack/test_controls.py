@@ -37,7 +37,7 @@ def test_a_sound_mechanism_is_never_accused_though_the_attack_learns_something(t
     assert trial.claimed(Fault.NONE) == pytest.approx(epsilon, abs=0.01)
     found = bounds(trial, Fault.NONE, 20)
     assert max(found) <= trial.claimed(Fault.NONE)
-    assert sum(bound > 0 for bound in found) >= 10
+    assert sum(bound > 0 for bound in found) >= 8  # by chance alone one in twenty is
 
 
 def test_patients_of_one_row_do_not_show_that_rows_were_bounded() -> None:

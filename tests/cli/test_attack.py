@@ -1,7 +1,7 @@
 """`medfedvqa audit attack` on real jobs, sound and broken: what it finds, says, writes and leaves out."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,10 @@ def test_a_sound_job_is_not_accused_and_its_findings_name_nobody(attacked: Calla
 def test_a_job_whose_noise_is_off_is_caught(attacked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine, gate and ledger notice nothing; the update shows who was in, and the exit code says so."""
 
-    def silent(self: SecureRandomness, shape: Sequence[int], std: float) -> torch.Tensor:
-        return torch.zeros(tuple(shape))
+    def silent(self: SecureRandomness, count: int, deviation: float) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.float64)
 
-    monkeypatch.setattr(SecureRandomness, "normal", silent)
+    monkeypatch.setattr(SecureRandomness, "rounded_normal", silent)
     done, findings = attacked(*PRIVATE)
     assert done.returncode == 1 and "REFUTED" in done.stdout
     assert findings["contradicted"] is True and best(findings) > findings["claimed"]["epsilon"]
