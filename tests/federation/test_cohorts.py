@@ -323,7 +323,7 @@ def upload(engine: Engine, site: str, task: str = "start") -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "second", [pytest.param(name, marks=[pytest.mark.slow] * (n > 1)) for n, name in enumerate(AVERAGING)]
+    "second", [pytest.param(name, marks=[pytest.mark.slow] * (n != 1)) for n, name in enumerate(AVERAGING)]
 )
 @pytest.mark.parametrize("first", ["fedavg", pytest.param("fedadam", marks=pytest.mark.slow)])
 def test_no_second_method_gets_a_sum_over_fewer_sites(
@@ -335,7 +335,10 @@ def test_no_second_method_gets_a_sum_over_fewer_sites(
     assert_refused(configs, job(second), "abc", "second", tmp_path)
 
 
-@pytest.mark.parametrize("options", [{}, {"local_epochs": 5}, {"tuning": "classifier"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"local_epochs": 5}, {"tuning": "classifier"}))],
+)
 def test_sums_of_which_no_log_knows_do_not_cancel(trained: tuple[Configs, Any], tmp_path: Path, options: Any) -> None:
     """Sites that have lost their logs take part again: what they put in is not what they put in before, since the order
     of training is the site's secret. With the job's seed alone the server had the fourth upload to eight digits."""
