@@ -40,6 +40,7 @@ def federation(
     for site, file in paths.items():
         facts = {"reader": READER, "root": str(pictures), "organ": site, "state": "../state", "audit": "../audit"}
         facts |= {"backbones": {"medclip@random": str(random_backbone)}, "methods": [METHOD], "repeats": 100}
+        facts |= {"min_count": 1}
         file.write_text(site_yaml(**facts, plugins=plugins.allowed()))
     with LoopbackFederation(tmp_path / "federation", paths, {"PYTHONPATH": path}) as federation:
         yield federation

@@ -60,6 +60,7 @@ def written(folder: Path, backbone: Path, names: tuple[str, ...]) -> Paths:
             "identity": str(place / "identity.key")
         }
         facts = {"reader": "phantom", "organ": ORGANS[name], "methods": ["prompt_pfl"], "require_secagg": True}
+        facts |= {"repeatable_noise": 1}  # two engines train alike
         text = site_yaml(**facts, **own, min_sites=3, peers=peers, backbones={BACKBONE: str(backbone)})
         (place / "site.yml").write_text(text)
     return {name: place / "site.yml" for name, place in places.items()}
