@@ -157,10 +157,19 @@ def test_a_provisioned_federation_mixes_on_shares(federation: LoopbackFederation
     assert not transcript.uploads and not transcript.shared
 
 
+@pytest.fixture
+def first_job(tmp_path: Path, random_backbone: Path) -> Iterator[tuple[LoopbackFederation, Paths]]:
+    """Four sites that were in no sum before: with one over all four in the log, none over three is shared."""
+    paths = written(tmp_path / "sites", random_backbone, tuple(ORGANS))
+    with LoopbackFederation(tmp_path / "federation", paths, {SITE_PATIENCE: "45"}) as federation:
+        yield federation, paths
+
+
 def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
-    federation: LoopbackFederation, paths: Paths, job_folder: Path, tmp_path: Path, random_backbone: Path
+    first_job: tuple[LoopbackFederation, Paths], job_folder: Path, tmp_path: Path, random_backbone: Path
 ) -> None:
     """SIGKILL of client and job process after training: round 2 is mixed without it."""
+    federation, paths = first_job
     configs, job_id = configured(paths), federation.submit(job_folder)
     wait_for(lambda: logged(configs["chest"], job_id, Event.RECEIVE, "train", 2))
     (held,) = federation.processes("chest", job=True)
@@ -187,9 +196,10 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
 
 @pytest.mark.release
 def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_finishes_with_the_rest(
-    federation: LoopbackFederation, paths: Paths, job_folder: Path
+    first_job: tuple[LoopbackFederation, Paths], job_folder: Path
 ) -> None:
     """SIGKILL of client and job process in round 2, and it does not come back."""
+    federation, paths = first_job
     configs, job_id = configured(paths), federation.submit(job_folder)
     wait_for(lambda: logged(configs["head"], job_id, Event.RECEIVE, "train", 2))
     for job in (True, False):

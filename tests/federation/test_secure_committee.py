@@ -56,7 +56,7 @@ def test_prompt_pfl_with_a_drawn_committee_goes_as_the_plain_run(
     introduced: Sites, quick_job: Job, tmp_path: Path
 ) -> None:
     """Twelve sites that train, in the first round to the precision of the shares."""
-    configs, plain = introduced(*TWELVE), quick_job(rounds=1, local_epochs=1)
+    configs, plain = introduced(*TWELVE, repeatable_noise=1), quick_job(rounds=1, local_epochs=1)
     job = JobSpec.from_dict(plain.to_dict() | {"secagg": True, "committee": 3})
     for name, spec in (("plain", plain), ("secure", job)):
         (tmp_path / name).mkdir()
