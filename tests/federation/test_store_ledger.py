@@ -54,13 +54,8 @@ def organ_sites(sites: Sites, store: Path, tmp_path: Path) -> Sites:
     """The two sites of the store, each with a log of its own; keywords change what their files say."""
 
     def make(**changes: object) -> dict[str, SiteConfig]:
-        facts = {
-            "reader": "store",
-            "root": str(store),
-            "min_count": 1,
-            "ledger": str(tmp_path / "ledger"),
-            "delta": 1e-3,
-        }
+        facts = {"reader": "store", "root": str(store), "ledger": str(tmp_path / "ledger"), "delta": 1e-3}
+        facts |= {"min_count": 1}
         return sites("chest", "abdomen", **{**facts, **changes})
 
     return make
