@@ -53,7 +53,7 @@ def guarded_session(
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port. Raises `ValueError` for a port that is none."""
+    """Scheme, host and port. Raises `ValueError` unless the port is a number from 0 to 65535."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
 
@@ -76,14 +76,13 @@ class _Adapter(HTTPAdapter):
     def opened(self, connected: socket) -> None:
         """Checks where a socket leads, before anything is sent. Raises `AnswerRefused`."""
         address = ip_address(connected.getpeername()[0].partition("%")[0])
-        if self._is_late.is_set() or self._only_loopback and not address.is_loopback:
+        if self._is_late.is_set():
             connected.close()
-            raise (
-                self._late()
-                if self._is_late.is_set()
-                else AnswerRefused(
-                    "the host's name leads to another machine, and http crosses the network in clear: use https"
-                )
+            raise self._late()
+        if self._only_loopback and not address.is_loopback:
+            connected.close()
+            raise AnswerRefused(
+                "the host's name leads to another machine, and http crosses the network in clear: use https"
             )
         self._forget()
         # TLS takes the socket's place; a second name of the same connection can still end it.

@@ -205,7 +205,7 @@ class Method(ABC, Generic[Config]):
         return exchange
 
     def withheld_figures(self, task: TaskSpec, policy: SitePolicy, patients: Mapping[Part, int]) -> list[str]:
-        """Names of the figures in the upload of a task of `final_exchange` that stay at a site with so many patients.
+        """Names of the figures in a task of `final_exchange` that stay at a site with these numbers of patients.
 
         Errs towards more: a figure that the method does not place is about the part with the fewest patients.
         """

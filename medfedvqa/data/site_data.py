@@ -99,7 +99,7 @@ class SiteData:
         facts = [self.name, self.organ, self.answers, self.patients, rows, closed, self.pictures.contents()]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    @property
+    @cached_property
     def patient_counts(self) -> dict[Part, int]:
         """The number of patients with rows in each part."""
         return {part: len(set(rows.patients.tolist())) for part, rows in zip(PARTS, self.parts, strict=True)}

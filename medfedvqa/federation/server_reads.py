@@ -118,13 +118,13 @@ def _protection(spec: TensorSpec) -> str:
 
 
 def _refused(method: Method[Any], tasks: tuple[TaskSpec, ...], policy: SitePolicy, size: int) -> bool:
-    """Whether a site with so many patients in each part refuses the job for a figure that it withholds."""
+    """Whether a site with `size` patients in each part refuses the job for a figure that it withholds."""
     patients = dict.fromkeys(PARTS, size)
     return any(method.withheld_figures(task, policy, patients) for task in tasks if task.name != EVALUATE)
 
 
 def _tells(job: JobSpec, method: Method[Any], sent: TaskSpec, policy: SitePolicy, size: int) -> str:
-    """What these tensors, which are alike, tell of a site with so many patients in each part."""
+    """What these tensors, which are alike, tell of a site with `size` patients in each part."""
     spec, dp = sent.up[0], job.dp
     if spec.kind is Kind.PUBLIC:
         return _PUBLIC

@@ -101,6 +101,7 @@ class Saved:
 
 
 _ARRAYS = ("reply", "mixture")
+_DAMAGED = "what this site saved of the job is damaged: remove the job's state, and start the job anew"
 
 
 class StateFile:
@@ -117,9 +118,7 @@ class StateFile:
         try:
             return self._read(torch.load(self._path, weights_only=True))
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, EOFError, pickle.UnpicklingError):
-            raise FederationError(
-                "what this site saved of the job is damaged: remove the job's state, and start the job anew"
-            ) from None
+            raise FederationError(_DAMAGED) from None
 
     def _read(self, fields: dict[str, Any]) -> Saved:
         """The saved task in the file's dictionary. Format 0, which was never released, has no number."""
@@ -158,9 +157,7 @@ class StateFile:
                 file.write(os.urandom(SECRET_BYTES))
         secret = path.read_bytes()
         if len(secret) != SECRET_BYTES:
-            raise FederationError(
-                "what this site saved of the job is damaged: remove the job's state, and start the job anew"
-            )
+            raise FederationError(_DAMAGED)
         return secret
 
     def forget(self) -> None:
