@@ -1,6 +1,7 @@
 """The `medfedvqa` command."""
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -78,6 +79,7 @@ PRIVACY = {
     "spent": Source("privacy", "spent_command"),
     "ledger": Source("privacy", "ledger_command"),
 }
+DATA = {"check": Source("data_check", "check_command")}
 BACKBONE = {
     "list": Source("backbone", "list_command"),
     "check": Source("backbone", "check_command"),
@@ -85,6 +87,7 @@ BACKBONE = {
 }
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),
+    "data": (DATA, "Public data sets: what a folder holds, before any training."),
     "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, keys that stay, and kits that run as services."),
     "peers": (PEERS, "Other sites' keys for secure aggregation: pinned, and compared by phone."),
@@ -123,6 +126,10 @@ def options_of_all(
 
 def main() -> None:
     """Run the command. An error that a user can act on is one sentence and exit code 1, or 2 for a wrong command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 shows the number of a character that it lacks.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False, prog_name="medfedvqa")
     except typer.Abort:
@@ -136,10 +143,12 @@ def main() -> None:
     except Exception as error:
         # The modules that define the errors take longer to import than most commands take to run.
         from medfedvqa.cli.usage import place_of
-        from medfedvqa.federation.error_codes import ACTIONABLE
+        from medfedvqa.federation.error_codes import ACTIONABLE, is_full_disk
 
         if is_missing_extra(error):
             code = _failed(SENTENCE, 1)
+        elif is_full_disk(error):
+            code = _failed("no space is left on the disk: free some, or choose another place", 1)
         elif isinstance(error, ACTIONABLE):
             code = _failed(str(error), 1)
         elif isinstance(error, OSError) and (place := place_of(error)):

@@ -3,7 +3,7 @@
 TRAINING = frozenset(
     {
         *("torch", "torchvision", "open_clip", "opacus", "crypten", "nvflare", "monai", "pydicom", "PIL", "scipy"),
-        *("matplotlib", "safetensors", "typst"),
+        *("matplotlib", "safetensors", "typst", "pyarrow"),
     }
 )
 """The modules that the extra `train` brings."""

@@ -39,8 +39,6 @@ def explained(error: typer.TyperException) -> str:
 
 def place_of(error: OSError) -> str | None:
     """Why a path that the user named cannot be used; None for an error of another kind."""
-    if error.errno == errno.ENOSPC:
-        return "no space is left on the disk: free some, or choose another place"
     if error.errno not in PLACES or error.filename is None:
         return None
     return f"'{error.filename}' cannot be used ({error.strerror}): choose another place"

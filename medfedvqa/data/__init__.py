@@ -1,24 +1,33 @@
-"""Readers, organ partition, pictures and batches: a site's questions from files to tensors."""
+"""Readers, organ partition, pictures and batches: a site's questions from files to tensors.
 
-from medfedvqa.data.answers import numbered
-from medfedvqa.data.augmentation import views
+Names are imported at their first use: the tables of a data set are checked without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# At once, as this function has the name of its module, which would take its place here.
 from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
-from medfedvqa.data.patient_batches import batches
-from medfedvqa.data.pictures import Pictures, PictureViews, Source
-from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
-from medfedvqa.data.readers import (
-    READERS,
-    is_built_in,
-    is_registered,
-    organs,
-    read,
-    reader_function,
-    register_reader,
-)
-from medfedvqa.data.schema import Row, VQAData
-from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
-from medfedvqa.data.store_reader import check_reviewed
-from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
+
+if TYPE_CHECKING:
+    from medfedvqa.data.answers import numbered
+    from medfedvqa.data.augmentation import views
+    from medfedvqa.data.patient_batches import batches
+    from medfedvqa.data.pictures import Pictures, PictureViews, Source
+    from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
+    from medfedvqa.data.readers import (
+        READERS,
+        is_built_in,
+        is_registered,
+        organs,
+        read,
+        reader_function,
+        register_reader,
+    )
+    from medfedvqa.data.schema import Row, VQAData
+    from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
+    from medfedvqa.data.store_reader import check_reviewed
+    from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 
 __all__ = [
     "CLOSED_ANSWERS",
@@ -60,3 +69,24 @@ __all__ = [
     "united",
     "views",
 ]
+
+_PLACES = {
+    "data.answers": ("numbered",),
+    "data.augmentation": ("views",),
+    "data.patient_batches": ("batches",),
+    "data.pictures": ("PictureViews", "Pictures", "Source"),
+    "data.public": ("PublicPairs", "PublicQuestions", "held_out_pairs", "public_pairs"),
+    "data.readers": ("READERS", "is_built_in", "is_registered", "organs", "read", "reader_function", "register_reader"),
+    "data.schema": ("Row", "VQAData"),
+    "data.site_data": ("Examples", "SiteData", "build_site", "load_site", "united"),
+    "data.store_reader": ("check_reviewed",),
+    "public_answers": ("CLOSED_ANSWERS", "ListName", "bundled_list", "fold", "public_list", "training_answers"),
+}
+"""The public names by the module that has them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"medfedvqa.{module}"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medfedvqa.bounds import JOIN
+from medfedvqa.data.layouts import expected, hint, of_reader
 from medfedvqa.data.readers import READERS, reader_function, sets_of
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import MANIFEST
@@ -14,9 +15,6 @@ from medfedvqa.plugins import allowed, check
 PHANTOM = "phantom"
 STORE = "store"
 DEFAULT_SET = "vqa-rad"
-BENCHMARKS = {"vqa-rad": "VQA_RAD Dataset Public.json", "slake": "train.json"}
-"""Published sets, each with a file that identifies its folder."""
-MARKS = {**BENCHMARKS, STORE: MANIFEST}
 VARIABLE = "MEDFEDVQA_DATA"
 DRAWN = "No --data-root and no $MEDFEDVQA_DATA: this run uses the phantom set, which the project draws itself."
 
@@ -45,14 +43,22 @@ def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
     name = reader or DEFAULT_SET
     places = [folder, folder / name] if folder else []
     for place in [*places, Path(STORE)] if reader == STORE else places:
-        if place.is_dir() and (name not in MARKS or (place / MARKS[name]).is_file()):
+        if place.is_dir() and holds(name, place):
             return name, place
     if folder is None:
         raise DataError(f"no {name} data is found: give its folder by --data-root or ${VARIABLE}")
     raise DataError(
-        f"no {name} data is found in '{folder}': it should hold '{MARKS[name]}', directly or in its folder "
-        f"'{name}'; --data names another set"
+        f"no {name} data is found in '{folder}': it should hold {expected(name) or repr(MANIFEST)}, directly or in its "
+        f"folder '{name}'{hint(folder) or '; --data names another set'}"
     )
+
+
+def holds(reader: str, folder: Path) -> bool:
+    """Whether a folder looks like the set's: by its files, for a set that has a known form."""
+    if reader == STORE:
+        return (folder / MANIFEST).is_file()
+    layouts = of_reader(reader)
+    return not layouts or any(layout.fits(folder) for layout in layouts)
 
 
 def _root_of_all(reader: str, root: Path | None) -> Path | None:
@@ -77,7 +83,7 @@ def first_root(readers: Sequence[str], root: Path | None) -> tuple[str, Path | N
         return PHANTOM, None
     for name in readers:
         for place in (folder, folder / name):
-            if (place / MARKS[name]).is_file():
+            if holds(name, place):
                 return name, place
     raise DataError(f"no data of {' or '.join(readers)} is found in '{folder}', nor in a folder of that name in it")
 

@@ -6,15 +6,15 @@ from types import MappingProxyType
 
 from medfedvqa import plugins
 from medfedvqa.bounds import JOIN
-from medfedvqa.data import image_classes, phantom, slake, store_reader, vqa_rad
+from medfedvqa.data import image_classes, phantom, store_reader
+from medfedvqa.data.layouts import LAYOUTS
 from medfedvqa.data.schema import VQAData
 from medfedvqa.data.several_sets import joined
 from medfedvqa.errors import ConfigError, DataError
 
 FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
     {
-        "vqa-rad": vqa_rad.read,
-        "slake": slake.read,
+        **{layout.reader: layout.read for layout in LAYOUTS},
         "store": store_reader.read,
         "image-classes": image_classes.read,
     }
@@ -24,7 +24,7 @@ FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
 READERS = (*FOLDERS, "phantom")
 """The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
 
-JOINABLE = ("vqa-rad", "slake", "phantom", "image-classes")
+JOINABLE = tuple(name for name in READERS if name != "store")
 """The readers whose sets one name can join. A store is bound to its own ledger, so it stays a site of its own."""
 
 _REGISTERED: dict[str, Callable[[Path], VQAData]] = {}

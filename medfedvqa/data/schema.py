@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from medfedvqa.data.images import load_image
 from medfedvqa.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,17 @@ class Row:
             raise DataError(f"row {self.index} names no patient: privacy is kept by patient, so every row needs one")
 
 
-def load_file(row: Row, size: int) -> torch.Tensor:
+def load_file(row: Row, size: int) -> "torch.Tensor":
     """The row's picture from its file, as float32 [1, size, size] in 0..1. Raises `DataError`."""
+    from medfedvqa.data.images import load_image  # with torch, which a check of tables does not need
+
     return load_image(row.image, size, row.index)
 
 
-def load_coloured_file(row: Row, size: int) -> torch.Tensor:
+def load_coloured_file(row: Row, size: int) -> "torch.Tensor":
     """Like `load_file`, but [3, size, size] for a file that has colour."""
+    from medfedvqa.data.images import load_image
+
     return load_image(row.image, size, row.index, colour=True)
 
 
@@ -50,9 +55,9 @@ class VQAData:
     name: str
     organs: tuple[str, ...]
     rows: Sequence[Row] = field(repr=False)
-    load: Callable[[Row, int], torch.Tensor] = field(default=load_file, repr=False)
+    load: "Callable[[Row, int], torch.Tensor]" = field(default=load_file, repr=False)
     """A row's picture at a size in pixels, as float32 [1, size, size] in 0..1."""
-    load_coloured: Callable[[Row, int], torch.Tensor] | None = field(default=None, repr=False)
+    load_coloured: "Callable[[Row, int], torch.Tensor] | None" = field(default=None, repr=False)
     """Like `load`, but [3, size, size] for a picture that has colour. None: pictures have the colour of their files if
     `load` is the default, and else none."""
     publishes_validation: bool | frozenset[str] = False
@@ -65,6 +70,6 @@ class VQAData:
         return published if isinstance(published, bool) else organ in published
 
     @property
-    def coloured(self) -> Callable[[Row, int], torch.Tensor]:
+    def coloured(self) -> "Callable[[Row, int], torch.Tensor]":
         """The function that loads a row's picture with its colour, if there is any."""
         return self.load_coloured or (load_coloured_file if self.load is load_file else self.load)

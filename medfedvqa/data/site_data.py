@@ -12,10 +12,11 @@ import torch
 
 from medfedvqa.answer_types import answer_type
 from medfedvqa.data.answers import numbered
+from medfedvqa.data.layouts import absent, of_reader
 from medfedvqa.data.partition import PARTS, Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
 from medfedvqa.data.readers import read
-from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.data.schema import Row, VQAData, load_file
 from medfedvqa.errors import DataError
 from medfedvqa.public_answers import fold, public_list
 
@@ -147,10 +148,15 @@ def load_site(
 ) -> SiteData:
     """One organ of a data set as a site; `seed` draws the phantom set, `answers` is a declared answer space.
 
-    Raises `DataError` as `read`, `partition` and `answer_space` do, and for a list that `public_list` refuses;
-    pictures are decoded later.
+    Raises `DataError` as `read`, `partition` and `answer_space` do, for a list that `public_list` refuses, and for
+    missing files of pictures, which are decoded later.
     """
-    return build_site(read(reader, root, organ, seed), organ, split, answers)
+    data = read(reader, root, organ, seed)
+    site = build_site(data, organ, split, answers)
+    if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
+        more = ": `medfedvqa data check` names all" if of_reader(reader) else ""
+        raise DataError(f"row {missing[0].index}: its picture is missing or empty, as {len(missing)} are{more}")
+    return site
 
 
 def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...] | None = None) -> SiteData:

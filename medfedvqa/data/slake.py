@@ -3,10 +3,11 @@
 Languages are never mixed: 72 of the 96 English test images occur in the Chinese train rows.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfedvqa.data.published_files import is_closed, read_rows, texts
+from medfedvqa.data.published_files import folded, is_closed, read_rows, texts
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 
@@ -23,7 +24,9 @@ ORGANS = {
     "Chest_heart": "others",
     "Chest_mediastinal": "others",
 }
+PLACES = folded(ORGANS)
 LANGUAGE = {"language": "q_lang"}
+HAN = re.compile(r"[\u4e00-\u9fff]")
 FIELDS = {
     "location": "location",
     "answer type": "answer_type",
@@ -43,15 +46,24 @@ def _rows(root: Path) -> Iterator[Row]:
     index = 0
     for split in SPLITS:
         for raw in read_rows(root / f"{split}.json"):
-            (language,) = texts(raw, index, LANGUAGE)
-            if language == "en":
+            if language_of(raw, index) == "en":
                 yield _row(raw, index, split, root / "imgs")
             index += 1
 
 
+def language_of(raw: dict[str, object], index: int) -> str:
+    """The row's language, `en` or `zh`. Copies of the English rows alone often lack it: then the script decides."""
+    if isinstance(raw, dict) and raw.get("q_lang") is None:
+        return "zh" if HAN.search(str(raw.get("question"))) else "en"
+    (language,) = texts(raw, index, LANGUAGE)
+    if language.lower() not in ("en", "zh"):
+        raise DataError(f"row {index}: unknown language; SLAKE has en and zh")
+    return language.lower()
+
+
 def _row(raw: dict[str, object], index: int, split: str, folder: Path) -> Row:
     location, answer_type, question, name = texts(raw, index, FIELDS)
-    if location not in ORGANS:
+    if location.casefold() not in PLACES:
         raise DataError(f"row {index}: unknown organ; SLAKE has {', '.join(ORGANS)}")
     closed = is_closed(answer_type, index)
     # The published train file leaves one open question without an answer.
@@ -59,7 +71,7 @@ def _row(raw: dict[str, object], index: int, split: str, folder: Path) -> Row:
     answer = "" if answerless else next(texts(raw, index, ANSWER))
     return Row(
         index=index,
-        organ=ORGANS[location],
+        organ=PLACES[location.casefold()],
         split=split,
         closed=closed,
         question=question,

@@ -4,13 +4,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from medfedvqa.data.published_files import is_closed, read_rows, texts
+from medfedvqa.data.published_files import folded, is_closed, read_rows, texts
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 
 QUESTIONS = "VQA_RAD Dataset Public.json"
-IMAGES = "VQA_RAD Image Folder"
+PARTS = {"train": "trainset.json", "test": "testset.json"}
+"""The files in which MEVF and M2I2 spread the set."""
+IMAGES = ("VQA_RAD Image Folder", "images", "imgs")
+"""The folder of pictures, in the published form and in copies."""
 ORGANS = {"CHEST": "chest", "ABD": "abdomen", "HEAD": "head"}
+PLACES = folded({**ORGANS, "abdomen": "abdomen"})
 SPLITS = {"freeform": "train", "para": "train", "test_freeform": "test", "test_para": "test"}
 FIELDS = {
     "organ": "image_organ",
@@ -18,8 +22,8 @@ FIELDS = {
     "answer type": "answer_type",
     "question": "question",
     "answer": "answer",
-    "case": "image_case_url",
     "image name": "image_name",
+    "case": "image_case_url",
 }
 
 
@@ -29,26 +33,38 @@ def read(root: Path) -> VQAData:
     Five images have two to four case addresses whose last digits count up, as a spreadsheet fills them. Cases that
     share an image are therefore one patient; else a split by case would put an image on both sides.
     """
-    rows = [_row(raw, index, root / IMAGES) for index, raw in enumerate(read_rows(root / QUESTIONS))]
+    raws = [(raw, split) for split, path in _files(root).items() for raw in read_rows(path)]
+    # Some copies leave out every case: then the picture is the unit. Where only some rows lack it, they are refused.
+    known = any(isinstance(raw, dict) and raw.get(FIELDS["case"]) for raw, _ in raws)
+    folder = root / next((name for name in IMAGES if (root / name).is_dir()), IMAGES[0])
+    rows = [_row(raw, index, folder, split, known) for index, (raw, split) in enumerate(raws)]
     patients = _joined((row.patient, row.image) for row in rows)
     rows = [replace(row, patient=patients[row.patient]) for row in rows]
     return VQAData("vqa-rad", tuple(ORGANS.values()), rows)
 
 
-def _row(raw: object, index: int, folder: Path) -> Row:
-    organ, phrase, answer_type, question, answer, case, name = texts(raw, index, FIELDS)
-    if organ not in ORGANS:
+def _files(root: Path) -> dict[str, Path]:
+    """The files of rows, by their part; the published file has the parts of its rows in them."""
+    if not (root / QUESTIONS).is_file() and (root / PARTS["train"]).is_file():
+        return {split: root / name for split, name in PARTS.items()}
+    return {"": root / QUESTIONS}
+
+
+def _row(raw: object, index: int, folder: Path, split: str, has_cases: bool) -> Row:
+    fields = FIELDS if has_cases else {ours: name for ours, name in FIELDS.items() if ours != "case"}
+    organ, phrase, answer_type, question, answer, name, *case = texts(raw, index, fields)
+    if organ.casefold() not in PLACES:
         raise DataError(f"row {index}: unknown organ; VQA-RAD has {', '.join(ORGANS)}")
     if phrase not in SPLITS:
         raise DataError(f"row {index}: unknown phrase type; VQA-RAD has {', '.join(SPLITS)}")
     return Row(
         index=index,
-        organ=ORGANS[organ],
-        split=SPLITS[phrase],
+        organ=PLACES[organ.casefold()],
+        split=split or SPLITS[phrase],
         closed=is_closed(answer_type, index),
         question=question,
         answer=answer,
-        patient=case,
+        patient=case[0] if case else name,
         image=folder / name,
     )
 

@@ -27,7 +27,8 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 )
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""No space, a quota, and a limit of a file's size."""
 _TOO_SMALL = (MemoryError, DeviceMemoryError)
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """The name of torch's error for a card; commands that never train do not import torch."""
@@ -40,13 +41,18 @@ def code_of(error: Exception, private: bool = False) -> Refusal:
     depend on a patient's rows; a full disk does not.
     """
     chain = list(_chain(error))
-    if any(isinstance(link, OSError) and link.errno in _FULL for link in chain):
+    if is_full_disk(error):
         return Refusal.DISK
     if isinstance(error, JobRefused):
         return error.code
     if any(isinstance(link, _TOO_SMALL) or type(link).__name__ == _OUT_OF_MEMORY for link in chain):
         return Refusal.FAILED if private else Refusal.MEMORY
     return next((code for kind, code in _CODES if isinstance(error, kind)), Refusal.FAILED)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error comes of a disk without space. torch's, of a file that it could not write, comes after it."""
+    return any(isinstance(link, OSError) and link.errno in _FULL for link in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,13 +1,14 @@
 """Runs a job on this machine. Everything is checked first, so that nothing is written for a job that cannot run."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from audits import Outcome, read
+from audits import LogError, Outcome, read
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.backbone_names import parse
 from medfedvqa.data import load_site, organs
@@ -260,19 +261,25 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
     """Run the job of sites whose files are written, in this process. A journal of an earlier process is followed."""
     job, out = launch.job, launch.out
     sites = {site: load_site_config(out / "sites" / site / "site.yml", site) for site in launch.sites}
-    receipts = ServerReceipts(job.exchange(), out.name, launch.sites, out / SERVER_KEYS, out)
+    # A name that the machine's locale cannot decode is no text: it has the numbers of its bytes instead.
+    job_id = out.name if out.name.isprintable() else os.fsencode(out.name).decode("ascii", "backslashreplace")
+    receipts = ServerReceipts(job.exchange(), job_id, launch.sites, out / SERVER_KEYS, out)
     store = None if launch.cache is None else FeatureStore(launch.cache)
-    with closing(LocalEngine(sites, job, out.name, store=store)) as local, closing(receipts):
+    with closing(LocalEngine(sites, job, job_id, store=store)) as local, closing(receipts):
         return serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, Journal(out / JOURNAL))
 
 
 def refusals_of(launch: Launch) -> str:
-    """Why sites of this machine refused the job, from their own logs: the server gets only a code."""
+    """Why sites of this machine refused the job, from their own logs: the server gets only a code.
+
+    A site that died before its first entry has no log: then the reason that is known stays alone.
+    """
     reasons = []
     for site, folder in launch.audit_folders.items():
-        refused = [entry for entry in read(folder) if entry.outcome is Outcome.REFUSED] if folder.is_dir() else []
-        if refused and refused[-1].reason:
-            reasons.append(f"; the log of '{site}' says: {refused[-1].reason}")
+        with suppress(LogError):
+            refused = [entry for entry in read(folder) if entry.outcome is Outcome.REFUSED] if folder.is_dir() else []
+            if refused and refused[-1].reason:
+                reasons.append(f"; the log of '{site}' says: {refused[-1].reason}")
     return "".join(reasons)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfedvqa.data import Split, VQAData, build_site, read, register_reader
-from medfedvqa.data.data_roots import MARKS, PHANTOM, find_root
+from medfedvqa.data.data_roots import PHANTOM, find_root
+from medfedvqa.data.layouts import expected, hint
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.library.frames import frame_of
 
@@ -85,10 +86,11 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) 
     try:
         return Data(*find_root(data, folder))
     except DataError:
-        if data not in MARKS:
+        if not expected(data):
             raise
-        where = f"in '{folder}'" if folder else "there"
-        raise DataError(f"no {data} data is {where}: give 'root', the folder that holds '{MARKS[data]}'") from None
+        where, more = (f"in '{folder}'", hint(folder)) if folder else ("there", "")
+        wanted = f"give 'root', the folder that holds {expected(data)}{more}"
+        raise DataError(f"no {data} data is {where}: {wanted}") from None
 
 
 def _read_by(function: Callable[[Path], VQAData], folder: Path | None) -> Data:

@@ -39,7 +39,9 @@ def test_a_missing_data_root_is_named_by_its_option(reader: str, root: Path | No
 
 
 def test_an_unknown_data_set_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="vqa-rad, slake, store, image-classes, phantom"):
+    with pytest.raises(
+        ConfigError, match="vqa-rad, slake, path-vqa, vqa-med, coco-vqa, parquet, store, image-classes, phantom"
+    ):
         read("imagenet", None)
 
 
@@ -92,7 +94,8 @@ def test_a_row_that_is_no_object(publish: Publish, row: object) -> None:
     [
         ({"location": "SECRET"}, "row 1: unknown organ; SLAKE has Lung, Abdomen, Brain, "),
         ({"location": "Chest_SECRET"}, "row 1: unknown organ; SLAKE has Lung, Abdomen, Brain, "),
-        ({"q_lang": None}, "row 1: the language is missing or empty"),
+        ({"q_lang": ""}, "row 1: the language is missing or empty"),
+        ({"q_lang": "SECRET"}, "row 1: unknown language; SLAKE has en and zh"),
         ({"answer": ""}, "row 1: the answer is missing or empty"),
         ({"answer_type": "OPEN", "answer": None}, "row 1: the answer is missing or empty"),
         ({"img_name": None}, "row 1: the image name is missing or empty"),
@@ -130,7 +133,10 @@ def test_an_answer_space_of_one(publish: Publish, raw_row: RawRow) -> None:
 
 
 def test_a_missing_image(publish: Publish, raw_row: RawRow) -> None:
-    refused(publish(two_rows(raw_row)), "row 1: its image file is missing", load_pictures=True)
+    """All that are missing are counted when a site loads its data, before anything is trained."""
+    rows = [*two_rows(raw_row), raw_row(image_name="SECRET-3.jpg"), raw_row(image_name="SECRET-3.jpg")]
+    words = "row 1: its picture is missing or empty, as 2 are: `medfedvqa data check` names all"
+    refused(publish(rows), words)
 
 
 def test_a_truncated_jpeg(publish: Publish, raw_row: RawRow) -> None:
@@ -150,7 +156,7 @@ def test_a_truncated_png(publish: Publish, raw_row: RawRow, kept: float) -> None
     refused(root, "row 1: its image cannot be decoded", load_pictures=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"SECRET text that is no image\n", b"\x89PNG\r\n\x1a\n\x00\x00"])
+@pytest.mark.parametrize("content", [b"SECRET text that is no image\n", b"\x89PNG\r\n\x1a\n\x00\x00"])
 def test_a_file_that_is_no_image(publish: Publish, raw_row: RawRow, content: bytes) -> None:
     root = publish(two_rows(raw_row))
     (root / "VQA_RAD Image Folder" / "SECRET-2.jpg").write_bytes(content)
@@ -169,7 +175,7 @@ def test_a_decompression_bomb_is_not_decoded(publish: Publish, raw_row: RawRow, 
 
 
 def test_reprs_show_no_content(publish: Publish, raw_row: RawRow) -> None:
-    root = publish(two_rows(raw_row))
+    root = publish(two_rows(raw_row), images=("SECRET-1.jpg", "SECRET-2.jpg"))
     data = read("vqa-rad", root)
     site = load_site("vqa-rad", root, "chest", ALL_TRAIN)
     shown = repr((data, data.rows, site, site.train, site.pictures)).lower()

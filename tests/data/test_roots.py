@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.data.data_roots import MARKS, first_root
+from medfedvqa.data.data_roots import first_root
+from medfedvqa.data.layouts import of_reader
 from medfedvqa.errors import ConfigError, DataError
 
 NAMES = ("slake", "vqa-rad")
@@ -18,7 +19,7 @@ def test_the_first_set_that_is_there_is_taken(monkeypatch: pytest.MonkeyPatch, t
         first_root(NAMES, tmp_path)
     for name in reversed(NAMES):
         (tmp_path / name).mkdir()
-        (tmp_path / name / MARKS[name]).touch()
+        (tmp_path / name / of_reader(name)[0].marks[0]).touch()
         assert first_root(NAMES, tmp_path) == (name, tmp_path / name)
     assert first_root(NAMES, tmp_path / "vqa-rad") == ("vqa-rad", tmp_path / "vqa-rad")
     monkeypatch.setenv("MEDFEDVQA_DATA", str(tmp_path))

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +19,15 @@ from medfedvqa.federation.flare.progress import ProgressReader
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.run_folder import RESULTS
+from medfedvqa.federation.flare.run_folder import RESULTS, last_words
 from medfedvqa.federation.flare.server_side import STOP_FILE
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.job import JobSpec
 
 _SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 _POLL = 0.2  # seconds
+_SPLITS = re.compile(r"""[\s'"\\#]""")
+"""What ends a word of a shell, or joins two."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,10 @@ def run_on_flare(
         succeeded = run.succeeded()
     path = out / "results.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if not succeeded:
-        raise FederationError(results.get("failure") or f"the job failed; FLARE's logs are in '{folder}'")
+    # The simulator ends well although its workers died.
+    if not succeeded or results.get("status") not in ("finished", "stopped"):
+        reasons = [results.get("failure"), *last_words(folder), f"FLARE's logs are in '{folder}'"]
+        raise FederationError("; ".join(reason for reason in reasons if reason))
     return results
 
 
@@ -83,18 +89,36 @@ def _report(reader: ProgressReader, run: _Run, watch: Callable[[TaskAnswer], Non
 def _simulation(
     folder: Path, job: JobSpec, sites: Mapping[str, Path], environment: Mapping[str, str]
 ) -> Iterator[_Run]:
-    workspace = folder / "simulator"
     export_job(job, folder / "job")
-    prepare_simulation(workspace, sites)
+    prepare_simulation(folder / "simulator", sites)
     clients = ["-c", ",".join(sites), "-t", str(len(sites))]
-    command = [sys.executable, "-m", _SIMULATOR, str(folder / "job"), "-w", str(workspace), *clients]
-    with Reaper(workspace) as reaper:
+    with _plain_path(folder) as plain, _plain_path(Path(sys.prefix)) as prefix, Reaper(plain / "simulator") as reaper:
+        workspace = plain / "simulator"
+        python = str(prefix / Path(sys.executable).relative_to(sys.prefix))
+        command = [python, "-m", _SIMULATOR, str(plain / "job"), "-w", str(workspace), *clients]
         process = reaper.start(command, folder, folder / "simulator.log", {**os.environ, **environment})
         yield _Run(
             running=lambda: process.poll() is None,
             results=lambda: workspace / "server" / "simulate_job" / RESULTS,
             succeeded=lambda: process.returncode == 0,
         )
+
+
+@contextmanager
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """A path of the folder that FLARE's simulator (2.9) can split from a string: its own, or that of a link to it.
+
+    The simulator starts its workers by such a string, and a blank or a quote in a path ended each of them.
+    """
+    if not _SPLITS.search(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="medfedvqa-") as temporary:
+        link = Path(temporary) / "link"
+        link.symlink_to(folder, target_is_directory=True)
+        if _SPLITS.search(str(link)):
+            raise FederationError("the folder for temporary files has a blank or a quote in its name: set TMPDIR")
+        yield link
 
 
 @contextmanager

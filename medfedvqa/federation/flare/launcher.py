@@ -21,13 +21,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.utils.job_launcher_utils import get_client_job_args
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits.escaping import for_log
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.federation.flare.hardening import require_guard
 from medfedvqa.federation.flare.parent_process import adopt_children
-from medfedvqa.federation.flare.persistent_process import PersistentHandle
+from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
 
 _RECORD = "launch.json"
 _CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
@@ -102,6 +103,10 @@ class SiteJobLauncher(ClientProcessJobLauncher):
             self._close_jobs(workspace)
 
         return PersistentHandle(start, ended)
+
+    def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
+        """The command of the process, with each value quoted."""
+        return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_client_job_args())
 
     def _close_jobs(self, workspace: Workspace) -> None:
         """Close the site's jobs that no longer run, in a separate process, since its imports take seconds."""

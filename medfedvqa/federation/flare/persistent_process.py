@@ -1,11 +1,14 @@
 """A job's process that is started again when something kills it, at a site and at the server."""
 
 import logging
+import shlex
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+from nvflare.apis.job_launcher_spec import JobProcessArgs
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.utils.process_utils import ProcessAdapter
 
@@ -27,6 +30,20 @@ _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
 """Exit codes that say so. FLARE asks no job process to end by a signal: it kills, by `terminate`."""
 
 _logger = logging.getLogger(__name__)
+
+
+def command_line(arguments: Mapping[str, tuple[str, object]], names: Iterable[str]) -> str:
+    """The command of a job's process, from those of its arguments that are named: option and value by name.
+
+    FLARE (2.9) joins them with blanks and splits the string again, so that a kit in a folder with a blank or a quote in
+    its name started no job. Here every value is quoted but the last, a list of settings.
+    """
+    words = [shlex.quote(sys.executable)]
+    for name in names:
+        if given := arguments.get(name):
+            option, value = given
+            words += [option, str(value) if name == JobProcessArgs.OPTIONS else shlex.quote(str(value))]
+    return " ".join(words)
 
 
 class PersistentHandle(ProcessHandle):

@@ -43,7 +43,8 @@ class SiteBuilder(Builder):
         self._sites, self._storage = sites or {}, storage
 
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
-        """Close the folder of the project's state to other accounts. Raises `ConfigError` if the project has relays.
+        """Close the folder of the project's state to other accounts. Raises `ConfigError` if the project has relays, or
+        names that only capitals tell apart: people, and the disks of Windows and macOS, take them for one.
 
         FLARE (2.9) keeps the root key and every party's key there in `cert.json`, which all accounts may read.
         """
@@ -52,6 +53,10 @@ class SiteBuilder(Builder):
                 "the project has relays, whose processes no guard hardens and no log accounts for: take participants "
                 "of the type 'relay' out, so that every site connects to the server itself"
             )
+        names = [party.name for party in project.get_all_participants()]
+        folded = [name.casefold() for name in names]
+        if alike := sorted(name for name in names if folded.count(name.casefold()) > 1):
+            raise ConfigError(f"only capitals tell these parties' names apart: {', '.join(alike)}; rename all but one")
         close_state(Path(ctx.get_state_dir()))
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 RESULTS = "medfedvqa"
@@ -20,3 +22,22 @@ def has_finished(out: Path) -> bool:
     with contextlib.suppress(OSError, ValueError, KeyError):
         return bool(json.loads((out / "results.json").read_bytes())["status"] == "finished")
     return False
+
+
+_LAST_BYTES = 1 << 16
+"""How much of a log's end is read."""
+_LAST_WORD = re.compile(r"^(?:Traceback [^\n]*:\n(?:[ \t].*\n|\n)*|[\w.]+\.py: error: )(\S.*)$", re.MULTILINE)
+"""The line with which Python, or a command that refuses its arguments, ends a process."""
+
+
+def last_words(folder: Path) -> Iterator[str]:
+    """For each log of processes in a run's folder: the line with which a process of it ended by an error, if one did.
+
+    They are shown to the person who started the run here, and are written to no log.
+    """
+    for log in sorted(folder.rglob("*.log")):
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+            found = _LAST_WORD.findall(file.read().decode(errors="replace"))
+        if found:
+            yield f"the last error in '{log.relative_to(folder)}' is: {found[-1]}"

@@ -17,6 +17,7 @@ from nvflare.apis.job_def import Job, JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.utils.job_launcher_utils import get_server_job_args
 from nvflare.utils.process_utils import ProcessAdapter
 
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
@@ -25,7 +26,7 @@ from medfedvqa.federation.flare.ended_streams import forget_ended_streams
 from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob, end_as_the_server_did
 from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.parent_process import adopt_children
-from medfedvqa.federation.flare.persistent_process import PersistentHandle
+from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
 _OWN = ("nvflare.apis.fl_snapshot.RunSnapshot", "nvflare.private.fed.server.run_info.RunInfo")
@@ -90,6 +91,10 @@ class ServerJobLauncher(ServerProcessJobLauncher):
             return ServerProcessJobLauncher.launch_job(self, job_meta, fl_ctx).adapter
 
         return PersistentHandle(start, running.end)
+
+    def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
+        """The command of the process, with each value quoted."""
+        return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_server_job_args())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Also require the guard when the server starts, take up the jobs of the one that died, and forget jobs that

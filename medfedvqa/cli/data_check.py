@@ -1,0 +1,110 @@
+"""`medfedvqa data check`: what a folder of a public data set holds, from its tables and its files' headers alone."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfedvqa.cli.terminal import Terminal, plain, sentence
+from medfedvqa.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from medfedvqa.data.layouts import Layout
+    from medfedvqa.data.schema import Row
+
+MOST = 20
+"""The most answers, and the most missing pictures, that are shown without --all."""
+
+
+def check_command(
+    root: Annotated[Path, typer.Argument(help="The folder of a public data set.", metavar="ROOT")],
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="Which set it is, where the folder has the form of several.")
+    ] = "",
+    show_all: Annotated[bool, typer.Option("--all", help="Name all missing pictures and all answers.")] = False,
+) -> None:
+    """Say what a folder of questions about pictures holds, before any training: its form, languages, parts, missing
+    pictures, questions in two parts, answers."""
+    from medfedvqa.data import layouts
+    from medfedvqa.public_answers import fold
+
+    console = Terminal()
+    layout = _layout(root, data)
+    rows = list(layout.read(root).rows)
+    words = f"form: {layout.title}; train with `--data {layout.reader} --data-root {sentence(root)}`"
+    console.print(words, soft_wrap=True)
+    _counts(console, "questions by part", (row.split for row in rows))
+    _counts(console, "questions by site", (row.organ for row in rows))
+    _counts(console, "languages", (_script(row.question) for row in rows))
+    if skipped := layouts.other_languages(layout.reader, root):
+        console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
+    console.print(f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {_units(rows)}")
+    answers = Counter(fold(row.answer) for row in rows)
+    shown = answers.most_common(None if show_all else MOST)
+    console.print(f"answers: {len(answers)} different ones; most frequent: {_listed(shown)}", soft_wrap=True)
+    for note in _repeated(rows):
+        console.print(f"note: {sentence(note)}", soft_wrap=True, highlight=False)
+    problems = list(_absent(rows, layout, root, show_all)) if rows else ["no row is read: download the set again"]
+    for problem in problems:
+        console.print(f"[bold red]problem:[/] {sentence(problem)}", soft_wrap=True, highlight=False)
+    if problems:
+        raise typer.Exit(1)
+    console.print("no problem was found")
+
+
+def _layout(root: Path, data: str) -> "Layout":
+    from medfedvqa.data import layouts
+
+    if not root.is_dir():
+        raise ConfigError(f"there is no folder '{root}': check its spelling")
+    found = [each for each in layouts.fitting(root) if data in ("", each.reader)]
+    if not found:
+        known = ", ".join(dict.fromkeys(f"{each.title} ({layouts.marks(each)})" for each in layouts.LAYOUTS))
+        raise DataError(f"'{root}' has no form that is read{layouts.hint(root)}. Forms are: {known}")
+    if len(found) > 1:
+        raise ConfigError(f"'{root}' could be {' or '.join(each.title for each in found)}: name one by --data")
+    return found[0]
+
+
+def _counts(console: Terminal, title: str, values: Iterable[str]) -> None:
+    console.print(f"{title}: {_listed(Counter(values).most_common())}", soft_wrap=True)
+
+
+def _listed(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{plain(value) or 'none'} {count}" for value, count in counts)
+
+
+def _script(text: str) -> str:
+    from medfedvqa.data.slake import HAN
+
+    return "Chinese" if HAN.search(text) else "English, or another in letters"
+
+
+def _units(rows: "list[Row]") -> int:
+    return len({row.patient for row in rows})
+
+
+def _absent(rows: "list[Row]", layout: "Layout", root: Path, show_all: bool) -> Iterable[str]:
+    """What a run would find one at a time: pictures without a file, and those that are still packed."""
+    from medfedvqa.data import layouts
+
+    absent = [] if layout.reader == "parquet" else list(layouts.absent(rows))
+    if not absent:
+        return
+    names = ", ".join(row.image.relative_to(root).as_posix() for row in absent[: None if show_all else MOST])
+    more = "" if show_all or len(absent) <= MOST else ", ... (--all names all)"
+    packed = layouts.archives(root)
+    unpack = f" {', '.join(packed)} is still packed: unpack it." if packed else ""
+    yield f"{len(absent)} pictures are missing or empty:{unpack} {names}{more}"
+
+
+def _repeated(rows: "list[Row]") -> Iterable[str]:
+    """Test questions that the training rows ask of the same picture: their accuracy would be no test."""
+    from medfedvqa.public_answers import fold
+
+    trained = {(row.image, fold(row.question)) for row in rows if row.split != "test"}
+    repeated = sum((row.image, fold(row.question)) in trained for row in rows if row.split == "test")
+    if repeated:
+        yield f"{repeated} test questions are asked of the same picture in the other parts: take them out of one"

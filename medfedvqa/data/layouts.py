@@ -1,0 +1,90 @@
+"""The forms in which people have public data sets, each with what identifies its folder. Without torch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medfedvqa.data import other_sets, slake, vqa_rad
+from medfedvqa.data.published_files import read_rows
+from medfedvqa.data.schema import Row, VQAData
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A form of a set."""
+
+    reader: str
+    """The name by which `--data` asks for it."""
+    title: str
+    marks: tuple[str, ...]
+    """Patterns of files: a folder that has one of each has this form."""
+    read: Callable[[Path], VQAData]
+
+    def fits(self, folder: Path) -> bool:
+        """Whether a folder has this form."""
+        return all(any(folder.glob(mark)) for mark in self.marks)
+
+
+LAYOUTS = (
+    Layout("vqa-rad", "VQA-RAD as published", (vqa_rad.QUESTIONS,), vqa_rad.read),
+    Layout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), vqa_rad.read),  # MEVF's, M2I2's
+    Layout("slake", "SLAKE as published", ("train.json",), slake.read),
+    Layout("path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), other_sets.read_path_vqa),
+    Layout("vqa-med", "VQA-Med 2019 as published", ("*/All_QA_Pairs_train.txt",), other_sets.read_vqa_med),
+    Layout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), other_sets.read_coco_vqa),
+    Layout("parquet", "parquet files with pictures in them", ("*.parquet",), other_sets.read_parquet),
+    Layout("parquet", "parquet files with pictures in them", ("data/*.parquet",), other_sets.read_parquet),
+)
+
+
+def of_reader(reader: str) -> tuple[Layout, ...]:
+    """The forms that a reader reads; none for one that reads no public set."""
+    return tuple(layout for layout in LAYOUTS if layout.reader == reader)
+
+
+def marks(layout: Layout) -> str:
+    """The files that a form has, for a sentence."""
+    return ", ".join(f"'{mark}'" for mark in layout.marks)
+
+
+def other_languages(reader: str, root: Path) -> int:
+    """The number of rows that are left out, since a set's languages are never mixed."""
+    if reader != "slake":
+        return 0
+    parts = (read_rows(root / f"{split}.json") for split in slake.SPLITS)
+    return sum(slake.language_of(raw, index) != "en" for part in parts for index, raw in enumerate(part))
+
+
+def expected(reader: str) -> str:
+    """What the folder of a reader's set holds at least, for a sentence."""
+    return " or ".join(f"'{layout.marks[0]}'" for layout in of_reader(reader))
+
+
+def fitting(folder: Path) -> list[Layout]:
+    """The forms that a folder has, one for each reader."""
+    return list({layout.reader: layout for layout in reversed(LAYOUTS) if layout.fits(folder)}.values())[::-1]
+
+
+def hint(folder: Path) -> str:
+    """What a folder that is not read holds instead, as the end of a sentence; empty if nothing is recognised."""
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if found := fitting(place):
+            where = "it" if place == folder else f"its folder '{place.name}'"
+            return f"; {where} holds {' and '.join(f'{each.title} (--data {each.reader})' for each in found)}"
+    if packed := archives(folder):
+        return f"; {', '.join(packed)} in it is packed: unpack it first"
+    return ""
+
+
+def archives(folder: Path) -> list[str]:
+    """The packed files in a folder."""
+    endings = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings))
+
+
+def absent(rows: Sequence[Row]) -> Iterator[Row]:
+    """The first row of each picture whose file is missing or empty."""
+    firsts = {row.image: row for row in reversed(rows)}
+    for image, row in sorted(firsts.items(), key=lambda item: item[1].index):
+        if not image.is_file() or image.stat().st_size == 0:
+            yield row
