@@ -2,20 +2,32 @@
 
 A header says `MÜLLER^JÜRGEN` and `19310507`; a film or a question says "Mueller's" and "7 May 1931". Both sides become
 forms such as `name:muller` and `date:19310507`. Forms are compared as keyed digests, so that a store's journal holds
-no identifier. A name of five letters or more also has the forms that lack one letter: two names that differ in one
-letter share such a form (the symmetric deletion of Garbe's SymSpell).
+no identifier.
 """
 
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from functools import cache
 from typing import TYPE_CHECKING
 
-from medfedvqa.ingest.word_lists import GENERIC, MONTHS, NOBODY
+from medfedvqa.ingest.calendar_dates import dates_in
+from medfedvqa.ingest.name_forms import (
+    FUZZY,
+    LETTERS,
+    RUN,
+    all_forms,
+    east_asian_spots,
+    exact_forms,
+    folded,
+    likely_forms,
+    person_forms,
+    without_prefixes,
+)
+from medfedvqa.ingest.word_lists import GENERIC, MEDICAL, NOBODY
 
 if TYPE_CHECKING:
+    from pydicom.dataelem import DataElement
     from pydicom.dataset import Dataset
 
 NUMBERS = (
@@ -28,22 +40,22 @@ PLACES = (
     "InstitutionName", "InstitutionAddress", "InstitutionalDepartmentName", "PatientAddress", "StationName",
     "ReferringPhysicianAddress", "CountryOfResidence", "RegionOfResidence", "CurrentPatientLocation",
 )  # fmt: skip
-LEAST_NAME, LEAST_PLACE, LEAST_NUMBER = 3, 4, 4
-"""The fewest letters of a name and of a place's word, and the fewest letters and digits of a number."""
-FUZZY = 5
-"""The fewest letters of a name that is also recognised with one letter wrong."""
+FREE = re.compile(r"(?:Description|Comments?|History|Reason\w*|Procedure|Occupation|Alerts|Allergies|Needs|State)$")
+"""The ends of the keywords of elements in which people write sentences."""
+LEAST_PLACE, LEAST_NUMBER = 4, 4
+"""The fewest letters of a place's word, and the fewest letters and digits of a number."""
+CODECS = (
+    "utf-8", "iso2022_jp_2", "iso2022_kr", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp1252", "cp1250",
+    "cp1251", "iso8859-5", "koi8-r", "cp1253", "iso8859-7", "cp1254", "cp1255", "cp1256", "iso8859-6", "cp874",
+)  # fmt: skip
+"""The encodings in which the bytes of a header are read that declares none, or another."""
+TEXTS = frozenset({"PN", "LO", "SH", "ST", "LT", "UT", "UC", "CS", "AE"})
+MOST_BYTES = 1024
+"""How much of a value is read in other encodings than its own."""
 PHONE = 7
 """Phone numbers are compared by their last digits, since the codes of country and town are written in many ways."""
-_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "å": "aa", "æ": "ae", "œ": "oe"})
-_PLAIN = str.maketrans({"ß": "ss", "ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ı": "i"})
-_WORD = re.compile(r"[^\W\d_]+(?:['’´`][^\W\d_]+)?")
+_WORD = re.compile(rf"{LETTERS}+(?:['’´`׳]{LETTERS}+)?")
 _NUMBER = re.compile(r"\+?[A-Za-z]{0,4}[-_.]?\d[\w]*(?:[ ]?[-_./()][ ]?\w*\d\w*|[ ]\(?\d+\)?)*")
-_YEAR_FIRST = re.compile(r"(?<!\d)(\d{4})([-./ ]?)(\d{2})\2(\d{2})(?!\d)")
-_YEAR_LAST = re.compile(r"(?<!\d)(\d{1,2})\s?([-./ ])\s?(\d{1,2})\s?\2\s?(\d{4}|\d{2})(?!\d)")
-_YEAR_AT_END = re.compile(r"(?<!\d)(\d{2})(\d{2})(\d{4})(?!\d)")
-_DAY_FIRST = re.compile(r"(?<!\d)(\d{1,2})(?:st|nd|rd|th|\.)?[ -]?(?:of )?([^\W\d_]{3,9})\.?,?[ -]?(\d{4}|\d{2})(?!\d)")
-_MONTH_FIRST = re.compile(r"([^\W\d_]{3,9})\.? (\d{1,2})(?:st|nd|rd|th)?,? (\d{4})(?!\d)")
-
 
 _ELEMENTS = {
     "patient": ("PatientID", "LO"),
@@ -62,16 +74,15 @@ class Spotted:
     end: int
     forms: frozenset[str]
     near: frozenset[str] = frozenset()
-    """Forms that a name shares with names that differ in one letter."""
+    """Forms by which it is probably a name, if it is written like one."""
 
 
 def header_forms(original: "Dataset") -> frozenset[str]:
-    """The forms of all names, numbers, dates, phones and places in a header, at any depth."""
+    """The forms of names, numbers, dates, phones and places in a header, at any depth, and of words in sentences."""
     forms: set[str] = set()
-    for element in original.iterall():
-        texts = _texts(element.value) if element.VR != "SQ" else ()
-        for text in texts:
-            forms |= _element_forms(element.keyword, element.VR, text)
+    for element, raw in _elements(original):
+        for text in _texts(element, raw):
+            forms |= _element_forms(element.keyword, _meant_vr(element, text), text)
     return frozenset(forms)
 
 
@@ -85,47 +96,36 @@ def fact_forms(facts: Mapping[str, Sequence[str]]) -> frozenset[str]:
 
 def spotted(text: str) -> Iterator[Spotted]:
     """All words, numbers and dates in a text that could identify somebody, with their forms."""
-    for match in _WORD.finditer(text):
-        word = match.group()
-        forms = {form for name in _without_genitive(word) for form in _name_forms(name, LEAST_NAME)}
+    for start, end, form in east_asian_spots(text):
+        yield Spotted(start, end, frozenset({form}))
+    words = list(_WORD.finditer(RUN.sub(lambda run: " " * len(run.group()), text)))
+    for match in words:
+        names = [name for word in _without_genitive(match.group()) for name in without_prefixes(word)]
+        forms = {form for name in names for form in exact_forms(name)}
         if forms:
-            yield Spotted(*match.span(), frozenset(forms), frozenset(_near_forms(forms)))
-    yield from _joined_names(text)
+            likely = {form for name in names for form in likely_forms(name)}
+            yield Spotted(*match.span(), frozenset(forms), frozenset(likely))
+        elif len(folded(match.group())) == 2 and match.group()[0].isupper() == match.group()[0].isalpha() > 0:
+            yield Spotted(*match.span(), frozenset({f"short:{folded(match.group())}"}))
+    yield from _joined_names(text, words)
     for match in _NUMBER.finditer(text):
         yield from _number_spots(match)
     for start, end, day in dates_in(text):
         yield Spotted(start, end, frozenset({f"date:{day:%Y%m%d}"}))
 
 
-def dates_in(text: str) -> Iterator[tuple[int, int, date]]:
-    """All readings of all dates in a text: start, end, date. `03/02/70` has four."""
-    for match in _YEAR_FIRST.finditer(text):
-        year, _, month, day = match.groups()
-        yield from _dates(match, (year,), ((month, day),))
-    for match in _YEAR_LAST.finditer(text):
-        first, _, second, year = match.groups()
-        yield from _dates(match, _years(year), ((first, second), (second, first)))
-    for match in _YEAR_AT_END.finditer(text):
-        first, second, year = match.groups()
-        yield from _dates(match, (year,), ((first, second), (second, first)))
-    for match in _DAY_FIRST.finditer(text):
-        day, month, year = match.groups()
-        yield from _dates(match, _years(year), ((_month(month), day),))
-    for match in _MONTH_FIRST.finditer(text):
-        month, day, year = match.groups()
-        yield from _dates(match, (year,), ((_month(month), day),))
+def _meant_vr(element: "DataElement", text: str) -> str:
+    """The kind of an element by its keyword, whatever its file says; a private one with carets is a name."""
+    from pydicom.datadict import dictionary_has_tag, dictionary_VR
 
-
-def folded(word: str) -> str:
-    """A word in lower case, without accents, punctuation and white space."""
-    plain = unicodedata.normalize("NFKD", word.casefold().translate(_PLAIN))
-    return "".join(letter for letter in plain if letter.isalnum())
+    if dictionary_has_tag(element.tag):
+        return dictionary_VR(element.tag)
+    return "PN" if element.VR == "PN" or re.search(rf"{LETTERS}\^{LETTERS}", text) else element.VR
 
 
 def _element_forms(keyword: str, vr: str, text: str) -> set[str]:
     if vr == "PN":
-        parts = re.split(r"[\^=\s,.\-]+", text)
-        return {form for word in (*parts, text.replace("-", "")) for form in _all_name_forms(word, LEAST_NAME)}
+        return person_forms(text)
     if vr == "DA":
         return {f"date:{day:%Y%m%d}" for _, _, day in dates_in(text)}
     if vr == "DT":
@@ -133,34 +133,25 @@ def _element_forms(keyword: str, vr: str, text: str) -> set[str]:
     if keyword in PHONES:
         return _phone_forms(text)
     if keyword in NUMBERS:
-        words = {form for word in _WORD.findall(text) for form in _all_name_forms(word, LEAST_NAME)}
-        return _number_forms(text) | words
+        return _number_forms(text) | {form for word in _WORD.findall(text) for form in all_forms(word)}
     if keyword in PLACES:
         named = (word for word in _WORD.findall(text) if folded(word) not in GENERIC)
-        words = {form for word in named for form in _all_name_forms(word, LEAST_PLACE)}
-        return words
+        return {form for word in named for form in all_forms(word, LEAST_PLACE)}
+    if FREE.search(keyword):
+        words = map(folded, re.findall(rf"(?=[^\Wa-z]){LETTERS}{{4,}}", text))
+        return {f"free:{word}" for word in words if _is_unusual(word)}
     return set()
 
 
-def _all_name_forms(word: str, least: int) -> set[str]:
-    forms = _name_forms(word, least) - {f"name:{nobody}" for nobody in NOBODY}
-    return forms | set(_near_forms(forms))
+def _is_unusual(word: str) -> bool:
+    return word not in MEDICAL | GENERIC | NOBODY | _answer_words()
 
 
-def _name_forms(word: str, least: int) -> set[str]:
-    """With accents dropped, and with umlauts in two letters."""
-    letters = word.casefold()
-    spellings = {folded(letters), folded(letters.translate(_UMLAUTS))}
-    return {f"name:{spelling}" for spelling in spellings if len(spelling) >= least and not spelling.isdigit()}
+@cache
+def _answer_words() -> frozenset[str]:
+    from medfedvqa.public_answers import training_answers
 
-
-def _near_forms(forms: Iterable[str]) -> Iterator[str]:
-    """The forms that lack at most one letter of a name."""
-    for form in forms:
-        name = form.removeprefix("name:")
-        if len(name) >= FUZZY:
-            yield f"near:{name}"
-            yield from (f"near:{name[:place]}{name[place + 1 :]}" for place in range(len(name)))
+    return frozenset(folded(word) for answer in training_answers() for word in answer.split())
 
 
 def _without_genitive(word: str) -> tuple[str, ...]:
@@ -169,10 +160,13 @@ def _without_genitive(word: str) -> tuple[str, ...]:
     return (word, name, name[:-1]) if name[-1:] in "sS" and len(name) > FUZZY else (word, name)
 
 
-def _joined_names(text: str) -> Iterator[Spotted]:
-    """Names in two words, such as `Mayer-Lee` for `MAYERLEE`."""
-    for match in re.finditer(r"(?=\b([^\W\d_]{2,}-[^\W\d_]{2,}))", text):
-        yield Spotted(match.start(1), match.end(1), frozenset(_name_forms(match.group(1), LEAST_NAME)))
+def _joined_names(text: str, words: Sequence[re.Match[str]]) -> Iterator[Spotted]:
+    """Names in two or three words, such as `Mayer-Lee` for `MAYERLEE` and `Xiao Dong` for `XiaoDong`."""
+    for count in (2, 3):
+        for first, last in zip(words, words[count - 1 :], strict=False):
+            between = text[first.start() : last.end()]
+            if re.fullmatch(rf"{LETTERS}+(?:[ -]{LETTERS}+)+", between):
+                yield Spotted(first.start(), last.end(), frozenset(exact_forms(between, FUZZY)))
 
 
 def _number_spots(match: re.Match[str]) -> Iterator[Spotted]:
@@ -196,31 +190,46 @@ def _phone_forms(text: str) -> set[str]:
     return {f"phone:{digits[-PHONE:]}"} if len(digits) >= PHONE else set()
 
 
-def _dates(
-    match: re.Match[str], years: tuple[str, ...], days: tuple[tuple[str, str], ...]
-) -> Iterator[tuple[int, int, date]]:
-    for year in years:
-        for month, day in days:
-            if 1900 <= int(year) < 2100 and 1 <= int(month) <= 12:
-                try:
-                    yield (*match.span(), date(int(year), int(month), int(day)))
-                except ValueError:
-                    continue  # 31 April
-
-
-def _years(year: str) -> tuple[str, ...]:
-    return (year,) if len(year) == 4 else (f"19{year}", f"20{year}")
-
-
-def _month(name: str) -> str:
-    return str(MONTHS.get(folded(name)[:3], 0))
-
-
-def _texts(value: object) -> Iterator[str]:
+def _elements(dataset: "Dataset") -> Iterator[tuple["DataElement", bytes]]:
+    """All elements but sequences, at any depth, each with its bytes as the file has them; none if it was read before,
+    since pydicom then keeps only what it took them for."""
     # Here, since every process that trains loads this module, and few need pydicom, which takes a quarter of a second.
+    from pydicom.dataelem import RawDataElement
+
+    for tag in list(dataset.keys()):
+        item = dataset.get_item(tag)
+        raw = item.value if isinstance(item, RawDataElement) and isinstance(item.value, bytes) else b""
+        element = dataset[tag]
+        if element.VR != "SQ":
+            yield element, raw
+        else:
+            for part in element.value or ():
+                yield from _elements(part)
+
+
+def _texts(element: "DataElement", raw: bytes) -> Iterator[str]:
+    """The value of an element, and every other reading of its bytes if they are not plain ASCII."""
     from pydicom.valuerep import PersonName
 
-    if isinstance(value, (str, PersonName)) or not hasattr(value, "__iter__"):
-        yield "" if value is None else str(value).strip("\0 ")
-    elif not isinstance(value, bytes):
-        yield from (str(part).strip("\0 ") for part in value)
+    value = element.value
+    if isinstance(value, bytes):
+        if element.VR == "UN" and len(value) <= MOST_BYTES:
+            yield from _readings(value)
+        return
+    several = hasattr(value, "__iter__") and not isinstance(value, (str, PersonName))
+    texts = [str(part).strip("\0 ") for part in (value if several else ("" if value is None else value,))]
+    yield from texts
+    if not raw.isascii() and element.VR in TEXTS:
+        for part in {raw[:MOST_BYTES], *raw[:MOST_BYTES].split(b"\\")}:
+            yield from _readings(part)
+
+
+def _readings(raw: bytes) -> Iterator[str]:
+    """All texts that these bytes are in some encoding, without control characters but those at the end."""
+    found = set()
+    for codec in CODECS:
+        try:
+            found.add(raw.decode(codec).strip("\0 \r\n"))
+        except UnicodeError:
+            continue
+    yield from (text for text in found if text.isprintable())

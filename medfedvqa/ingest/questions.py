@@ -12,7 +12,7 @@ from typing import BinaryIO, Literal, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.identifier_forms import dates_in
+from medfedvqa.ingest.calendar_dates import dates_in
 from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
 

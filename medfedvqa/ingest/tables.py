@@ -12,7 +12,7 @@ from datetime import date, datetime, time
 from typing import BinaryIO, TextIO
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.identifier_forms import folded
+from medfedvqa.ingest.name_forms import folded
 
 SEPARATORS = (",", ";", "\t")
 """Excel writes semicolons where the decimal mark is a comma, and tabs as `Unicode text`."""

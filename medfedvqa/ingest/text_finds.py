@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from medfedvqa.ingest.identifier_forms import folded
 from medfedvqa.ingest.identifier_search import identifiers_in
+from medfedvqa.ingest.name_forms import folded
 from medfedvqa.ingest.word_lists import MARKERS
 
 Array = np.ndarray

@@ -11,6 +11,25 @@ MONTHS = {
 }  # fmt: skip
 """Months by the first three letters of their names, in English and German, and some in French and Spanish."""
 
+_NTH = [
+    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
+    "seventeenth", "eighteenth", "nineteenth", "twentieth",
+]  # fmt: skip
+ORDINALS = {
+    **{word: place for place, word in enumerate(_NTH, start=1)},
+    **{f"twenty-{word}": 20 + place for place, word in enumerate(_NTH[:9], start=1)},
+    "thirtieth": 30,
+    "thirty-first": 31,
+}
+"""Days of a month in words."""
+
+ERAS = {
+    "明治": 1868, "大正": 1912, "昭和": 1926, "平成": 1989, "令和": 2019,
+    "M": 1868, "T": 1912, "S": 1926, "H": 1989, "R": 2019,
+}  # fmt: skip
+"""The first year of each Japanese era since 1868."""
+
 GENERIC = _words(
     "hospital hospitals clinic clinics klinik klinikum krankenhaus uniklinik universitatsklinikum university "
     "universitat universite hopital ospedale institute institut institution center centre zentrum medical medicine "
@@ -42,9 +61,19 @@ MEDICAL = _words(
 """Words of medicine and of everyday language that are names, too. As a word they identify nobody."""
 
 TITLES = _words(
-    "mr mrs ms miss dr prof doctor professor sir madam herr frau patient patients named name called physician"
+    "mr mrs ms miss dr prof doctor professor sir madam herr frau herrn patient patients named name called physician "
+    "daughter son mother father monsieur madame mme senor senora sr sra signor signora pan pani pana pacjent pacjentka "
+    "г-н г-жа господин госпожа доктор др пациент пациента пациентка пациентки пациентку пациенту больной больная "
+    "больного больнои κυριος κυρια κυριου κυριασ κ κα ασθενης ασθενησ γιατρος γιατροσ السيد السيده سيد المريض المريضه "
+    "مريض الدكتور دكتور מר גברת גב הגברת המטופל המטופלת מטופל החולה דר דוקטור श्री श्रीमती सुश्री डॉ रोगी मरीज मरीज़ कुमारी"
 )
-"""Words after which a word of `MEDICAL` is a name."""
+"""Words after which a word of `MEDICAL`, or of two letters, is a name."""
+
+HONORIFICS = (
+    "先生", "女士", "小姐", "太太", "医生", "醫生", "大夫", "さん", "様", "さま", "氏", "君", "くん", "ちゃん",
+    "殿", "씨", "님", "군", "양", "선생", "환자",
+)  # fmt: skip
+"""What follows a name in Chinese, Japanese and Korean."""
 
 MARKERS = _words(
     "l r lt rt left right links rechts li re ap pa lat lateral erect supine prone upright semi portable sup inf ant "
