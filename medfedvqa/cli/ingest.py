@@ -53,6 +53,13 @@ def ingest(
     masks: Annotated[
         Path | None, typer.Option(help="Regions that are blanked by device, in the form of CTP's pixel anonymiser.")
     ] = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="window=CENTRE,WIDTH|meta=UID|uid=content",
+            help="What to take where a DICOM header lacks it (window.CT=... for one modality); repeatable.",
+        ),
+    ] = None,
     max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
     seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
@@ -67,7 +74,8 @@ def ingest(
     from medfedvqa.ingest.tables import OLD_ENCODING
 
     kept, script = tuple(sorted(set(retain or ()))), read_masks(masks) if masks else ""
-    options = Options(side, frame, kept, max_pixels, memory, seconds, identifiers, unread, script)
+    assumed = tuple(sorted(set(assume or ())))
+    options = Options(side, frame, kept, max_pixels, memory, seconds, identifiers, unread, script, assumed)
     key = key or out.with_name(out.name + ".key")
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:

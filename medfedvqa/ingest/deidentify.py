@@ -1,5 +1,6 @@
 """Makes the header of a stored picture: PS3.15's basic profile, applied to the few attributes that are listed here."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -16,9 +17,10 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
+from medfedvqa.ingest.dicom_reading import PIXELS
 from medfedvqa.ingest.image_options import CLEAN_PIXELS, Cleaning, Code, Options
 from medfedvqa.ingest.organs import CODES, PARTS, organ_of
-from medfedvqa.ingest.pseudonyms import Pseudonyms
+from medfedvqa.ingest.pseudonyms import UID_ROOT, Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
 TABLE = "dicomfields_2026c"
@@ -33,6 +35,9 @@ CHARACTERISTICS = {
     "SmokingStatus": r"YES|NO|UNKNOWN",
     "PregnancyStatus": r"[1-4]",
 }
+STUDY_FACTS = ("PatientID", "StudyInstanceUID", "StudyDate", "StudyTime", "StudyID", "AccessionNumber")
+SERIES_FACTS = ("SeriesInstanceUID", "Modality", "SeriesNumber", "SeriesDescription", "SeriesTime")
+"""What a study or series without a valid UID is told apart by."""
 KEPT = {
     "Modality": r"AR|BI|BMD|CR|CT|DX|EPS|ES|GM|IO|IVUS|MG|MR|NM|OCT|OP|OPT|OT|PT|PX|RF|RG|RTIMAGE|SC|SM|TG|US|XA|XC",
     "Laterality": r"[LR]",
@@ -103,8 +108,7 @@ def _listed(original: Dataset, options: Options) -> Dataset:
         value = str(original.get(keyword) or "")
         if re.fullmatch(r"[0-9.]{1,64}", value):
             setattr(dataset, keyword, value)
-    if any(keyword not in dataset for keyword in UIDS[:3]):
-        raise Quarantined(Reason.UNREADABLE)
+    _make_up_uids(dataset, original, options)
     for keyword, pattern in patterns.items():
         value = str(original.get(keyword) if original.get(keyword) is not None else "").strip()
         if re.fullmatch(pattern, value, re.ASCII):
@@ -116,6 +120,25 @@ def _listed(original: Dataset, options: Options) -> Dataset:
     if dataset.get("PatientAge", "")[3:] == "Y" and dataset.PatientAge > OLDEST:
         dataset.PatientAge = OLDEST
     return dataset
+
+
+def _make_up_uids(dataset: Dataset, original: Dataset, options: Options) -> None:
+    """Gives a study or series without a valid UID one that is the same for the same patient, date and numbers.
+
+    Raises `Quarantined` for a missing SOP instance UID, unless it is to be made of the pixel data.
+    """
+    if "SOPInstanceUID" not in dataset:
+        if options.assumed.get("uid") != "content":
+            raise Quarantined(Reason.NO_UID)
+        pixels = next(original[name].value for name in PIXELS if name in original)
+        dataset.SOPInstanceUID = _made_uid(hashlib.sha256(pixels).hexdigest())
+    for keyword, facts in (("StudyInstanceUID", STUDY_FACTS), ("SeriesInstanceUID", STUDY_FACTS + SERIES_FACTS)):
+        if keyword not in dataset:
+            setattr(dataset, keyword, _made_uid(*(str(original.get(fact) or "") for fact in (keyword, *facts))))
+
+
+def _made_uid(*facts: str) -> str:
+    return UID_ROOT + str(int.from_bytes(hashlib.sha256("\0".join(facts).encode()).digest()[:16]))
 
 
 def _profile(keys: Pseudonyms) -> Rules:

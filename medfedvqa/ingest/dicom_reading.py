@@ -1,17 +1,31 @@
-"""Reads a DICOM file's bytes into a data set, within bounds of memory, whatever the bytes are."""
+"""Reads a DICOM file's bytes into a data set, within bounds of memory, whatever the bytes are.
 
+Values that localised or old software writes otherwise than the standard are spelled as the standard spells them: codes
+in upper case, decimal points in place of commas, and the transfer syntax of a file without file meta information.
+"""
+
+import re
 import zlib
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
 import pydicom
+from pydicom.datadict import dictionary_has_tag, dictionary_VR
+from pydicom.dataelem import RawDataElement
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.errors import InvalidDicomError
 from pydicom.filebase import DicomBytesIO
 from pydicom.filereader import read_dataset, read_preamble
 from pydicom.filewriter import write_file_meta_info
-from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+)
 
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
@@ -21,6 +35,10 @@ STARTS = (b"\x02\x00", b"\x00\x02", b"\x08\x00", b"\x00\x08")
 """The first bytes of a file without preamble: group 2 or 8, in either byte order."""
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 NOT_PICTURES = frozenset({"RTDOSE", "SEG", "REG", "RWV", "FID"})
+UNDEFINED = 0xFFFFFFFF
+"""The length of pixel data that are compressed."""
+_COMMA = re.compile(rb" *[+-]?(?:0?,\d+|\d+,(?:\d\d?|\d{4,}))(?:[eE][+-]?\d+)? *")
+"""A number with a decimal comma. One with three digits behind a comma may mean thousands, and is not repaired."""
 
 
 def read_bytes(path: Path, options: Options) -> bytes:
@@ -43,13 +61,16 @@ def is_dicom(content: bytes) -> bool:
 def read_dicom(content: bytes, options: Options) -> Dataset:
     """The data set in these bytes; its pixels are not decoded yet.
 
-    Raises `Quarantined` if the bytes are not DICOM, cannot be read, or inflate to more than is allowed.
+    What the header lacks is as `options.assume` says. Raises `Quarantined` if the bytes are not DICOM, cannot be read,
+    lack what nothing says, or inflate to more than is allowed.
     """
     if not is_dicom(content) and content[:2] not in STARTS:
         raise Quarantined(Reason.NOT_DICOM)
     try:
         dataset = pydicom.dcmread(BytesIO(_inflated(content, options.max_bytes)), force=True)
         is_image = "SOPClassUID" in dataset or has_pixels(dataset)
+        _respell(dataset)
+        _complete(dataset, options)
     except Quarantined:
         raise
     except MemoryError:
@@ -61,6 +82,22 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
     if not len(dataset):
         raise Quarantined(Reason.UNREADABLE)
     return dataset
+
+
+def numbers(dataset: Dataset | None, keyword: str) -> list[float | None]:
+    """The numbers of an element, None for each empty one. Raises `Quarantined` for what is no number."""
+    try:
+        value = None if dataset is None else dataset.get(keyword)
+        values = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+        return [None if number is None or str(number).strip() == "" else float(number) for number in values]
+    except (ValueError, TypeError, OverflowError):
+        raise Quarantined(Reason.NOT_A_NUMBER) from None
+
+
+def first_window(dataset: Dataset | None) -> tuple[float, float] | None:
+    """Centre and width of the first usable window; None if there is none."""
+    pairs = zip(numbers(dataset, "WindowCenter"), numbers(dataset, "WindowWidth"), strict=False)
+    return next(((centre, width) for centre, width in pairs if centre is not None and width and width > 0), None)
 
 
 def has_pixels(dataset: Dataset) -> bool:
@@ -89,6 +126,50 @@ def check_size(rows: int, columns: int, pixel: float, options: Options) -> None:
         raise Quarantined(Reason.TOO_LARGE)
     if min(rows, columns) < 16:
         raise Quarantined(Reason.TOO_SMALL)
+
+
+def _respell(dataset: Dataset) -> None:
+    """Codes in upper case without blanks around them, and decimal points, in this data set and those within."""
+    for tag in list(dataset.keys()):
+        element = dataset.get_item(tag)
+        vr = element.VR or (dictionary_VR(tag) if dictionary_has_tag(tag) else "UN")
+        if vr == "SQ":
+            for item in dataset[tag].value or ():
+                _respell(item)
+        elif isinstance(element, RawDataElement) and isinstance(element.value, bytes):
+            value = element.value
+            if vr == "CS":
+                value = b"\\".join(code.strip(b" \0") for code in value.upper().split(b"\\"))
+            elif vr == "DS" and b"," in value:
+                parts = value.strip(b"\0").split(b"\\")
+                value = b"\\".join(part.replace(b",", b".") if _COMMA.fullmatch(part) else part for part in parts)
+            if value != element.value:
+                dataset[tag] = element._replace(value=value, length=len(value))
+
+
+def _complete(dataset: Dataset, options: Options) -> None:
+    """Fills in the transfer syntax, which follows from the bytes unless they are compressed, and an assumed window."""
+    meta = dataset.file_meta
+    if not meta.get("TransferSyntaxUID") and has_pixels(dataset):
+        compressed = "PixelData" in dataset and _is_compressed(dataset)
+        implicit, little = dataset.original_encoding
+        plain = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+        meta.TransferSyntaxUID = UID(options.assumed.get("meta", "")) if compressed else plain
+        if not meta.TransferSyntaxUID:
+            raise Quarantined(Reason.NO_META)
+    window = options.assumed.get(f"window.{dataset.get('Modality')}", options.assumed.get("window"))
+    if window is not None and "VOILUTSequence" not in dataset:
+        try:
+            named = first_window(dataset)
+        except Quarantined:
+            named = None
+        if named is None:
+            dataset.WindowCenter, dataset.WindowWidth = window.split(",")
+
+
+def _is_compressed(dataset: Dataset) -> bool:
+    element = dataset.get_item("PixelData")
+    return bool(element.length == UNDEFINED if isinstance(element, RawDataElement) else element.is_undefined_length)
 
 
 def _inflated(content: bytes, max_bytes: int) -> bytes:

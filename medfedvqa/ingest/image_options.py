@@ -2,18 +2,25 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 3
+RECIPE = 4
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
 UNREAD_POLICIES = ("blank", "flag")
 TEXT_POLICIES = ("leave-out", "replace")
 RETAINABLE = ("characteristics", "dates")
+_NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
+ASSUMPTION = re.compile(
+    rf"window(?:\.[A-Z]{{2,16}})?={_NUMBER},(?!0+(?:\.0+)?$|-){_NUMBER}|meta=[0-9.]{{1,64}}|uid=content", re.ASCII
+)
+"""What can be assumed of a header: a window, for all modalities or one; the transfer syntax of compressed pixel data; a
+SOP instance UID that is made of the pixel data."""
 
 BASIC_PROFILE = ("113100", "Basic Application Confidentiality Profile")
 CLEAN_PIXELS = ("113101", "Clean Pixel Data Option")
@@ -53,6 +60,8 @@ class Options:
     """What becomes of marks near the border that cannot be read: `blank`, or `flag` them for review."""
     masks: str = ""
     """The script of the regions that are blanked by device: see `medfedvqa.ingest.device_masks`."""
+    assume: tuple[str, ...] = ()
+    """What is taken where a DICOM header lacks it; each matches `ASSUMPTION`."""
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
@@ -65,8 +74,18 @@ class Options:
             raise ConfigError(f"the policy for identifiers in questions is one of: {', '.join(TEXT_POLICIES)}")
         if self.unread not in UNREAD_POLICIES:
             raise ConfigError(f"the policy for unread marks near the border is one of: {', '.join(UNREAD_POLICIES)}")
+        if not all(map(ASSUMPTION.fullmatch, self.assume)):
+            raise ConfigError(
+                "what can be assumed is: window=CENTRE,WIDTH, window.MODALITY=CENTRE,WIDTH, meta=TRANSFER-SYNTAX-UID, "
+                "uid=content"
+            )
         if self.max_pixels < 2**16 or self.memory < 2048 or self.seconds < 5:
             raise ConfigError("limits are at least 65536 pixels, 2048 MiB and 5 seconds")
+
+    @property
+    def assumed(self) -> dict[str, str]:
+        """What is assumed, by its name: `window`, `window.MODALITY`, `meta`, `uid`."""
+        return {name: value for name, _, value in (text.partition("=") for text in self.assume)}
 
     @property
     def max_bytes(self) -> int:

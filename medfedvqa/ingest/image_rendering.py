@@ -4,19 +4,29 @@ from dataclasses import dataclass
 
 import numpy as np
 from pydicom.dataset import Dataset
-from pydicom.encaps import get_frame
-from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
-from pydicom.pixels.utils import pixel_array
-from pydicom.uid import JPEGExtended12Bit
+from pydicom.pixels.processing import apply_color_lut
 
+from medfedvqa.ingest.dicom_reading import first_window, numbers
 from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.lookup_tables import depth_of, looked_up
+from medfedvqa.ingest.picture_levels import square_pixels
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
+from medfedvqa.ingest.stored_values import stored_values
 
 Array = np.ndarray
 LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue (ITU-R BT.601), as in DICOM's YBR."""
 TAILS = (0.5, 99.5)
 """The percentiles that become black and white if a file names no window."""
+OUTLYING = 1.25
+"""Where the whole range is at most this much wider than that between the percentiles, nothing is cut off."""
+FEWEST_GREYS, MOST_WHITE = 16, 0.5
+"""Below this number of greys, or with more than this share of white pixels, a picture is not what a radiologist saw. Of
+7,537 films, slices and drawings from open sets none has fewer than 104 greys, or more than 0.21 of its pixels white.
+Black does not count: it is what lies around a body."""
+LONGEST = 8
+"""The most that a pixel may be longer than wide, or wider than long."""
+SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
@@ -25,22 +35,24 @@ class Rendered:
     """A rendered frame."""
 
     grey: Array
-    """uint8 [height, width], black to white."""
+    """uint8 [height, width], black to white, of square pixels."""
     frame: int
     """The frame's number, from 0."""
     frames: int
+    original: tuple[int, int]
+    """Rows and columns before pixels became square."""
 
 
 def render(dataset: Dataset, options: Options) -> Rendered:
     """The chosen frame through modality LUT, VOI LUT or window, and photometric interpretation.
 
-    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours or is blank;
-    `MemoryError` if it is too large for this process.
+    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours, few greys or
+    much white; `MemoryError` if it is too large for this process.
     """
     frames = max(1, int(dataset.get("NumberOfFrames") or 1))
     frame = _frame_number(dataset, frames, options)
     try:
-        grey = _grey(_decoded(dataset, frame, frames), dataset, frame)
+        grey, padding = _grey(dataset, frame, frames)
     except (Quarantined, MemoryError):
         raise
     except NotImplementedError:
@@ -51,19 +63,47 @@ def render(dataset: Dataset, options: Options) -> Rendered:
     if not np.isfinite(grey).all():
         raise Quarantined(Reason.UNDECODABLE)
     rendered = np.rint(np.clip(grey, 0, 1) * 255).astype(np.uint8)
-    if rendered.min() == rendered.max():
+    _check_greys(rendered, padding)
+    return Rendered(_squared(rendered, dataset, frame, options), frame, frames, (grey.shape[0], grey.shape[1]))
+
+
+def _check_greys(rendered: Array, padding: Array) -> None:
+    """Raises `Quarantined` if the picture is not what a radiologist saw."""
+    greys, recorded = np.count_nonzero(np.bincount(rendered.ravel(), minlength=256)), rendered[~padding]
+    if greys == 1:
         raise Quarantined(Reason.BLANK)
-    return Rendered(rendered, frame, frames)
+    if greys < FEWEST_GREYS:
+        raise Quarantined(Reason.FEW_GREYS)
+    if (recorded == 255).mean() > MOST_WHITE:
+        raise Quarantined(Reason.SATURATED)
+
+
+def _squared(rendered: Array, dataset: Dataset, frame: int, options: Options) -> Array:
+    """The picture with square pixels, by the first spacing or ratio of `SPACINGS` that the header has."""
+    measures = _of_frame(dataset, frame, "PixelMeasuresSequence")
+    sources = [numbers(measures, "PixelSpacing"), *(numbers(dataset, name) for name in SPACINGS)]
+    pairs = ((pair[0], pair[1]) for pair in sources if len(pair) == 2)
+    height, width = next(((high, wide) for high, wide in pairs if high and wide and min(high, wide) > 0), (1, 1))
+    if not max(height, width) <= LONGEST * min(height, width):
+        raise Quarantined(Reason.STRETCHED)
+    try:
+        return np.asarray(np.rint(square_pixels(rendered, height, width, options.max_pixels)), dtype=np.uint8)
+    except ValueError:
+        raise Quarantined(Reason.TOO_LARGE) from None
 
 
 def window(values: Array, centre: float, width: float, function: str = "LINEAR") -> Array:
-    """Values through a window, clipped to 0..1 (PS3.3 section C.11.2.1.2). Raises `Quarantined` for bad windows."""
-    wide = width >= 1 if function == "LINEAR" else width > 0
-    if not wide or not np.isfinite(centre) or not np.isfinite(width):
-        raise Quarantined(Reason.UNDECODABLE)
+    """Values through a window, clipped to 0..1 (PS3.3 section C.11.2.1.2). Raises `Quarantined` for bad windows.
+
+    LINEAR needs a width of 1 at least. Files whose rescaled values lie closer together mean LINEAR_EXACT.
+    """
+    if not width > 0 or not np.isfinite(centre) or not np.isfinite(width):
+        raise Quarantined(Reason.NOT_A_NUMBER)
+    if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+        raise Quarantined(Reason.BAD_WINDOW)
     if function == "SIGMOID":
         return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -60, 60)))
-    if function == "LINEAR_EXACT":
+    if function == "LINEAR_EXACT" or width < 1:
         return np.clip((values - centre) / width + 0.5, 0, 1)
     if width == 1:
         return (values > centre - 0.5).astype(np.float64)
@@ -78,92 +118,62 @@ def _frame_number(dataset: Dataset, frames: int, options: Options) -> int:
     return frames // 2 if options.frame == "middle" else 0
 
 
-def _decoded(dataset: Dataset, frame: int, frames: int) -> Array:
-    """The stored values, [rows, columns] or [rows, columns, 3]; YBR is converted to RGB."""
-    if dataset.file_meta.get("TransferSyntaxUID") == JPEGExtended12Bit and dataset.BitsStored != 8:
-        return _twelve_bits(dataset, frame, frames)
-    return pixel_array(dataset, index=frame)
-
-
-def _twelve_bits(dataset: Dataset, frame: int, frames: int) -> Array:
-    """The values of a grey JPEG of 12 bits. pydicom (3) does not pass it to GDCM, which can read it."""
-    import gdcm
-
-    fragment, fragments = gdcm.Fragment(), gdcm.SequenceOfFragments.New()
-    fragment.SetByteStringValue(get_frame(dataset.PixelData, frame, number_of_frames=frames))
-    fragments.AddFragment(fragment)
-    element = gdcm.DataElement(gdcm.Tag(0x7FE0, 0x0010))
-    element.SetValue(fragments.__ref__())
-    image = gdcm.Image()
-    image.SetNumberOfDimensions(2)
-    image.SetDimensions((dataset.Columns, dataset.Rows, 1))
-    image.SetDataElement(element)
-    photometric = gdcm.PhotometricInterpretation.GetPIType(str(dataset.PhotometricInterpretation))
-    image.SetPhotometricInterpretation(gdcm.PhotometricInterpretation(photometric))
-    image.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.GetTSType(str(JPEGExtended12Bit))))
-    image.SetPixelFormat(gdcm.PixelFormat(1, 16, 12, 11, 0))
-    content = image.GetBuffer().encode("utf-8", "surrogateescape")
-    return np.frombuffer(content, dtype="<u2").reshape(dataset.Rows, dataset.Columns)
-
-
-def _grey(pixels: Array, dataset: Dataset, frame: int) -> Array:
-    """The frame in greys from 0, black, to 1, white."""
+def _grey(dataset: Dataset, frame: int, frames: int) -> tuple[Array, Array]:
+    """The frame in greys from 0, black, to 1, white; and which pixels are padding."""
+    transformation = _of_frame(dataset, frame, "PixelValueTransformationSequence") or dataset
+    intercept = numbers(transformation, "RescaleIntercept")[0] or 0.0
+    pixels, padding = stored_values(dataset, frame, frames, intercept)
     photometric = str(dataset.get("PhotometricInterpretation", ""))
     if photometric == "PALETTE COLOR":
-        coloured = apply_color_lut(pixels, dataset)
-        luminance: Array = coloured[..., :3] @ np.array(LUMINANCE) / np.iinfo(coloured.dtype).max
-        return luminance
+        return _through_palette(pixels, dataset), np.zeros(pixels.shape, dtype=bool)
     if photometric in COLOURS and pixels.ndim == 3:
-        luminance = pixels.astype(np.float64) @ np.array(LUMINANCE) / (2.0 ** int(dataset.BitsStored) - 1)
-        return luminance
+        depth = min(int(dataset.BitsStored), depth_of(pixels))
+        luminance: Array = pixels.astype(np.float64) @ np.array(LUMINANCE) / (2.0**depth - 1)
+        return luminance, np.zeros(luminance.shape, dtype=bool)
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or pixels.ndim != 2:
         raise Quarantined(Reason.UNKNOWN_COLOURS)
-    padding = _padding(pixels, dataset)
-    grey = _before_inversion(pixels, dataset, frame, padding)
-    inverted = 1 - grey if photometric == "MONOCHROME1" else grey
-    return np.where(padding, 0.0, inverted)
+    values = _rescaled(np.where(padding, 0, pixels) if pixels.dtype.kind == "f" else pixels, transformation, intercept)
+    grey = _before_inversion(values, dataset, frame, padding)
+    is_inverted = photometric == "MONOCHROME1" or dataset.get("PresentationLUTShape") == "INVERSE"
+    return np.where(padding, 0.0, 1 - grey if is_inverted else grey), padding
 
 
-def _before_inversion(pixels: Array, dataset: Dataset, frame: int, padding: Array) -> Array:
-    """Stored values as greys from 0 to 1, before any inversion."""
-    transformation = _of_frame(dataset, frame, "PixelValueTransformationSequence") or dataset
-    values = apply_modality_lut(pixels, transformation).astype(np.float64)
+def _through_palette(pixels: Array, dataset: Dataset) -> Array:
+    """The luminance of a palette's colours, 0 to 1."""
+    if "RedPaletteColorLookupTableData" not in dataset:  # a table in segments, which pydicom expands
+        coloured = apply_color_lut(pixels, dataset)[..., :3]
+        segmented: Array = coloured @ np.array(LUMINANCE) / (2.0 ** depth_of(coloured) - 1)
+        return segmented
+    names = [f"{colour}PaletteColorLookupTable" for colour in ("Red", "Green", "Blue")]
+    found = [looked_up(pixels, dataset[f"{name}Descriptor"].value, dataset[f"{name}Data"].value) for name in names]
+    colours = np.stack([entries for entries, _ in found], axis=-1)
+    luminance: Array = colours @ np.array(LUMINANCE) / (2.0 ** max(depth for _, depth in found) - 1)
+    return luminance
+
+
+def _rescaled(pixels: Array, transformation: Dataset, intercept: float) -> Array:
+    """Stored values through the modality LUT, or through slope and intercept."""
+    if tables := transformation.get("ModalityLUTSequence"):
+        return looked_up(pixels, tables[0].LUTDescriptor, tables[0].LUTData)[0]
+    slope = numbers(transformation, "RescaleSlope")[0]
+    return pixels.astype(np.float64) * (1.0 if slope is None else slope) + intercept
+
+
+def _before_inversion(values: Array, dataset: Dataset, frame: int, padding: Array) -> Array:
+    """Rescaled values as greys from 0 to 1, before any inversion."""
     display = _of_frame(dataset, frame, "FrameVOILUTSequence") or dataset
-    tables = display.get("VOILUTSequence")
-    if tables:
-        return _through_table(values, tables[0])
-    centre, width = _first(display.get("WindowCenter")), _first(display.get("WindowWidth"))
-    if centre is not None and width is not None and width > 0:
-        return window(values, centre, width, str(display.get("VOILUTFunction") or "LINEAR"))
+    if tables := display.get("VOILUTSequence"):
+        entries, depth = looked_up(values, tables[0].LUTDescriptor, tables[0].LUTData)
+        return entries / (2.0**depth - 1)
+    for source in (display, dataset):
+        if named := first_window(source):
+            return window(values, *named, str(source.get("VOILUTFunction") or "LINEAR").replace(" ", "_"))
     recorded = values[~padding] if not padding.all() else values
-    low, high = np.percentile(recorded, TAILS)
-    if low == high:
-        low, high = recorded.min(), recorded.max()
+    (low, high), least, most = np.percentile(recorded, TAILS), recorded.min(), recorded.max()
+    if low == high or most - least <= OUTLYING * (high - low):
+        low, high = least, most
     greys: Array = np.clip((values - low) / max(high - low, np.finfo(np.float64).tiny), 0, 1)
     return greys
-
-
-def _through_table(values: Array, table: Dataset) -> Array:
-    """The values through a VOI LUT (PS3.3 section C.11.2.1.1)."""
-    entries, first, bits = (int(number) for number in table.LUTDescriptor)
-    entries = entries or 2**16
-    data = table.LUTData
-    if isinstance(data, bytes):
-        data = np.frombuffer(data, dtype="<u2" if len(data) >= 2 * entries else "u1")
-    data = np.asarray(data, dtype=np.float64)[:entries]
-    places = np.clip(np.rint(values) - first, 0, len(data) - 1).astype(np.int64)
-    greys: Array = data[places] / (2.0**bits - 1)
-    return greys
-
-
-def _padding(pixels: Array, dataset: Dataset) -> Array:
-    """Which pixels are padding, bool, in the pixels' shape."""
-    value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
-    if not isinstance(value, int):
-        return np.zeros(pixels.shape, dtype=bool)
-    low, high = sorted((value, limit if isinstance(limit, int) else value))
-    empty: Array = (pixels >= low) & (pixels <= high)
-    return empty
 
 
 def _of_frame(dataset: Dataset, frame: int, name: str) -> Dataset | None:
@@ -172,11 +182,3 @@ def _of_frame(dataset: Dataset, frame: int, name: str) -> Dataset | None:
     groups = [per_frame[frame] if per_frame and frame < len(per_frame) else None, shared[0] if shared else None]
     sequences = (group.get(name) for group in groups if group is not None)
     return next((sequence[0] for sequence in sequences if sequence), None)
-
-
-def _first(value: object) -> float | None:
-    """The number, or the first of several; None if there is none."""
-    if value is None or value == "":
-        return None
-    values = value if hasattr(value, "__iter__") and not isinstance(value, str) else [value]
-    return next(map(float, values), None)

@@ -1,4 +1,4 @@
-"""The grey levels of a picture that Pillow opened."""
+"""The grey levels of a picture that Pillow opened, and pictures of square pixels."""
 
 import numpy as np
 from PIL import Image
@@ -26,3 +26,18 @@ def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarr
         if (colours != colours[..., :1]).any():
             return colours, 255.0
     return np.asarray(picture.convert("L")), 255.0
+
+
+def square_pixels(values: np.ndarray, height: float, width: float, most: int) -> np.ndarray:
+    """Values [rows, columns] of pixels of this height and width, for pixels as large as their smaller side.
+
+    Interpolation is linear. The same array comes back where rows and columns stay. Raises `ValueError` for more than
+    `most` pixels.
+    """
+    side = min(height, width)
+    size = round(values.shape[1] * width / side), round(values.shape[0] * height / side)
+    if size[0] * size[1] > most:
+        raise ValueError("the pixels are too unlike a square")
+    if size == values.shape[::-1]:
+        return values
+    return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, Image.Resampling.BILINEAR))

@@ -20,7 +20,7 @@ class Reason(_WithMeaning):
     NOT_REGULAR = "not_regular", "a link, a pipe or a device: never opened"
     UNOPENED = "unopened", "the file cannot be opened or changed while it was read"
     NOT_DICOM = "not_dicom", "neither DICOM nor a picture (PNG, JPEG, TIFF)"
-    UNREADABLE = "unreadable", "the header is damaged"
+    UNREADABLE = "unreadable", "the header is damaged: export the file again"
     TOO_LARGE = "too_large", "more bytes, pixels or inflated bytes than allowed, or more memory than a worker may use"
     TOO_SLOW = "too_slow", "a worker did not finish in time and was ended"
     CRASHED = "crashed", "a worker died of it"
@@ -29,12 +29,38 @@ class Reason(_WithMeaning):
     NO_PATIENT = "no_patient", "no patient ID in header or table: there is nobody whose privacy could be accounted for"
     SEVERAL_PATIENTS = "several_patients", "the table names several patients, or another than the header"
     WITHDRAWN = "withdrawn", "the patient was withdrawn"
+    NO_UID = "no_uid", "no SOP instance UID: repair (0008,0018), or give --assume uid=content"
+    NO_META = (
+        "no_meta",
+        "compressed without file meta information: export the file again, or give --assume meta=TRANSFER-SYNTAX-UID",
+    )
+    NOT_A_NUMBER = (
+        "not_a_number",
+        "a window, spacing or rescale value is no number, or has a comma of two meanings: repair (0028,1050) to "
+        "(0028,1053) or (0028,0030), or give --assume window=CENTRE,WIDTH for a window",
+    )
+    BAD_WINDOW = "bad_window", "a window of an unknown function: repair (0028,1056)"
+    BAD_BITS = "bad_bits", "High Bit contradicts Bits Stored or the pixels: repair (0028,0101) and (0028,0102)"
+    STRETCHED = "stretched", "pixels over eight times as long as wide: repair (0028,0030), (0018,1164) or (0028,0034)"
     NO_DECODER = "no_decoder", "a transfer syntax that no installed decoder reads"
-    UNDECODABLE = "undecodable", "the pixel data are cut, damaged or contradict the header"
-    UNKNOWN_COLOURS = "unknown_colours", "a photometric interpretation or a depth that is not handled"
+    UNDECODABLE = "undecodable", "the pixel data are cut, damaged or contradict the header: export the file again"
+    UNKNOWN_COLOURS = (
+        "unknown_colours",
+        "a photometric interpretation or a depth that is not handled: export it in grey or RGB",
+    )
     SEVERAL_PAGES = "several_pages", "a PNG or TIFF of several pages: which one is meant is not said"
     TOO_SMALL = "too_small", "fewer than 16 pixels high or wide"
     BLANK = "blank", "all pixels have the same grey"
+    FEW_GREYS = (
+        "few_greys",
+        "fewer than 16 greys: window, lookup table or bits in the header do not fit the pixels; repair them, or give "
+        "--assume window=CENTRE,WIDTH if it has no window",
+    )
+    SATURATED = (
+        "saturated",
+        "more than half full white: window, lookup table or bits in the header do not fit the pixels; repair them, or "
+        "give --assume window=CENTRE,WIDTH if it has no window",
+    )
     SET_ASIDE = "set_aside", "a person who reviewed it set it aside"
     TEXT_NOT_FOUND = "text_not_found", "the header says that text is burned in, and none was found"
     TEXT_REMAINS = "text_remains", "text is still found after six searches"

@@ -47,6 +47,8 @@ class Image(StrictModel):
     """How many marks are kept that wait for a person's decision."""
     reviewed: bool = False
     """Whether a person looked at the picture and accepted it with all that was found in it."""
+    squared: bool = False
+    """Whether it was resampled, since the original's pixels are no squares."""
 
 
 class StoredRow(StrictModel):
@@ -79,6 +81,7 @@ class StoreOptions(StrictModel):
     identifiers: str = "leave-out"
     unread: str = "blank"
     masks: str = ""
+    assume: list[str] = []
 
 
 class Counts(StrictModel):

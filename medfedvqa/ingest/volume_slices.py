@@ -24,6 +24,7 @@ from audits.bounded_files import open_plain
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import checked_organs
+from medfedvqa.ingest.picture_levels import square_pixels
 from medfedvqa.ingest.questions import named_images
 
 NAME = re.compile(r"(?P<volume>.+\.nii(?:\.gz)?)@(?P<plane>axial|coronal|sagittal)-(?P<number>\d{1,5})\.png")
@@ -159,19 +160,9 @@ def _read_slice(volume: Any, axis: int, number: int) -> np.ndarray | Outcome:
         values = values.T
     values = values[:: -int(directions[rows]), :: -int(directions[columns])]
     spacing = nib.affines.voxel_sizes(volume.affine)
-    return _square(values, spacing[stored[rows]], spacing[stored[columns]])
-
-
-def _square(values: np.ndarray, height: float, width: float) -> np.ndarray:
-    """The values of square pixels, as large as the smaller side of a pixel of this height and width."""
-    side = min(height, width)
-    size = round(values.shape[1] * width / side), round(values.shape[0] * height / side)
-    if size[0] * size[1] > MOST_PIXELS:
-        raise ValueError("the pixels are too unlike a square")
-    if size == values.shape[::-1]:
-        return values
     finite = np.nan_to_num(values, nan=0, posinf=0, neginf=0)
-    return np.asarray(Image.fromarray(finite).resize(size, Image.Resampling.BILINEAR))
+    squared = square_pixels(finite, spacing[stored[rows]], spacing[stored[columns]], MOST_PIXELS)
+    return values if squared is finite else squared
 
 
 def _grey(values: np.ndarray, window: Window | None) -> np.ndarray:

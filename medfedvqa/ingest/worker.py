@@ -123,7 +123,7 @@ class Worker:
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
         before, regions = fitted(rendered.grey, self._options.side), regions_of(dataset, self._masks)
-        masked = [_scaled(region, rendered.grey.shape, before.shape) for region in regions]
+        masked = [_scaled(region, rendered.original, before.shape) for region in regions]
         cleaned = self._finder.clean(
             rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"] + masked
         )
@@ -142,7 +142,7 @@ class Worker:
         content = buffer.getvalue()
         if self._finds:
             device = str(dataset.get("Manufacturer") or ""), str(dataset.get("ManufacturerModelName") or "")
-            write_finds(self._finds, name, cleaned.finds, Origin(before, device, rendered.grey.shape))
+            write_finds(self._finds, name, cleaned.finds, Origin(before, device, rendered.original))
         write_whole(self._images / f"{name}.dcm", content, PRIVATE)
         return {
             "id": name,
@@ -155,6 +155,7 @@ class Worker:
             "blanked": round(cleaned.share, 6),
             "flags": cleaned.flags,
             "reviewed": is_reviewed,
+            "squared": rendered.original != rendered.grey.shape,
         }
 
 
@@ -193,7 +194,8 @@ def main() -> None:
 def serve(tasks: TextIO, answers: TextIO) -> None:
     """Read the set-up and confirm it with a line; then read a task and write its answer, until there are no more."""
     setup = json.loads(tasks.readline())
-    options = Options(**{**setup["options"], "retain": tuple(setup["options"]["retain"])})
+    listed = {name: tuple(setup["options"][name]) for name in ("retain", "assume")}
+    options = Options(**{**setup["options"], **listed})
     confine(options)
     names = frozenset(setup["wanted"])
     registers = [Pseudonyms(bytes.fromhex(key)) for key in setup["registers"]]

@@ -143,3 +143,28 @@ def test_an_image_without_patient_is_quarantined(
 ) -> None:
     with pytest.raises(Quarantined, match="no_patient"):
         deidentified(make_dicom(PatientID=nobody), GREY, keys, options)
+
+
+def test_a_study_and_series_without_a_uid_are_told_apart_by_what_there_is(make_dicom: Make) -> None:
+    """The same for the same patient, date and number, another for another patient; an invalid UID is as none."""
+    keys = Pseudonyms(b"k" * 32)
+    facts = {"StudyInstanceUID": None, "SeriesInstanceUID": None, "StudyDate": "20200102"}
+    uids = [
+        tuple(stored[name].value for name in ("StudyInstanceUID", "SeriesInstanceUID"))
+        for more in ({}, {}, {"SeriesNumber": 2}, {"PatientID": "SECRET-2"}, {"StudyDate": "20200103"})
+        for stored in [deidentified(make_dicom(**(facts | more)), GREY, keys, Options())]
+    ]
+    assert uids[0] == uids[1] and len(set(uids)) == 4
+    assert uids[0][0] == uids[2][0] and len({study for study, _ in uids}) == 3
+    assert all(uid.startswith("2.25.") for pair in uids for uid in pair)
+
+
+def test_an_instance_without_a_uid_needs_the_assumption(make_dicom: Make) -> None:
+    """Two pictures then have two UIDs, which follow from their pixels."""
+    keys = Pseudonyms(b"k" * 32)
+    pictures = [make_dicom(np.full((32, 32), level, np.uint16), SOPInstanceUID=None) for level in (1, 1, 2)]
+    with pytest.raises(Quarantined, match=r"^no_uid$"):
+        deidentified(pictures[0], GREY, keys, Options())
+    assumed = Options(assume=("uid=content",))
+    first, same, other = (deidentified(picture, GREY, keys, assumed).SOPInstanceUID for picture in pictures)
+    assert first == same != other

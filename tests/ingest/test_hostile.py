@@ -184,7 +184,7 @@ def test_declared_text_that_is_not_found_is_doubtful(verdict: Verdict, make_dico
         ({"Modality": "SEG"}, "not_a_picture"),
         ({"PhotometricInterpretation": "HSV"}, "unknown_colours"),
         ({"SamplesPerPixel": 4}, "unknown_colours"),
-        ({"SOPInstanceUID": None}, "unreadable"),
+        ({"SOPInstanceUID": None}, "no_uid"),
     ],
 )
 def test_each_kind_of_file_that_cannot_be_used_has_its_reason(

@@ -57,9 +57,9 @@ def test_padding_is_black_and_does_not_set_the_scale(make_dicom: Make, options: 
 def test_a_voi_table_is_followed(make_dicom: Make, options: Options) -> None:
     table = Dataset()
     table.add_new("LUTDescriptor", "US", [4096, 0, 8])
-    table.add_new("LUTData", "US", [255 if value >= 2000 else 10 for value in range(4096)])
+    table.add_new("LUTData", "US", [255 if value >= 3000 else value // 20 for value in range(4096)])
     grey = render(make_dicom(RAMP, VOILUTSequence=Sequence([table])), options).grey
-    assert set(np.unique(grey)) == {10, 255} and ((grey == 255) == (RAMP >= 2000)).all()
+    assert (grey == np.where(RAMP >= 3000, 255, RAMP // 20)).all()
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_of_several_frames_one_is_chosen(
 
 def test_an_enhanced_image_has_windows_by_frame(make_dicom: Make, options: Options) -> None:
     groups = []
-    for centre in (500, 3000):
+    for centre in (2500, 3000):
         voi, group = Dataset(), Dataset()
-        voi.WindowCenter, voi.WindowWidth = centre, 2
+        voi.WindowCenter, voi.WindowWidth = centre, 200
         group.FrameVOILUTSequence = Sequence([voi])
         groups.append(group)
     dataset = make_dicom(np.stack([RAMP, RAMP]), NumberOfFrames=2, PerFrameFunctionalGroupsSequence=Sequence(groups))
@@ -87,7 +87,7 @@ def test_an_enhanced_image_has_windows_by_frame(make_dicom: Make, options: Optio
         (render(dataset, Options(**{**vars(options), "frame": frame})).grey == 255).sum()
         for frame in ("first", "middle")
     ]
-    assert white[0] > 800 and white[1] < 400
+    assert white == [(centre + 99 <= RAMP).sum() for centre in (2500, 3000)]
 
 
 def test_colours_become_their_luminance(make_dicom: Make, options: Options) -> None:
@@ -95,6 +95,7 @@ def test_colours_become_their_luminance(make_dicom: Make, options: Options) -> N
     dataset = make_dicom(pixels, PhotometricInterpretation="RGB", SamplesPerPixel=3, PlanarConfiguration=0, Columns=16)
     colours = np.zeros((16, 16, 3), np.uint8)
     colours[:5, :, 0], colours[5:10, :, 1], colours[10:, :, 2] = 255, 255, 255
+    colours[:, 1:, :] = np.arange(15)[None, :, None] * 17
     dataset.PixelData = colours.tobytes()
     assert [int(render(dataset, options).grey[row, 0]) for row in (0, 5, 10)] == [76, 150, 29]
 
@@ -117,8 +118,8 @@ def readable() -> list[str]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_picture_in_pydicoms_own_files_is_decoded() -> None:
-    """Whatever its transfer syntax: 15 of them; two files are flat, and are quarantined as blank."""
-    syntaxes, blank = set(), []
+    """Whatever its transfer syntax: 15 of them; two are flat, and those drawn in a dozen colours have too few greys."""
+    syntaxes, few, blank = set(), [], []
     names = readable()
     for name in names:
         dataset = pydicom.dcmread(TESTS / name, force=True)
@@ -126,9 +127,10 @@ def test_every_picture_in_pydicoms_own_files_is_decoded() -> None:
         try:
             assert render(dataset, Options()).grey.max() > 0
         except Quarantined as quarantined:
-            blank.append((name, quarantined.reason.value))
+            (few if quarantined.reason == "few_greys" else blank).append((name, quarantined.reason.value))
     assert len(names) > 60 and len(syntaxes) >= 12
     assert {reason for _, reason in blank} == {"blank"} and len(blank) == 2
+    assert all("SC_rgb" in name or "17136" in name for name, _ in few)
 
 
 @pytest.mark.filterwarnings("ignore")

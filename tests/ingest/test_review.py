@@ -18,6 +18,9 @@ from medfedvqa.ingest.review import Verdict, decide, reviewed_finds
 from medfedvqa.ingest.review_sheet import write_sheet
 from medfedvqa.ingest.store import read_store
 
+PLAIN = {"WindowCenter": "152.5", "WindowWidth": "205", "VOILUTFunction": "LINEAR_EXACT"}
+"""Shows a film almost as it is."""
+
 
 def film() -> np.ndarray:
     """Tissue with a name and a scribble that the reader cannot read, uint8 [256, 256]."""
@@ -34,7 +37,7 @@ def film() -> np.ndarray:
 def ingested(tmp_path_factory, make_place, make_dicom: Callable[..., Dataset]):
     """A place with one film in its store."""
     place = make_place(tmp_path_factory.mktemp("review"))
-    place.add("1.dcm", make_dicom(film(), PatientName="SECRET^Anna"))
+    place.add("1.dcm", make_dicom(film(), **PLAIN, PatientName="SECRET^Anna"))
     place.ask("1.dcm")
     assert place.ingest(side=256).counts.flagged == 1
     return place
@@ -79,7 +82,7 @@ def test_a_person_blanks_more_and_accepts_the_picture(place, make_dicom: Callabl
 
     A picture is reviewed when somebody accepted it with all that is found in it; header, store and sheet say so.
     """
-    place.add("1.dcm", make_dicom(film(), PatientName="SECRET^Anna"))
+    place.add("1.dcm", make_dicom(film(), **PLAIN, PatientName="SECRET^Anna"))
     place.ask("1.dcm")
     place.ingest(side=256)
     image, flagged = image_of(place.out), find_of(place.out, "flagged")
@@ -102,7 +105,7 @@ def test_a_person_blanks_more_and_accepts_the_picture(place, make_dicom: Callabl
 
 def test_what_is_found_after_the_review_takes_the_review_back(place, make_dicom: Callable[..., Dataset]) -> None:
     """The person saw the picture without a find that a later ingestion reports."""
-    place.add("1.dcm", make_dicom(film(), PatientName="SECRET^Anna"))
+    place.add("1.dcm", make_dicom(film(), **PLAIN, PatientName="SECRET^Anna"))
     place.ask("1.dcm")
     place.ingest(side=256)
     decide(place.out, "Dr. Who", {Verdict.KEEP: [find_of(place.out, "flagged").id]}, accepted=["all"])
@@ -113,7 +116,7 @@ def test_what_is_found_after_the_review_takes_the_review_back(place, make_dicom:
 
 def test_decisions_about_another_store_are_refused(ingested, place, make_dicom: Callable[..., Dataset]) -> None:
     """Neither the next ingestion nor a further decision takes them."""
-    place.add("1.dcm", make_dicom(film()))
+    place.add("1.dcm", make_dicom(film(), **PLAIN))
     place.ask("1.dcm")
     place.ingest(side=256)
     decide(place.out, "Dr. Who", {}, [(image_of(place.out), (0, 0, 9, 9))])
