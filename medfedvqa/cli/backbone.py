@@ -72,7 +72,9 @@ def _loaded(name: str, file: Path) -> dict[str, Any]:
         for key, tower in backbone.shape.towers.items()
     }
     facts = {"loads": True, "digest": backbone.digest, **towers, "pixels": backbone.shape.image_size}
-    return {**facts, "tokens": backbone.shape.context, "licence": licence_in(file) or "not said in the folder"}
+    facts |= {"tokens": backbone.shape.context, "licence": licence_in(file) or "not said in the folder"}
+    notes = getattr(backbone, "notes", ())
+    return facts | ({"note": "; ".join(notes)} if notes else {})
 
 
 def licence_in(folder: Path) -> str | None:

@@ -22,7 +22,7 @@ from medfedvqa.models.albef_files import ALBEF
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
-from medfedvqa.models.checkpoints import digest, fill
+from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.fused_files import Family
@@ -153,32 +153,35 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
         seen_by(name),
         digest(model),
         channels=1 if parsed.architecture in OWN else 3,
+        notes=layout.notes,
     )
 
 
 def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, Layout]":
     """A model with its weights, and what else its files say. Raises `BackboneError`."""
+    notes: list[str] = []
     if name.is_folder:
         layout = layout_of(name.full, files[name.full])
-        return _filled(name, layout.shape.build, weights_in(name.full, files[name.full])), layout
+        model = _filled(name, layout.shape.build, weights_in(name.full, files[name.full]), notes)
+        return model, replace(layout, notes=tuple(notes))
     configured = _configuration(name)
     shape = _shape(name.full, configured)
     if name.full in BUNDLED:
         resource = resources.files("medfedvqa.models") / "weights" / BUNDLED[name.full].file
         with resources.as_file(resource) as path:
-            model = _filled(name, shape.build, path)
+            model = _filled(name, shape.build, path, notes)
     elif name.label is not None:
         path = files[name.full]
         if has_own_words(configured) and not path.is_dir():
             raise BackboneError(
                 f"'{name.full}' has a tokenizer of its own: give a folder with the weights and the tokenizer's files"
             )
-        model = _filled(name, shape.build, weights_in(name.full, path) if path.is_dir() else path)
+        model = _filled(name, shape.build, weights_in(name.full, path) if path.is_dir() else path, notes)
     else:
         model = _from_open_clip(name)
     folder = files[name.full] if name.label is not None and files[name.full].is_dir() else None
     tokenize = tokenizer_of(name.full, folder, configured) if folder else _tokenizer(name.architecture)
-    return model, Layout(shape, tokenize, *_normalisation(name.architecture, model))
+    return model, Layout(shape, tokenize, *_normalisation(name.architecture, model), tuple(notes))
 
 
 def _configuration(name: BackboneName) -> dict[str, Any]:
@@ -231,13 +234,13 @@ def _is_plain(configured: Mapping[str, Any]) -> bool:
     return not any(others) and not isinstance(vision.get("layers"), list) and "multimodal_cfg" not in configured
 
 
-def _filled(name: BackboneName, make: "Callable[[], nn.Module]", path: Path) -> "nn.Module":
+def _filled(name: BackboneName, make: "Callable[[], nn.Module]", path: Path, notes: list[str]) -> "nn.Module":
     if not path.is_file():
         bundled = name.full in BUNDLED
         hint = "`medfedvqa pretrain` makes it" if bundled else "check the path that this machine gives for it"
         raise BackboneError(f"the {name.architecture} checkpoint of the backbone '{name.full}' is missing; {hint}")
     model = make()
-    fill(model, name.full, name.architecture, path)
+    fill(model, name.full, name.architecture, path, partial(fitted, model, notes))
     return model
 
 

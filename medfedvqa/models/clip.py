@@ -70,6 +70,8 @@ class ClipBackbone(Backbone):
     """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
     precision: Precision = "float32"
     """The arithmetic of the frozen part."""
+    notes: tuple[str, ...] = ()
+    """What loading left out or interpolated, a sentence each."""
 
     @property
     def device(self) -> torch.device:

@@ -15,11 +15,11 @@ from torch import nn
 
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import BackboneShape
-from medfedvqa.models.checkpoints import Weights
+from medfedvqa.models.checkpoints import Weights, weights_file
 from medfedvqa.models.joint import JointBackbone
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What transformers saves, the first of these that is there."""
+"""What transformers saves, the first of these that is there, whole or in parts with an index."""
 
 BERT_QUERIES_VALUES = "attention.self.query.weight", "attention.self.value.weight"
 """The weights in a block of BERT that low-rank updates are for."""
@@ -58,7 +58,7 @@ def transformers_module(make: Callable[[Any], nn.Module]) -> nn.Module:
 
 def weights_in(name: str, folder: Path, needed: tuple[str, ...], what: str = "the folder") -> Path:
     """The file of weights, where the files `needed` stand beside it. Raises `BackboneError`."""
-    weights = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    weights = weights_file(folder, WEIGHTS)
     if weights is None or not all((folder / file).is_file() for file in needed):
         listed = f"{', '.join((WEIGHTS[0], *needed[:-1]))} and {needed[-1]}"
         raise BackboneError(f"{what} of the backbone '{name}' lacks files: it holds {listed}")

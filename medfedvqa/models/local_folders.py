@@ -5,7 +5,7 @@
 | open_clip (BiomedCLIP, SigLIP, EVA, ...) | `open_clip_config.json`, weights, and a tokenizer if the model has one |
 | transformers (PubMedCLIP, PLIP, SigLIP)  | `config.json`, weights, a tokenizer, maybe `preprocessor_config.json`  |
 
-Weights are the first file of `WEIGHTS` that is there.
+Weights are the first file of `WEIGHTS` that is there, whole or in parts with an index.
 """
 
 import json
@@ -22,12 +22,15 @@ from torch import nn
 from medfedvqa.backbone_names import FUSED, refusal
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import BackboneShape
+from medfedvqa.models.checkpoints import weights_file
 from medfedvqa.models.families import shape_from
 from medfedvqa.models.open_clip_models import build
 
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 """A folder with a tokenizer has one of these files."""
+
+ADAPTER = "adapter_config.json"
 
 HALF = (0.5, 0.5, 0.5)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -49,6 +52,8 @@ class Layout:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Of pictures, per channel, on the scale 0..1."""
+    notes: tuple[str, ...] = ()
+    """What loading the weights left out or interpolated."""
 
 
 def layout_of(name: str, folder: Path) -> Layout:
@@ -56,6 +61,11 @@ def layout_of(name: str, folder: Path) -> Layout:
     if not folder.is_dir():
         raise BackboneError(f"the backbone '{name}' is a folder, and this machine gives none for it: check its path")
     file = next((file for file in LAYOUTS if (folder / file).is_file()), None)
+    if (folder / ADAPTER).is_file() and not weights_file(folder, WEIGHTS):
+        raise BackboneError(
+            f"the folder of the backbone '{name}' holds an adapter of peft ({ADAPTER}) and no model: load it on its "
+            "model, call merge_and_unload() and save_pretrained(), and give that folder"
+        )
     if file is None:
         raise BackboneError(f"the folder of the backbone '{name}' has neither {' nor '.join(LAYOUTS)}")
     weights_in(name, folder)
@@ -71,7 +81,7 @@ def layout_of(name: str, folder: Path) -> Layout:
 
 def weights_in(name: str, folder: Path) -> Path:
     """The file of weights in a folder. Raises `BackboneError`."""
-    file = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    file = weights_file(folder, WEIGHTS)
     if file is None:
         raise BackboneError(f"the folder of the backbone '{name}' has no weights: it needs one of {', '.join(WEIGHTS)}")
     return file
@@ -140,7 +150,16 @@ def _folder_tokenizer(name: str, folder: Path, context: int, clean: str | None =
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        if tokenizer.pad_token is None and clean is None:
+            tokenizer.pad_token = tokenizer.eos_token  # as CLIP does, whose texts end there
+        if tokenizer.pad_token is None:
+            raise BackboneError(
+                f"the tokenizer in the folder of the backbone '{name}' has no padding token, which questions of "
+                "different length need: name one as pad_token in tokenizer_config.json"
+            )
         tokenizer("is it", max_length=context, padding="max_length", truncation=True)
+    except BackboneError:
+        raise
     except Exception as error:  # the library's own errors have no common type
         raise BackboneError(
             f"the tokenizer in the folder of the backbone '{name}' cannot be read ({type(error).__name__})"
@@ -163,6 +182,11 @@ def _folder_tokenizer(name: str, folder: Path, context: int, clean: str | None =
 def _transformers_configuration(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     facts = _json(name, folder / "config.json")
     kind = facts.pop("model_type", None)
+    if str(kind).removesuffix("_vision_model").removesuffix("_text_model") in MODELS and kind not in MODELS:
+        raise BackboneError(
+            f"config.json of the backbone '{name}' is of one tower alone ({kind}): the backbone reads questions and "
+            "pictures, so give the folder of the whole model, which has both towers"
+        )
     if kind not in MODELS:
         raise BackboneError(
             f"config.json of the backbone '{name}' is of a model that this project does not read: it reads "

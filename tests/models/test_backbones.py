@@ -225,13 +225,13 @@ def test_a_file_of_another_architecture_is_refused_with_the_expected_one(tiny):
     assert "medclip" in refused("medclip@mine", file=tiny)
 
 
-def test_a_position_table_of_another_size_is_refused_and_not_resampled(monkeypatch, tiny):
-    """open_clip's own loader would stretch it silently."""
-    larger = {**TINY, "vision_cfg": {**TINY["vision_cfg"], "image_size": 64}}
-    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "larger", larger)
-    message = refused("larger@mine", file=tiny)
-    assert "visual.positional_embedding" in message
-    assert "(5, 64)" in message and "(17, 64)" in message
+def test_a_position_table_of_another_context_is_refused_and_not_resampled(monkeypatch, tiny):
+    """open_clip's own loader would stretch it silently. Positions in pictures are stretched, and a note says it."""
+    longer = {**TINY, "text_cfg": {**TINY["text_cfg"], "context_length": 12}}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "longer", longer)
+    message = refused("longer@mine", file=tiny)
+    assert "'positional_embedding'" in message and "another picture size or context" in message
+    assert "(9, 8)" in message and "(12, 8)" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights at all", b"\x80\x04}."])
