@@ -191,6 +191,7 @@ CASES: dict[str, tuple[Array, dict[str, Any], Any, Array]] = {
         element(0x00280120, "SS", -2000),
         without(1 - SEEN),
     ),
+    "padding: beyond the stored bits": (padded(TWELVE, 65535), WHOLE, element(0x00280120, "US", 65535), without(SEEN)),
     "padding: a range": (
         padded(HOUNSFIELD, -1500),
         SIGNED | {"PhotometricInterpretation": "MONOCHROME1"},
@@ -281,6 +282,17 @@ def test_an_enhanced_image_has_its_spacing_by_frame(make_dicom: Make, encode: En
     group.PixelMeasuresSequence = Sequence([measures])
     shared = {"SharedFunctionalGroupsSequence": Sequence([group])}
     assert seen(encode(make_dicom(TWELVE, **WHOLE, **shared))).grey.shape == (SIDE, 2 * SIDE)
+
+
+@pytest.mark.filterwarnings("ignore:Invalid value for VR CS")
+def test_the_codes_of_a_frame_may_be_in_lower_case(make_dicom: Make, encode: Encode) -> None:
+    """As those of the whole file."""
+    group, display = Dataset(), Dataset()
+    display.WindowCenter, display.WindowWidth = 2048, 1024
+    display.add_new("VOILUTFunction", "CS", "sigmoid")
+    group.FrameVOILUTSequence = Sequence([display])
+    shared = {"SharedFunctionalGroupsSequence": Sequence([group])}
+    assert differs(seen(encode(make_dicom(TWELVE, **shared))).grey, SIGMOID) <= 1.5
 
 
 def with_comma(encode: Encode, dataset: Dataset, number: bytes) -> bytes:

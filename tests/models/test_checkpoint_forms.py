@@ -87,8 +87,14 @@ def prefixed(prefix: str) -> Callable[[Weights], Weights]:
 
 
 def unpadded(folder: Path) -> None:
-    facts = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    write(folder / "tokenizer_config.json", {key: fact for key, fact in facts.items() if key != "pad_token"})
+    """The same tokenizer as a class that has no padding of its own."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder).backend_tokenizer.save(str(folder / "tokenizer.json"))
+    for file in ("vocab.json", "merges.txt"):
+        (folder / file).unlink()
+    special = dict.fromkeys(("eos_token", "unk_token"), "<|endoftext|>")
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **special})
 
 
 FORMS: dict[str, tuple[Change, str]] = {
@@ -198,9 +204,10 @@ def truncated(folder: Path, name: str) -> None:
 
 
 def extended(weights: Weights) -> Weights:
-    """One block more than the configuration says."""
+    """One block more than the configuration says, and a head."""
     block = {key: value for key, value in weights.items() if "text_model.encoder.layers.1." in key}
-    return weights | {key.replace("layers.1.", "layers.2."): value.clone() for key, value in block.items()}
+    more = {key.replace("layers.1.", "layers.2."): value.clone() for key, value in block.items()}
+    return weights | more | {"classifier.weight": torch.zeros(2, 24)}
 
 
 def reconfigured(folder: Path, **facts: Any) -> None:
