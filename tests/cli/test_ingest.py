@@ -17,7 +17,7 @@ LIMITS = ("--side", "64", "--memory", "2048", "--workers", "1")
 def image(patient: int, bright: bool) -> bytes:
     """A square on black, large or small."""
     pixels = np.zeros((40, 40), np.uint8)
-    pixels[8:32, 8:32] = 220 if bright else 90
+    pixels[8:32, 8:32] = np.arange(24) + (220 if bright else 90)
     pixels[0, 0] = 255
     dataset = small_dicom(pixels, PatientName="SECRET", PatientID=f"SECRET-{patient}", BodyPartExamined="CHEST")
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = generate_uid(), generate_uid()

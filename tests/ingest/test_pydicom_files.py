@@ -14,6 +14,7 @@ ENDS = {
     "MR_small.dcm": "stored",
     "JPGExtended.dcm": "stored",
     "examples_palette.dcm": "mostly_text",  # its screen full of text, reduced to 64 pixels
+    "SC_rgb_rle.dcm": "few_greys",  # a chart of a dozen colours
     "MR_truncated.dcm": "undecodable",
     "JPEG2000-embedded-sequence-delimiter.dcm": "undecodable",
     "rtdose.dcm": "not_a_picture",
@@ -36,7 +37,7 @@ def test_each_file_is_stored_or_quarantined_with_a_reason(place, monkeypatch: py
     place.ask(*names)
     counts = place.ingest(workers=2).counts
     assert counts.files == len(names) == counts.stored + sum(counts.quarantined.values())
-    assert counts.stored >= 60 and counts.unasked == 0
+    assert counts.stored >= 50 and counts.quarantined[Reason.FEW_GREYS] <= 12 and counts.unasked == 0
     assert not {Reason.CRASHED, Reason.TOO_SLOW, Reason.NO_DECODER, Reason.UNREADABLE} & set(counts.quarantined)
     lines = [json.loads(line) for line in (place.out / "quarantine.jsonl").read_text().splitlines()]
     reasons = {line["file"]: line["reason"] for line in lines if "file" in line}
