@@ -1,5 +1,7 @@
 """Answer spaces that are declared, not read from rows. Without torch, as those who only verify read `site.yml` too."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -19,6 +21,15 @@ CLOSED_ANSWERS = (
 picture was taken, organs. A public list, so that nothing of a site's own answers travels; folded."""
 
 
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    # Joiners show between letters of some scripts, such as Persian, and nowhere else.
+    "|(?<![^\0-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f])"
+)
+"""What takes no place on a screen: Unicode's `Default_Ignorable_Code_Point`, and the empty braille pattern."""
+_HYPHENS = str.maketrans("\u2010\u2011", "--")
+
 ListName = Literal["closed", "public"]
 """The names of the lists that the project brings: `CLOSED_ANSWERS`, and `training_answers()`."""
 
@@ -37,9 +48,25 @@ def bundled_list(name: ListName) -> tuple[str, ...]:
     return CLOSED_ANSWERS if name == "closed" else training_answers()
 
 
+def without_invisible(text: str) -> str:
+    """The text without letters that nobody sees, such as marks of byte order, and without blanks around it."""
+    if text.isascii():
+        return text.strip()
+    return _INVISIBLE.sub("", text).strip()
+
+
+def plain(text: str) -> str:
+    """The text as it looks: of letters that look the same one (Unicode's NFKC), single spaces, nothing invisible."""
+    if text.isascii():
+        return " ".join(text.split())
+    # Some letters become others that are invisible, and some beside invisible ones become one letter.
+    seen = without_invisible(unicodedata.normalize("NFKC", without_invisible(text)))
+    return " ".join(seen.translate(_HYPHENS).split())
+
+
 def fold(text: str) -> str:
-    """Lower case, single spaces, no final question mark: how questions and answers compare."""
-    return " ".join(text.lower().split()).rstrip("?").rstrip()
+    """`plain` in lower case, without a final question mark: how questions and answers compare."""
+    return plain(text).lower().rstrip("?").rstrip()
 
 
 def public_list(answers: Sequence[str]) -> tuple[str, ...]:
@@ -48,5 +75,7 @@ def public_list(answers: Sequence[str]) -> tuple[str, ...]:
     Raises `ValueError` unless it has at least two answers, each of them once and written as `fold` writes it.
     """
     if len(set(answers)) < max(2, len(answers)) or any(not answer or answer != fold(answer) for answer in answers):
-        raise ValueError("give at least two answers, each once, in lower case and with single spaces")
+        raise ValueError(
+            "give at least two answers, each once, in lower case, with single spaces and in plain letters (NFKC)"
+        )
     return tuple(answers)

@@ -27,6 +27,7 @@ COMMANDS = {
         "ingest",
         "ingest",
         {
+            "check": Source("ingest_check", "check"),
             "fetch": Source("ingest_fetch", "fetch"),
             "review": Source("ingest_review", "review"),
             "slices": Source("ingest_slices", "slices"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from medfedvqa.cli.options import JsonOption, OwnOrganOption, QuietOption, writable
+from medfedvqa.cli.options import EncodingOption, HiddenOption, JsonOption, OwnOrganOption, QuietOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.image_options import Options
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def ingest(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="DICOM, PNG, JPEG, TIFF, at any depth; only read.")],
-    questions: Annotated[Path, typer.Option(help="CSV, xlsx or JSON Lines: image, question, answer, and more.")],
+    questions: Annotated[Path, typer.Option(help="CSV, xlsx or JSON: image, question, answer, and more.")],
     out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.", callback=writable)],
     key: Annotated[
         Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
@@ -33,6 +33,8 @@ def ingest(
     patients: Annotated[
         Path | None, typer.Option(help="File of persons with several numbers: patient, person. It is not stored.")
     ] = None,
+    encoding: EncodingOption = None,
+    hidden: HiddenOption = "refuse",
     side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = Options.side,
     frame: Annotated[
         Literal["middle", "first"], typer.Option(help="Which frame of a file with several is kept.")
@@ -71,7 +73,7 @@ def ingest(
     from medfedvqa.ingest.device_masks import read_masks
     from medfedvqa.ingest.ingest import ingest as ingest_folder
     from medfedvqa.ingest.ledger_binding import read_binding
-    from medfedvqa.ingest.tables import OLD_ENCODING
+    from medfedvqa.ingest.table_finds import TableOptions
 
     kept, script = tuple(sorted(set(retain or ()))), read_masks(masks) if masks else ""
     assumed = tuple(sorted(set(assume or ())))
@@ -80,17 +82,17 @@ def ingest(
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:
         processes = workers or os.cpu_count() or 1
-        manifest = ingest_folder(folder, questions, out, key, options, processes, watch, ledger, organ or (), patients)
+        table = TableOptions(encoding, hidden)
+        notes = list[str]()
+        manifest = ingest_folder(
+            folder, questions, out, key, options, processes, watch, ledger, organ or (), patients, table, notes
+        )
     console = Terminal(quiet=quiet or as_json)
+    for note in notes:
+        console.print(note, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(manifest.counts.model_dump(mode="json"), indent=2))
     _show(console, manifest.counts)
-    if manifest.encoding == OLD_ENCODING:
-        console.print(
-            "The file of questions is neither UTF-8 nor UTF-16 and was read as Windows-1252: check its umlauts and "
-            "accents in the store, or save it as UTF-8.",
-            soft_wrap=True,
-        )
     if manifest.counts.nameless:
         console.print(
             f"Of {manifest.counts.nameless} pictures neither header nor table names the patient: text in them and in "

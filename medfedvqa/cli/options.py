@@ -124,6 +124,12 @@ OrgansOption = Annotated[
 OwnOrganOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
 ]
+EncodingOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Encoding of a table that is no Unicode, such as cp1252 or gb18030.")
+]
+HiddenOption = Annotated[
+    Literal["refuse", "read", "leave-out"], typer.Option(help="What becomes of a workbook's hidden rows and columns.")
+]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
 CacheOption = Annotated[
     Path | None,

@@ -43,6 +43,7 @@ from medfedvqa.ingest.store import (
     write_lists,
     write_manifest,
 )
+from medfedvqa.ingest.table_finds import TableOptions
 from medfedvqa.ingest.withdrawal_list import withdrawn_patients
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
@@ -85,17 +86,22 @@ def ingest(
     ledger: Path | None = None,
     organs: Collection[str] = (),
     patients: Path | None = None,
+    table_options: TableOptions | None = None,
+    notes: list[str] | None = None,
 ) -> Manifest:
     """Make or renew the store `out`. Files that the store knows are not read again; files that are gone are forgotten.
 
     `ledger` is the folder of the ledger that the patients are charged to, by default beside the store. A store of an
     earlier version that is bound to no ledger stays so unless a ledger is named. `organs`: the hospital's own, which
-    the questions may name. `patients`: the file of persons who have several numbers. A call that is killed leaves the
+    the questions may name. `patients`: the file of persons who have several numbers. `notes` receives what a person
+    should know of the table. A call that is killed leaves the
     old store, if there was one, and the next call continues its work. Raises `DataError` for the folder, the questions
     or the persons, `ConfigError` for anything else.
     """
     versions = tool_versions()
-    table = read_questions(questions, checked_organs(organs))
+    table = read_questions(questions, checked_organs(organs), table_options)
+    if notes is not None:
+        notes += table.notes
     rows = table.rows
     _check_places(folder, out, key, ledger or default_ledger(out))
     keys = load_pseudonyms(key)

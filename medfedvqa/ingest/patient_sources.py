@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.pseudonyms import Pseudonyms, plain_number
+from medfedvqa.ingest.pseudonyms import NumberSpellings, Pseudonyms, plain_number
 from medfedvqa.ingest.questions import PATIENT_COLUMNS, IngestedQuestion
 from medfedvqa.ingest.tables import opened_table
 
@@ -93,15 +93,17 @@ def read_persons(path: Path) -> tuple[tuple[str, ...], ...]:
 
     Raises `DataError` if a number belongs to two persons; no error quotes the file.
     """
-    numbers, persons = dict[str, list[str]](), dict[str, str]()
+    numbers, persons, spellings = dict[str, list[str]](), dict[str, str](), NumberSpellings()
     try:
         with open_plain(path) as file, opened_table(file, ("patient", "person"), FILE) as (rows, _):
             for index, row in enumerate(rows):
-                number, person = (plain_number(str(row[name] or "")) for name in ("patient", "person"))
+                number, person = (plain_number(row[name]) for name in ("patient", "person"))
                 if not number or not person:
                     raise DataError(f"{FILE}, row {index}: a field is empty; each row has a patient and a person")
                 if persons.setdefault(number, person) != person:
                     raise DataError(f"{FILE}, row {index}: this patient belongs to another person in a row above")
+                if fault := spellings.fault(row["patient"], person) or NumberSpellings().fault(row["person"]):
+                    raise DataError(f"{FILE}, row {index}: a number {fault}")
                 if number not in numbers.setdefault(person, []):
                     numbers[person].append(number)
     except OSError:

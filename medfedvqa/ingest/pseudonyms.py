@@ -1,10 +1,12 @@
 """Pseudonyms under a key that only the site holds."""
 
 import hmac
+import re
 from pathlib import Path
 
 from audits import SecretError, make_secret, read_secret
 from medfedvqa.errors import ConfigError
+from medfedvqa.public_answers import plain
 
 UID_ROOT = "2.25."
 """UIDs that are numbers of 128 bits (PS3.5 annex B.2)."""
@@ -15,6 +17,41 @@ MAX_SHIFT = 3650
 def plain_number(patient_id: str) -> str:
     """A patient's number as numbers are compared: case and white space do not count."""
     return "".join(patient_id.split()).casefold()
+
+
+_LOST_DIGITS = re.compile(r"\d+[.,]0+|\d+([.,]\d+)?[eE]\+\d+")
+"""A number that a program took for a fraction or wrote with a power of ten: `4711.0`, `4.7E+11`."""
+_LOOK_ALIKE = str.maketrans("АВЕКМНОРСТУХІЈЅΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "ABEKMHOPCTYXIJSABEZHIKMNOPTYX")
+"""Cyrillic and Greek capitals, and the Latin ones that look the same."""
+
+
+def lost_digits(number: str) -> bool:
+    """Whether a program wrote a number in a way that is not the patient's."""
+    return _LOST_DIGITS.fullmatch(number) is not None
+
+
+class NumberSpellings:
+    """Patient numbers of one table. Two that people take for one number would split a patient or join two."""
+
+    def __init__(self) -> None:
+        self._spellings: dict[str, str] = {}
+
+    def fault(self, number: str, person: str = "") -> str:
+        """Why a number is refused, as the end of a sentence; empty if it is not.
+
+        `person`: whose number it is, where that is known: several spellings of one person join nobody.
+        """
+        if lost_digits(number):
+            return "is a number that lost its form, such as 4711.0 or 4.7E+11: format the column as text"
+        if number != plain(number) and "".join(number.split()) != "".join(plain(number).split()):
+            return "has letters that nobody sees or that look like others: type the number again"
+        looks = "".join(number.upper().translate(_LOOK_ALIKE).split()).lstrip("0")
+        if self._spellings.setdefault(looks, person or number) != (person or number):
+            return (
+                "differs from a number above by case, blanks, look-alike letters or zeros in front alone: write each "
+                "patient's number in one way"
+            )
+        return ""
 
 
 class Pseudonyms:

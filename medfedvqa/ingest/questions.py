@@ -1,20 +1,25 @@
-"""Reads the file of questions: a table with a header line, or JSON Lines."""
+"""Reads the file of questions: a table with a header line, JSON Lines, or a JSON list."""
 
 import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeGuard, get_args
+from typing import BinaryIO, Literal, TextIO, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.calendar_dates import dates_in
 from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
+from medfedvqa.ingest.pseudonyms import NumberSpellings, lost_digits
+from medfedvqa.ingest.table_finds import TableFinds, TableOptions
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
+from medfedvqa.public_answers import fold, plain, without_invisible
 
 Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
@@ -28,6 +33,9 @@ FILE = "questions file"
 """What errors call the file."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
+_NO_ANSWER = {"nan", "-nan", "<na>", "nat", "null", "#na", "nil"}
+_DOUBTFUL_ANSWER = {"none", "n/a", "na"}
+"""What programs write where nothing stood; the doubtful ones are answers as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +60,57 @@ class QuestionsFile:
 
     rows: list[IngestedQuestion]
     encoding: str
+    notes: tuple[str, ...] = ()
+    """What a person should know of the table, in sentences that quote nothing of it."""
 
 
-def read_questions(path: Path, own_organs: Collection[str] = ()) -> QuestionsFile:
-    """`.jsonl` and `.ndjson` are read as JSON Lines, other files as tables. Raises `DataError`.
+def read_questions(
+    path: Path,
+    own_organs: Collection[str] = (),
+    options: TableOptions | None = None,
+    finds: TableFinds | None = None,
+) -> QuestionsFile:
+    """`.jsonl`, `.ndjson` and `.json` are read as JSON, other files as tables. Raises `DataError`.
 
-    `own_organs`: organs that rows may name beside those of the list.
+    `own_organs`: organs that rows may name beside those of the list. `finds` learns what is noticed; if it collects
+    refusals, the rows that are refused are left out.
     A million rows of 100 letters take about 500 MB of memory, since texts that recur are kept once.
     """
+    options, finds, questions = options or TableOptions(), finds or TableFinds(), list[IngestedQuestion]()
     try:
-        with open_plain(path) as file, _opened_rows(file, path.suffix.lower()) as (rows, encoding):
-            texts: dict[str, str] = {}
-
-            def keep(text: str) -> str:
-                return texts.setdefault(text, text)
-
-            questions = [_question(index, row, keep, own_organs) for index, row in enumerate(rows)]
+        with open_plain(path) as file, _opened_rows(file, path.suffix.lower(), options, finds) as (rows, encoding):
+            reader = _RowReader(own_organs, finds)
+            for index, row in enumerate(rows):
+                try:
+                    questions.append(reader.question(index, row))
+                except DataError as error:
+                    finds.refuse(error)
     except OSError:
         raise DataError("the questions file cannot be read: check --questions and its permissions") from None
-    if not questions:
+    if not questions and not finds.refusals:
         raise DataError("the questions file has no rows: give it one for each question")
-    return QuestionsFile(questions, encoding)
+    return QuestionsFile(questions, encoding, (*finds.notes, *_notes(questions)))
+
+
+def spellings(questions: Iterable[IngestedQuestion]) -> dict[str, list[str]]:
+    """The answers that are one class although they are written in several ways, by class."""
+    classes: dict[str, list[str]] = {}
+    for answer in dict.fromkeys(question.answer for question in questions):
+        classes.setdefault(fold(answer), []).append(answer)
+    return {name: answers for name, answers in classes.items() if len(answers) > 1}
+
+
+def _notes(questions: Sequence[IngestedQuestion]) -> Iterator[str]:
+    """What a person should know of the rows."""
+    if repeated := len(questions) - len({hash((topic(row.image, row), _digest(row.answer))) for row in questions}):
+        yield (
+            f"Rows that repeat image, question and answer of another row, and are kept: {repeated}. Case, blanks and "
+            "the last punctuation do not count."
+        )
+    if several := len(spellings(questions)):
+        yield f"Classes whose answers are written in several ways, which differ in case alone: {several}."
+    if doubtful := sum(row.answer.casefold() in _DOUBTFUL_ANSWER for row in questions):
+        yield f"Answers 'None' or 'N/A', which programs also write where nothing stood: {doubtful}. Check them."
 
 
 def named_images(path: Path, own_organs: Collection[str] = ()) -> list[str]:
@@ -81,13 +119,15 @@ def named_images(path: Path, own_organs: Collection[str] = ()) -> list[str]:
 
 
 @contextmanager
-def _opened_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[Iterator[Mapping[str, object]], str]]:
+def _opened_rows(
+    file: BinaryIO, suffix: str, options: TableOptions, finds: TableFinds
+) -> Iterator[tuple[Iterator[Mapping[str, object]], str]]:
     """The rows, read as they are taken, and the encoding."""
-    if suffix in (".jsonl", ".ndjson"):
-        with opened_text(file, FILE) as (text, encoding):
-            yield _json_lines(text), encoding
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        with opened_text(file, FILE, options.encoding) as (text, encoding):
+            yield _json_rows(text), encoding
     else:
-        with opened_table(file, REQUIRED, FILE) as table:
+        with opened_table(file, REQUIRED, FILE, options, finds) as table:
             yield table
 
 
@@ -110,63 +150,132 @@ def topic(image: str, question: IngestedQuestion) -> bytes:
 
 
 def _digest(*texts: str) -> bytes:
-    plain = (" ".join(text.casefold().split()).rstrip("?!. ") for text in texts)
-    return hashlib.blake2b("\0".join(plain).encode(), digest_size=16).digest()
+    folded = (plain(text).casefold().rstrip("?!. ") for text in texts)
+    return hashlib.blake2b("\0".join(folded).encode(), digest_size=16).digest()
 
 
-def _json_lines(text: Iterable[str]) -> Iterator[Mapping[str, object]]:
-    for index, line in enumerate(line for line in text if line.strip()):
+def _json_rows(text: TextIO) -> Iterator[Mapping[str, object]]:
+    """The objects of a list, or those of the lines."""
+    filled = (line for line in text if line.strip("\ufeff \t\r\n"))
+    first = next(filled, "").lstrip("\ufeff")
+    lines = map(json.loads, chain((first,), filled))
+    objects = _listed(first + text.read()) if first.lstrip().startswith("[") else lines
+    index = 0
+    while first:
         try:
-            row = json.loads(line)
+            row = next(objects)
+        except StopIteration:
+            return
         except (ValueError, RecursionError):
-            raise DataError(f"row {index} is not valid JSON: give one object a line") from None
+            raise DataError(f"row {index} is not valid JSON: give one object a line, or a list of objects") from None
         if not isinstance(row, dict):
-            raise DataError(f"row {index} is no JSON object: give one object a line")
+            raise DataError(f"row {index} is no JSON object: give one object a line, or a list of objects")
         columns = {column_of(name): value for name, value in row.items()}
         if len(columns) != len(row):
             raise DataError(f"row {index} has a field twice: name each once")
         check_row_count(index, FILE)
         yield columns
+        index += 1
 
 
-def _question(
-    index: int, row: Mapping[str, object], keep: Callable[[str], str], own_organs: Collection[str]
-) -> IngestedQuestion:
-    """The question in a row. `keep` returns the first of equal texts, so that texts which recur are kept once."""
-    if set(row) - {*REQUIRED, *OPTIONAL}:
-        raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
-    texts = {}
-    for name in (*REQUIRED, *OPTIONAL):
-        value = row.get(name)
-        # Answers such as counts may be numbers; true and false are no answers.
+def _listed(text: str) -> Iterator[object]:
+    """The entries of a JSON list, one at a time, since all of them take several times the text's memory."""
+    decoder, mark = json.JSONDecoder(), re.compile(r"\s*([,\]])\s*")
+    found = re.match(r"\s*\[\s*(\]?)\s*", text)
+    while found and found[1] != "]":
+        entry, place = decoder.raw_decode(text, found.end())
+        yield entry
+        found = mark.match(text, place)
+    if not found or found.end() < len(text):
+        raise ValueError("neither a comma nor an end, or something after it")
+
+
+class _RowReader:
+    """Makes questions of rows."""
+
+    def __init__(self, own_organs: Collection[str], finds: TableFinds) -> None:
+        self._organs, self._finds = own_organs, finds
+        self._numbers = NumberSpellings()
+        self._kept: dict[str, str] = {}
+
+    def _keep(self, text: str) -> str:
+        """The first of equal texts, so that texts which recur are kept once."""
+        return self._kept.setdefault(text, text)
+
+    def _text(self, index: int, name: str, value: object) -> str:
+        """A field as it is stored. Raises `DataError`."""
+        given = value
+        if name == "answer":
+            value = _one_answer(index, value)
         if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
             raise DataError(f"row {index}: the field '{name}' is not text")
-        texts[name] = "" if value is None else str(value).strip()
-        if name in REQUIRED and not texts[name]:
-            raise DataError(f"row {index}: the field '{name}' is missing or empty")
-        if _UNPAIRED.search(texts[name]):
+        written = "" if value is None else str(value).strip()
+        if _UNPAIRED.search(written):
             raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
-        if len(texts[name]) > MAX_LETTERS:
+        text = written if name == "patient" else without_invisible(written)
+        if name == "answer":
+            # A final dot makes no other answer; a number may end with one nowhere.
+            text = plain(text).rstrip(".").rstrip() or text
+        if name in REQUIRED and not text:
+            raise DataError(f"row {index}: the field '{name}' is missing or empty")
+        if len(text) > MAX_LETTERS:
             raise DataError(f"row {index}: the field '{name}' is longer than {MAX_LETTERS} letters")
-    if texts["birth_date"] and not any(dates_in(texts["birth_date"])):
-        raise DataError(f"row {index}: the field 'birth_date' is no date: write it as 1970-02-03 or 03.02.1970")
-    named, split = texts["organ"].casefold(), texts["split"].lower()
-    organ = named if named in own_organs else organ_of(named)
-    if named and not organ:
-        names = ", ".join(in_order({*ORGANS, *own_organs}))
-        raise DataError(f"row {index}: unknown organ; there is {names}, or a body part of one; others by --organ")
-    if split and not _is_split(split):
-        raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
-    facts = tuple((column, keep(texts[column])) for column in PATIENT_COLUMNS if texts[column])
-    return IngestedQuestion(
-        index,
-        keep(_within(texts["image"], index)),
-        keep(texts["question"]),
-        keep(texts["answer"]),
-        organ,
-        split if _is_split(split) else None,
-        facts,
-    )
+        if text != written or isinstance(given, (bool, list)):
+            self._finds.change(name, str(given)[:MAX_LETTERS], text)
+        return text
+
+    def question(self, index: int, row: Mapping[str, object]) -> IngestedQuestion:
+        """The question in a row. Raises `DataError`."""
+        if set(row) - {*REQUIRED, *OPTIONAL}:
+            raise DataError(f"row {index} has an unknown field; there is {', '.join((*REQUIRED, *OPTIONAL))}")
+        texts = {name: self._text(index, name, row.get(name)) for name in (*REQUIRED, *OPTIONAL)}
+        if texts["answer"].casefold() in _NO_ANSWER:
+            raise DataError(
+                f"row {index}: the field 'answer' is what programs write where nothing stood, such as NaN: "
+                "give an answer, or leave the row out"
+            )
+        if texts["patient"] and (fault := self._numbers.fault(texts["patient"])):
+            raise DataError(f"row {index}: the field 'patient' {fault}")
+        if lost_digits(texts["number"]):
+            raise DataError(f"row {index}: the field 'number' lost its form: format the column as text")
+        if texts["birth_date"] and not any(dates_in(texts["birth_date"])):
+            raise DataError(
+                f"row {index}: the field 'birth_date' is no date: write it as 1970-02-03 or 03.02.1970, or format the "
+                "column as a date"
+            )
+        named, split = texts["organ"].casefold(), texts["split"].lower()
+        organ = named if named in self._organs else organ_of(named)
+        if named and not organ:
+            names = ", ".join(in_order({*ORGANS, *self._organs}))
+            raise DataError(f"row {index}: unknown organ; there is {names}, or a body part of one; others by --organ")
+        if split and not _is_split(split):
+            raise DataError(f"row {index}: unknown split; there is {', '.join(SPLITS)}")
+        facts = tuple((column, self._keep(texts[column])) for column in PATIENT_COLUMNS if texts[column])
+        return IngestedQuestion(
+            index,
+            self._keep(_within(texts["image"], index)),
+            self._keep(texts["question"]),
+            self._keep(texts["answer"]),
+            organ,
+            split if _is_split(split) else None,
+            facts,
+        )
+
+
+def _one_answer(index: int, value: object) -> object:
+    """The answer in a field: of several persons' answers that of most; truth values and whole numbers as text."""
+    if isinstance(value, list):
+        entries = [each.get("answer") if isinstance(each, dict) else each for each in value]
+        answers = [_one_answer(index, each) for each in entries if isinstance(each, (str, int, float))]
+        votes = Counter(fold(str(each)) for each in answers).most_common(2)
+        if len(answers) < max(1, len(value)) or (len(votes) > 1 and votes[0][1] == votes[1][1]):
+            raise DataError(f"row {index}: no answer of the list has the most votes: give one answer")
+        return next(each for each in answers if fold(str(each)) == votes[0][0])
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 def name_of_image(text: str) -> str:

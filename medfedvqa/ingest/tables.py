@@ -4,30 +4,31 @@ import codecs
 import csv
 import io
 import os
-import warnings
-import zipfile
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, time
+from functools import partial
+from itertools import chain, islice
 from typing import BinaryIO, TextIO
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.name_forms import folded
+from medfedvqa.ingest.table_finds import Cell, SheetCell, TableFinds, TableOptions
+from medfedvqa.ingest.workbooks import FIRST_LINES, MAX_BYTES, sheet_lines
 
 SEPARATORS = (",", ";", "\t")
 """Excel writes semicolons where the decimal mark is a comma, and tabs as `Unicode text`."""
-OLD_ENCODING = "windows-1252"
-"""What older Excel versions write in Western Europe. No byte tells it from other encodings, so its use is reported."""
+OLD_ENCODINGS = ("cp1252", "cp1250", "cp1251", "gb18030", "big5hkscs", "cp932", "cp949", "cp1253", "cp1254", "cp1257",
+                 "cp1255", "cp1256", "mac_roman")  # fmt: skip
+"""What spreadsheet programs write by country where they write no Unicode. No byte tells one from another for sure."""
 WORKBOOK = "xlsx"
 """Stands for the encoding of a workbook."""
-MAX_BYTES = 1 << 28
-"""The most bytes of a table, and of all parts of a workbook together once they are inflated."""
 MAX_ROWS = 1 << 20
 """The most rows of a table, which are also the most of a sheet in Excel."""
 HEADINGS = {
     "image": "image file filename picture bild bilddatei datei dateiname",
     "question": "question frage",
-    "answer": "answer antwort",
+    "answer": "answer answers antwort",
     "organ": "organ bodypart koerperregion korperregion koerperteil korperteil",
     "split": "split part teil",
     "patient": "patient patientid patientnumber patientennummer patientenid patientennr",
@@ -38,12 +39,16 @@ HEADINGS = {
 }
 """The headings that mean a column, without case, accents, spaces and punctuation."""
 _COLUMNS = {heading: column for column, headings in HEADINGS.items() for heading in headings.split()}
-_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16",
+          codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
 _ZIP, _OLD_WORKBOOK = b"PK\x03\x04", b"\xd0\xcf\x11\xe0"
 """The first bytes of Excel's workbooks."""
 _BLOCK = 1 << 20
-Cell = object
-"""Text, a number, a truth value or None."""
+_NO_TEXT = re.compile("[\0\x1b]")
+_NO_OLD_TEXT = re.compile("[\0\x1b\x80-\x9f]")
+"""Control characters that no text has; those from 0x80 on show that an old encoding is another one."""
+_ERRORS = {"#n/a", "#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!", "#n/v", "#wert!", "#bezug!"}
+"""What formulas with errors leave in a table."""
 
 
 def column_of(heading: str) -> str:
@@ -53,20 +58,27 @@ def column_of(heading: str) -> str:
 
 @contextmanager
 def opened_table(
-    file: BinaryIO, required: Collection[str], name: str
-) -> Iterator[tuple[Iterator[Mapping[str, Cell]], str]]:
+    file: BinaryIO,
+    required: Collection[str],
+    name: str,
+    options: TableOptions | None = None,
+    finds: TableFinds | None = None,
+) -> Iterator[tuple[Iterator[Mapping[str, str]], str]]:
     """The rows of a table by their columns, read as they are taken, and the table's encoding.
 
-    `name`: what errors call the table. Raises `DataError`, also while rows are taken; no error quotes the table.
+    `name`: what errors call the table. `finds` learns what is noticed. Raises `DataError`, also while rows are taken,
+    unless `finds` collects refusals; no error quotes the table.
     """
+    options, finds = options or TableOptions(), finds or TableFinds()
     start = _start(file, name)
     if start == _OLD_WORKBOOK:
         raise DataError(f"the {name} is a workbook of Excel 2003, or has a password: save it as xlsx or as CSV UTF-8")
     if start == _ZIP:
-        yield _rows(_sheet(file, name), required, name), WORKBOOK
+        lines = sheet_lines(file, name, partial(_are_headings, required=required), options, finds)
+        yield _rows(_filled_up(lines), required, name, finds), WORKBOOK
         return
-    with opened_text(file, name) as (text, encoding):
-        yield _rows(_fields(text, required, name), required, name), encoding
+    with opened_text(file, name, options.encoding) as (text, encoding):
+        yield _rows(_fields(text, required, name), required, name, finds), encoding
 
 
 def check_row_count(index: int, name: str) -> None:
@@ -76,20 +88,67 @@ def check_row_count(index: int, name: str) -> None:
 
 
 @contextmanager
-def opened_text(file: BinaryIO, name: str) -> Iterator[tuple[TextIO, str]]:
-    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is no text."""
-    start = _start(file, name)
-    marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
-    fitting = (encoding for encoding in ((marked,) if marked else ("utf-8", OLD_ENCODING)) if _fits(file, encoding))
-    encoding = next(fitting, None)
-    if encoding is None:
-        raise DataError(f"the {name} is no text: save it as CSV UTF-8")
+def opened_text(file: BinaryIO, name: str, old_encoding: str | None = None) -> Iterator[tuple[TextIO, str]]:
+    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is no text.
+
+    `old_encoding`: that of a file that is neither UTF-8 nor UTF-16, since none is guessed.
+    """
+    encoding = _unicode(file, name) or _checked(file, name, old_encoding)
     file.seek(0)
     text = io.TextIOWrapper(file, encoding, newline="")
     try:
         yield text, encoding
     finally:
         text.detach()
+
+
+def _unicode(file: BinaryIO, name: str) -> str | None:
+    """The encoding that shows in the bytes: UTF-8, or UTF-16 with or without its mark."""
+    start = _start(file, name)
+    marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+    if marked or _fits(file, "utf-8"):
+        return (marked or "utf-8") if _fits(file, marked or "utf-8") else None
+    file.seek(0)
+    sample = file.read(_BLOCK)
+    # Text without a mark has lines; with its bytes in the wrong order it has none.
+    halves = [each for each in ("utf-16-le", "utf-16-be") if re.search("[\r\n]", sample.decode(each, "replace"))]
+    return halves[0] if b"\0" in sample and len(halves) == 1 and _fits(file, halves[0]) else None
+
+
+def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
+    """The encoding that a person names. Raises `DataError` if there is none, or if it does not fit."""
+    try:
+        fits = encoding is not None and _fits(file, codecs.lookup(encoding).name, _NO_OLD_TEXT)
+    except (LookupError, ValueError):
+        raise DataError("--encoding names no encoding of texts; there is cp1252, gb18030, cp932 and others") from None
+    if encoding is not None and fits:
+        return codecs.lookup(encoding).name
+    if encoding is None and old_encodings(file):
+        raise DataError(
+            f"the {name} is neither UTF-8 nor UTF-16: save it as CSV UTF-8, or name its encoding by --encoding where "
+            "the command has that option; medfedvqa ingest check TABLE shows its text in those that fit"
+        )
+    raise DataError(f"the {name} is no text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
+
+
+def old_encodings(file: BinaryIO) -> list[str]:
+    """The old encodings in which the whole file is text."""
+    return [encoding for encoding in OLD_ENCODINGS if _fits(file, encoding, _NO_OLD_TEXT)]
+
+
+def samples(file: BinaryIO, name: str) -> list[tuple[str, str]]:
+    """A few lines of a file that is not Unicode as each encoding shows them, the likeliest first; else none."""
+    if _start(file, name) in (_ZIP, _OLD_WORKBOOK) or _unicode(file, name):
+        return []
+    from charset_normalizer import from_bytes
+
+    fitting = old_encodings(file)
+    file.seek(0)
+    content = file.read(_BLOCK)
+    likely = [match.encoding for match in from_bytes(content, cp_isolation=fitting)] if fitting else []
+    lines = [line.strip() for line in re.split(b"[\r\n]+", content) if not line.isascii()][:2]
+    order = dict.fromkeys(code for code in (*likely, *fitting) if code in fitting)
+    return [(code, " / ".join(line.decode(code, "replace")[:60] for line in lines)) for code in order]
 
 
 def _start(file: BinaryIO, name: str) -> bytes:
@@ -102,13 +161,13 @@ def _start(file: BinaryIO, name: str) -> bytes:
     return file.read(4)
 
 
-def _fits(file: BinaryIO, encoding: str) -> bool:
+def _fits(file: BinaryIO, encoding: str, no_text: re.Pattern[str] = _NO_TEXT) -> bool:
     """Whether the whole file is text in this encoding."""
     decoder = codecs.getincrementaldecoder(encoding)()
     file.seek(0)
     try:
         while block := file.read(_BLOCK):
-            if "\0" in decoder.decode(block):
+            if no_text.search(decoder.decode(block)):
                 return False
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
@@ -116,35 +175,96 @@ def _fits(file: BinaryIO, encoding: str) -> bool:
     return True
 
 
-def _rows(lines: Iterable[Sequence[Cell]], required: Collection[str], name: str) -> Iterator[Mapping[str, Cell]]:
-    """Rows by their columns. The first line has the headings; empty rows do not count."""
+def _rows(
+    lines: Iterable[Sequence[Cell]], required: Collection[str], name: str, finds: TableFinds
+) -> Iterator[Mapping[str, str]]:
+    """Rows by their columns. The first line that is not empty has the headings; empty rows do not count."""
     lines = iter(lines)
-    columns = [column_of(_text(heading)) for heading in next(lines, ())]
-    if not set(required) <= set(columns):
+    columns = _headings(lines, required, name)
+    index, below = -1, False
+    for line in lines:
+        if not any(map(_text, line)):
+            below = True
+            continue
+        index += 1
+        check_row_count(index, name)
+        try:
+            row = _row(index, columns, line, finds)
+            if below and not all(row[column] for column in required):
+                raise DataError(
+                    f"row {index} lacks a field and stands below an empty row: delete what stands below the table, "
+                    "such as a legend or a second table"
+                )
+            if all(column_of(row[column]) == column for column in required):
+                raise DataError(f"row {index} has the headings again: keep one table in the file")
+        except DataError as error:
+            finds.refuse(error)
+        else:
+            yield row
+
+
+def _filled_up(lines: Iterable[Sequence[Cell]]) -> Iterator[Sequence[Cell]]:
+    """Lines of a sheet, which end with their last cell, at least as long as those above."""
+    width = 0
+    for line in lines:
+        width = max(width, len(line))
+        yield [*line, *(width - len(line)) * ("",)]
+
+
+def _headings(lines: Iterator[Sequence[Cell]], required: Collection[str], name: str) -> list[str]:
+    """The columns, from the first line that is not empty."""
+    numbered = enumerate(lines, 1)
+    _, first = next(((place, line) for place, line in numbered if any(map(_text, line))), (0, ()))
+    if not _are_headings(first, required):
+        below = islice(numbered, FIRST_LINES)
+        place = next((place for place, line in below if _are_headings(line, required)), None)
+        if place:
+            raise DataError(f"the {name} has its headings in its line {place}: delete the lines above, such as a title")
         raise DataError(
             f"the {name} lacks a column: it needs {', '.join(required)} in its first line, separated by commas, "
             "semicolons or tabs"
         )
+    columns = [column_of(_text(heading)) for heading in first]
     named = [column for column in columns if column]
     if len(set(named)) != len(named):
         raise DataError(f"the {name} has a heading twice: name each column once")
-    for index, cells in enumerate(line for line in lines if any(map(_text, line))):
-        check_row_count(index, name)
-        if len(cells) != len(columns):
-            raise DataError(f"row {index} has more or fewer fields than the first line: quote texts with separators")
-        if any(_text(cell) and not column for column, cell in zip(columns, cells, strict=True)):
-            raise DataError(f"row {index} has a field in a column without a heading: name the column or empty it")
-        yield {column: cell for column, cell in zip(columns, cells, strict=True) if column}
+    return columns
+
+
+def _are_headings(line: Sequence[Cell], required: Collection[str]) -> bool:
+    return set(required) <= {column_of(_text(cell)) for cell in line}
+
+
+def _row(index: int, columns: Sequence[str], line: Sequence[Cell], finds: TableFinds) -> dict[str, str]:
+    """The texts of a line by their columns. Raises `DataError` for a cell that cannot be read as it is shown."""
+    if len(line) < len(columns) or any(map(_text, line[len(columns) :])):
+        raise DataError(f"row {index} has more or fewer fields than the first line: quote texts with separators")
+    row = {}
+    for column, cell in zip(columns, line, strict=False):
+        text = _text(cell)
+        if not column:
+            if text:
+                raise DataError(f"row {index} has a field in a column without a heading: name the column or empty it")
+            continue
+        if isinstance(cell, SheetCell):
+            text = cell.day if column == "birth_date" and cell.day else cell.text
+            if cell.refusal and not text:
+                raise DataError(f"row {index}: the field '{column}' {cell.refusal}")
+            if cell.held:
+                finds.change(column, cell.held, text)
+        if text.casefold() in _ERRORS:
+            raise DataError(f"row {index}: the field '{column}' holds an error of a formula: repair it")
+        row[column] = text
+    return row
 
 
 def _fields(text: TextIO, required: Collection[str], name: str) -> Iterator[list[str]]:
     """The fields of each line of a CSV file."""
-    first = text.readline()
+    first = text.readline().lstrip("\ufeff")  # of files that were joined
     if first.strip().casefold() in {f"sep={separator}".strip() for separator in SEPARATORS}:
         first = text.readline()
-    lines = (line for part in ((first,), text) for line in part)
     try:
-        yield from csv.reader(lines, delimiter=_separator(first, required), strict=True)
+        yield from csv.reader(chain((first,), text), delimiter=_separator(first, required), strict=True)
     except csv.Error:
         raise DataError(f"the {name} is no valid CSV: check its quotes") from None
 
@@ -161,49 +281,6 @@ def _separator(line: str, required: Collection[str]) -> str:
     return SEPARATORS[0]
 
 
-def _sheet(file: BinaryIO, name: str) -> Iterator[Sequence[Cell]]:
-    """The lines of a workbook's first sheet; a cell with a formula has the value that Excel kept of it."""
-    try:
-        from openpyxl import load_workbook
-    except ModuleNotFoundError:
-        raise DataError(
-            f"the {name} is a workbook: pip install 'medfedvqa[ingest]' to read it, or save its sheet as CSV UTF-8"
-        ) from None
-    damaged = DataError(f"the {name} is no workbook that can be read: save its sheet as CSV UTF-8")
-    try:
-        with zipfile.ZipFile(file) as parts:
-            size = sum(part.file_size for part in parts.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        raise damaged from None
-    if size > MAX_BYTES:
-        raise DataError(f"the {name} is a workbook of more than {MAX_BYTES >> 20} MiB: save its sheet as CSV UTF-8")
-    file.seek(0)
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of features that a table does not need
-            sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
-        lines = map(_without_empty_end, sheet.iter_rows(values_only=True))
-        headings = next(lines, ())
-        yield headings
-        for line in lines:
-            yield [_cell(cell) for cell in (*line, *(len(headings) - len(line)) * (None,))]
-    except Exception:  # openpyxl raises errors of many kinds for damaged workbooks
-        raise damaged from None
-
-
-def _without_empty_end(line: Sequence[Cell]) -> Sequence[Cell]:
-    """The cells up to the last that holds something: sheets remember cells that were used once."""
-    length = next((place for place in range(len(line), 0, -1) if _text(line[place - 1])), 0)
-    return line[:length]
-
-
-def _cell(cell: Cell) -> Cell:
-    """A cell as a table in text would have it: whole numbers without a fraction, dates as year, month and day."""
-    if isinstance(cell, float) and cell.is_integer():
-        return int(cell)
-    if isinstance(cell, datetime):
-        return cell.date().isoformat() if cell.time() == time() else cell.isoformat(" ")
-    return cell.isoformat() if isinstance(cell, (date, time)) else cell
-
-
 def _text(cell: Cell) -> str:
-    return "" if cell is None else str(cell).strip()
+    """What stands in a cell; of a cell that cannot be read, that something does."""
+    return cell.strip() if isinstance(cell, str) else cell.text or cell.refusal

@@ -40,7 +40,7 @@ def test_a_list_is_numbered_as_itself(own):
 def test_a_public_list_has_two_answers_each_once_as_answers_are_compared(answers):
     """Answers that would never be matched, or would be two outputs for one, are refused without being quoted."""
     with pytest.raises(
-        ValueError, match="^give at least two answers, each once, in lower case and with single spaces$"
+        ValueError, match="^give at least two answers, each once, in lower case, with single spaces and in plain"
     ):
         public_list(answers)
 

@@ -8,6 +8,7 @@ import pytest
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.questions import contradictions, read_questions, topic
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
+from medfedvqa.ingest.table_finds import TableOptions
 
 HEAD = "image,question,answer,organ,split\n"
 
@@ -44,10 +45,14 @@ def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
         ("a.csv", HEAD + '"SECRET,SECRET?,yes,,\n', "no valid CSV"),
         ("a.csv", "image,question,answer,SECRET\na,b,c,d\n", "row 0 has an unknown field"),
         ("a.jsonl", "{SECRET\n", "row 0 is not valid JSON"),
-        ("a.jsonl", "[]\n", "row 0 is no JSON object"),
+        ("a.jsonl", "[]\n", "has no rows"),
+        ("a.jsonl", "7\n", "row 0 is no JSON object"),
+        ("a.json", '[{"image": "a", "question": "SECRET", "answer": "c"}\n', "row 1 is not valid JSON"),
+        ("a.json", "[{}] SECRET", "row 0: the field 'image' is missing"),
+        ("a.json", '{"questions": [\n"SECRET"]}', "row 0 is not valid JSON: give one object a line, or a list"),
         ("a.jsonl", "[" * 100_000 + "\n", "row 0 is not valid JSON"),
         ("a.jsonl", '{"image": ["SECRET"], "question": "a", "answer": "b"}\n', "row 0: the field 'image' is not text"),
-        ("a.jsonl", '{"image": "a", "question": "a", "answer": true}\n', "row 0: the field 'answer' is not text"),
+        ("a.jsonl", '{"image": "a", "question": "a", "answer": {}}\n', "row 0: the field 'answer' is not text"),
         ("a.jsonl", "\n", "has no rows"),
     ],
 )
@@ -70,13 +75,13 @@ def test_a_file_that_is_absent_or_no_text_is_one_sentence(tmp_path: Path) -> Non
 TABLE = "Image;Question ;ANSWER\r\na.dcm;Größe, normal?;ja\r\n;;\r\nb.dcm;Links?;nein\r\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "windows-1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_tables_are_read_as_spreadsheets_write_them(tmp_path: Path, encoding: str, separator: str) -> None:
     """Each separator in each encoding: capital headings, a comma within a text, and an empty row."""
     text = TABLE.replace("Größe, normal?", '"Größe, normal?"').replace(";", separator)
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
-    table = read_questions(tmp_path / "a.csv")
+    table = read_questions(tmp_path / "a.csv", options=TableOptions("cp1252" if encoding == "cp1252" else None))
     assert [(row.image, row.question, row.answer) for row in table.rows] == [
         ("a.dcm", "Größe, normal?", "ja"),
         ("b.dcm", "Links?", "nein"),

@@ -56,8 +56,8 @@ def test_a_workbook_is_read_as_its_sheet_in_text_would_be(tmp_path: Path) -> Non
     [
         ([("image", "question"), ("SECRET", "SECRET")], "lacks a column"),
         ([("image", "question", "answer"), ("a", "b", "c", "SECRET")], "row 0 has more or fewer fields"),
-        ([("image", "question", "answer"), ("a", "b", True)], "row 0: the field 'answer' is not text"),
-        ([("image", "question", "answer"), ("a", "=SECRET", None)], "row 0: the field 'question' is missing or empty"),
+        ([("image", "question", "answer"), ("a", "b", None)], "row 0: the field 'answer' is missing or empty"),
+        ([("image", "question", "answer"), ("a", "=SECRET", "c")], "row 0: the field 'question' has a formula without"),
         ([], "lacks a column"),
     ],
 )
