@@ -20,7 +20,7 @@ def plain_number(patient_id: str) -> str:
 
 
 _LOST_DIGITS = re.compile(r"\d+[.,]0+|\d+([.,]\d+)?[eE]\+\d+")
-"""A number that a program took for a fraction or wrote with a power of ten: `4711.0`, `4.7E+11`."""
+"""A number that a program took for a fraction or wrote with a power of ten: `12.0`, `1.2E+05`."""
 _LOOK_ALIKE = str.maketrans("АВЕКМНОРСТУХІЈЅΑΒΕΖΗΙΚΜΝΟΡΤΥΧ", "ABEKMHOPCTYXIJSABEZHIKMNOPTYX")
 """Cyrillic and Greek capitals, and the Latin ones that look the same."""
 
@@ -42,7 +42,7 @@ class NumberSpellings:
         `person`: whose number it is, where that is known: several spellings of one person join nobody.
         """
         if lost_digits(number):
-            return "is a number that lost its form, such as 4711.0 or 4.7E+11: format the column as text"
+            return "is a number that lost its form, such as 12.0 or 1.2E+05: format the column as text"
         if number != plain(number) and "".join(number.split()) != "".join(plain(number).split()):
             return "has letters that nobody sees or that look like others: type the number again"
         looks = "".join(number.upper().translate(_LOOK_ALIKE).split()).lstrip("0")

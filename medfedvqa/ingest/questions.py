@@ -204,6 +204,8 @@ class _RowReader:
 
     def _text(self, index: int, name: str, value: object) -> str:
         """A field as it is stored. Raises `DataError`."""
+        if value is None and name not in REQUIRED:
+            return ""
         given = value
         if name == "answer":
             value = _one_answer(index, value)
@@ -214,8 +216,7 @@ class _RowReader:
             raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
         text = written if name == "patient" else without_invisible(written)
         if name == "answer":
-            # A final dot makes no other answer; a number may end with one nowhere.
-            text = plain(text).rstrip(".").rstrip() or text
+            text = _without_dot(text)
         if name in REQUIRED and not text:
             raise DataError(f"row {index}: the field '{name}' is missing or empty")
         if len(text) > MAX_LETTERS:
@@ -262,15 +263,20 @@ class _RowReader:
         )
 
 
+def _without_dot(answer: str) -> str:
+    """An answer as it looks, without a final dot, which makes no other answer."""
+    return plain(answer).rstrip(".").rstrip() or answer
+
+
 def _one_answer(index: int, value: object) -> object:
     """The answer in a field: of several persons' answers that of most; truth values and whole numbers as text."""
     if isinstance(value, list):
         entries = [each.get("answer") if isinstance(each, dict) else each for each in value]
         answers = [_one_answer(index, each) for each in entries if isinstance(each, (str, int, float))]
-        votes = Counter(fold(str(each)) for each in answers).most_common(2)
+        votes = Counter(fold(_without_dot(str(each))) for each in answers).most_common(2)
         if len(answers) < max(1, len(value)) or (len(votes) > 1 and votes[0][1] == votes[1][1]):
             raise DataError(f"row {index}: no answer of the list has the most votes: give one answer")
-        return next(each for each in answers if fold(str(each)) == votes[0][0])
+        return next(each for each in answers if fold(_without_dot(str(each))) == votes[0][0])
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():

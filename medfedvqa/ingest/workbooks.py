@@ -26,7 +26,7 @@ FIRST_LINES = 20
 """Headings are looked for in the first lines of each sheet."""
 _SPACE = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _ROW, _CELL, _VALUE, _FORMULA, _INLINE, _T = (_SPACE + tag for tag in ("row", "c", "v", "f", "is", "t"))
-_NOTHING: Cell = ""
+_TRUTH: dict[str, Cell] = {"1": SheetCell("true", "TRUE"), "0": SheetCell("false", "FALSE"), "": ""}
 _AS_TEXT = "format the column as text and type the value again"
 _TOKENS = re.compile(
     r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|_.|\*.|\[(?:\$-[^\]]*|black|blue|cyan|green|magenta|red|white|yellow)\]'
@@ -64,7 +64,7 @@ def sheet_lines(
             sheet = _chosen(book.worksheets, name, has_headings, finds)
             layout = _layout(sheet._get_source())
             layout.check(name, options, finds)
-            yield from _lines(sheet, layout if options.hidden == "leave-out" else Layout())
+            yield from _lines(sheet, layout if options.hidden == "leave-out" else None)
     except DataError:
         raise
     except Exception:  # openpyxl and expat raise errors of many kinds for damaged workbooks
@@ -74,7 +74,7 @@ def sheet_lines(
 def _chosen(sheets: Sequence[Any], name: str, has_headings: Callable[[Sequence[Cell]], bool], finds: TableFinds) -> Any:
     """The sheet that is the table."""
     shown = [sheet for sheet in sheets if sheet.sheet_state == "visible"]
-    with_headings = [sheet for sheet in sheets if any(map(has_headings, islice(_lines(sheet, Layout()), FIRST_LINES)))]
+    with_headings = [sheet for sheet in sheets if any(map(has_headings, islice(_lines(sheet, None), FIRST_LINES)))]
     tables = [sheet for sheet in with_headings if sheet in shown]
     if len(tables) > 1:
         raise DataError(f"the {name} has {len(tables)} visible sheets with the headings: keep one of them in the file")
@@ -102,7 +102,7 @@ class Layout:
         """Whether a row with these attributes is hidden."""
         height = row("ht")
         unsaid = self.zero_height and row("hidden") is None and height is None
-        return unsaid or row("hidden") in ("1", "true") or (height is not None and float(height) == 0)
+        return unsaid or row("hidden") in ("1", "true") or (height is not None and float(height) < 1)
 
     def check(self, name: str, options: TableOptions, finds: TableFinds) -> None:
         """Refuses merged cells, and what is hidden unless a person decided about it."""
@@ -146,7 +146,7 @@ def _layout(source: IO[bytes]) -> Layout:
             layout.merged.append(said["ref"])
         elif tag.endswith("}sheetFormatPr"):
             layout.zero_height = said.get("zeroHeight") in ("1", "true")
-        elif tag.endswith("}col") and (said.get("hidden") in ("1", "true") or float(said.get("width", 1)) == 0):
+        elif tag.endswith("}col") and (said.get("hidden") in ("1", "true") or float(said.get("width", 1)) < 0.2):
             layout.columns.update(range(int(said["min"]), min(int(said["max"]), 1 << 14) + 1))
 
     def refuse(*_: object) -> None:
@@ -159,7 +159,7 @@ def _layout(source: IO[bytes]) -> Layout:
     return layout
 
 
-def _lines(sheet: Any, left_out: Layout) -> Iterator[list[Cell]]:
+def _lines(sheet: Any, left_out: Layout | None) -> Iterator[list[Cell]]:
     """The lines of a sheet up to the last cell of each that holds something, without what the layout hides."""
     styles: dict[int, tuple[str, bool]] = {}
     last = 0
@@ -170,9 +170,9 @@ def _lines(sheet: Any, left_out: Layout) -> Iterator[list[Cell]]:
             before, last = last, int(row.get("r", last + 1))
             yield from ([] for _ in range(min(last - before - 1, FIRST_LINES)))  # empty rows are not in the file
             line: list[Cell] = []
-            for element in row.iterfind(_CELL) if not left_out.is_hidden(row.get) else ():
+            for element in row if left_out is None or not left_out.is_hidden(row.get) else ():
                 column = _column(element.get("r")) or len(line) + 1
-                if column not in left_out.columns and (cell := _cell(element, sheet, styles)):
+                if (left_out is None or column not in left_out.columns) and (cell := _cell(element, sheet, styles)):
                     line += [""] * (column - 1 - len(line))
                     line.append(cell)
             row.clear()
@@ -195,7 +195,7 @@ def _cell(element: Element, sheet: Any, styles: dict[int, tuple[str, bool]]) -> 
         styled = ReadOnlyCell(sheet, 1, 1, None, style_id=style)
         styles[style] = styled.number_format or "General", bool(styled.font.strike)
     code, struck = styles[style]
-    value, cell = element.findtext(_VALUE) or "", _NOTHING
+    value, cell = element.findtext(_VALUE) or "", _TRUTH[""]
     if element.find(_FORMULA) is not None and not value and kind != "str":
         return SheetCell(refusal="has a formula without a kept value: open and save the workbook in Excel")
     if kind == "e":
@@ -206,7 +206,7 @@ def _cell(element: Element, sheet: Any, styles: dict[int, tuple[str, bool]]) -> 
         cell = _rich(sheet._shared_strings[int(value)])
     elif kind == "b" or not value:
         # Shown in the language of the program: TRUE, WAHR, VRAI.
-        cell = {"1": SheetCell("true", "TRUE"), "0": SheetCell("false", "FALSE"), "": ""}[value]
+        cell = _TRUTH[value]
     elif kind == "str":
         cell = _rich(value)
     else:
@@ -238,13 +238,14 @@ def _rich(text: Any) -> Cell:
     """A text, or parts of it that have fonts of their own."""
     from openpyxl.utils.escape import unescape
 
-    parts = [text] if isinstance(text, str) else text
-    fonts = [part.font for part in parts if not isinstance(part, str)]
+    if isinstance(text, str):
+        return str(unescape(text)).strip() if "_x" in text else text.strip()
+    fonts = [part.font for part in text if not isinstance(part, str)]
     if any(font.strike for font in fonts):
         return SheetCell(refusal="has text that is struck out: delete it, or the line through it")
     if any(font.vertAlign in ("superscript", "subscript") for font in fonts):
         return SheetCell(refusal="has raised or lowered letters, which plain text joins: write it otherwise")
-    return str(unescape("".join(map(str, parts)))).strip()
+    return str(unescape("".join(map(str, text)))).strip()
 
 
 def _number(value: str, code: str, day: Callable[[], str]) -> Cell:
