@@ -1,5 +1,6 @@
 """`medfedvqa ingest check` and `ingest` agree about a table: what one refuses, the other does."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ TABLES: list[tuple[str, Callable[[Path], None], tuple[str, ...], bool, list[str]
     ("g.csv", lambda path: write(path, HEAD + "a,左侧还是右侧,左,7\n", "gbk"), (), False, ["左侧还是右侧", "gb18030"]),
     ("g.csv", lambda path: write(path, HEAD + "a,左侧,左,7\n", "gbk"), ("--encoding", "gbk"), True, ["as gbk"]),
     ("f.csv", lambda path: write(path, HEAD + "a,b?,c,4711.0\nb,b?,NaN,7\n"), (), False, ["row 0", "row 1"]),
-    ("u.csv", lambda path: write(path, HEAD + "a,b?,y\u200bes,7\nb,b?,YES,7\n"), (), True, ["yes\\u200b", "'YES'"]),
+    ("u.csv", lambda path: write(path, HEAD + "a,b?,y\u200bes,7\nb,b?,YES,7\n"), (), True, ["'y\\u200bes'", "'YES'"]),
     ("s.csv", lambda path: write(path, HEAD + "a,b?,[red]c,7\nb,b?,[RED]C,7\n"), (), True, ["[red]c"]),
     ("n.csv", lambda path: None, (), False, ["cannot be read"]),
 ]
@@ -52,14 +53,14 @@ def test_check_and_ingest_agree_and_check_shows_why(
     make(table := tmp_path / name)
     checked = medfedvqa("ingest", "check", str(table), *options)
     assert checked.returncode == (0 if is_read else 1), checked.stdout + checked.stderr
-    assert all(text.replace("y\u200b", "y") in checked.stdout.replace("y\\u200bes", "yes\\u200b") for text in shown)
+    assert all(text in checked.stdout for text in shown)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(b"none")
     done = medfedvqa(
         "ingest", str(tmp_path / "in"), "--questions", str(table), "--out", str(tmp_path / "out"), *options
     )
     reason = "no question could be kept" if is_read else checked.stdout.partition("refused: ")[2].splitlines()[0]
-    assert done.returncode == 1 and reason[:60] in done.stderr and not set(shown[:1]) & {done.stderr}
+    assert done.returncode == 1 and reason[:60] in done.stderr and not re.search(r"4711|左|\[red\]", done.stderr)
 
 
 def test_a_table_is_checked_without_torch(tmp_path: Path) -> None:

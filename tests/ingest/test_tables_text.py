@@ -107,9 +107,7 @@ def test_what_may_join_or_split_patients_is_refused(tmp_path: Path, numbers: lis
     for read in (lambda: read_questions(tmp_path / "a.csv"), lambda: read_persons(tmp_path / "p.csv")):
         with pytest.raises(DataError, match=f"row {len(numbers) - 1}") as caught:
             read()
-        assert (
-            "4711\u200b" not in str(caught.value) and numbers[-1] + " " not in str(caught.value).replace(",", " ")[:30]
-        )
+        assert "47" not in str(caught.value)
 
 
 def test_other_numbers_stay_and_spellings_of_one_person_are_no_fault(tmp_path: Path) -> None:
