@@ -250,6 +250,8 @@ def _row(index: int, columns: Sequence[str], line: Sequence[Cell], finds: TableF
             text = cell.day if column == "birth_date" and cell.day else cell.text
             if cell.refusal and not text:
                 raise DataError(f"row {index}: the field '{column}' {cell.refusal}")
+            if column == "patient" and "." in cell.held:
+                raise DataError(f"row {index}: the field 'patient' is rounded by its format: format the column as text")
             if cell.held:
                 finds.change(column, cell.held, text)
         if text.casefold() in _ERRORS:

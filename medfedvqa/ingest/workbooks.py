@@ -254,7 +254,7 @@ def _number(value: str, code: str, day: Callable[[], str]) -> Cell:
 
     if is_date_format(code) or not re.fullmatch(r"[-+.\dEe]+", value):
         date = day()
-        if re.fullmatch(r"yyyy\\?-mm\\?-dd", code, re.IGNORECASE):
+        if date and re.fullmatch(r"yyyy\\?-mm\\?-dd", code, re.IGNORECASE):
             return date
         return SheetCell(refusal=f"is a date, of which Excel does not keep what was typed: {_AS_TEXT}", day=date)
     number = Decimal(value)

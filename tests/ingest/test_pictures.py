@@ -84,7 +84,7 @@ def ingested(tmp_path_factory, make_place, make_dicom: Callable):
             ("deep.png", "Right?", "no", "head", "33-0815", "", "", ""),
             ("scan.tif", "Is Mrs. Secret well?", "no", "head", "33-0815", "", "", ""),
             ("colour.png", "Up?", "no", "head", "SECRET-4", "SECRET, Uta", "", ""),
-            ("Gro\u0308ße.png", "Up?", "yes", "", " secret-1", "", "", ""),
+            ("Gro\u0308ße.png", "Up?", "yes", "", " SECRET-1 ", "", "", ""),
             ("x.dcm", "Up?", "yes", "", "SECRET-1", "", "", ""),
         ],
         headings,
