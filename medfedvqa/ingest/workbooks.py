@@ -22,18 +22,20 @@ from medfedvqa.ingest.table_finds import Cell, SheetCell, TableFinds, TableOptio
 
 MAX_BYTES = 1 << 28
 """The most bytes of a table, and of all parts of a workbook together once they are inflated."""
+MAX_COLUMNS = 1 << 14
+"""The most columns of a sheet in Excel."""
 FIRST_LINES = 20
 """Headings are looked for in the first lines of each sheet."""
 _SPACE = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _ROW, _CELL, _VALUE, _FORMULA, _INLINE, _T = (_SPACE + tag for tag in ("row", "c", "v", "f", "is", "t"))
 _TRUTH: dict[str, Cell] = {"1": SheetCell("true", "TRUE"), "0": SheetCell("false", "FALSE"), "": ""}
 _AS_TEXT = "format the column as text and type the value again"
-_TOKENS = re.compile(
-    r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|_.|\*.|\[(?:\$-[^\]]*|black|blue|cyan|green|magenta|red|white|yellow)\]'
-    r"|(?P<digit>[0#])|(?P<mark>[.,%])|(?P<literal>[-+/():$€£ ])",
-    re.IGNORECASE,
+_LETTERS = r'(?:"[^"]*"|\\.|_.|[-+/():$€£ ])*'
+_FORMAT = re.compile(
+    rf"(?P<before>{_LETTERS})(?P<thousands>#,##)?(?P<digits>#*0+)(?P<places>\.0+)?(?P<percent>%?)(?P<after>{_LETTERS})"
+    "(?P<others>;.*)?"
 )
-"""The parts of a number format that are understood (ECMA-376, part 1, 18.8.31)."""
+"""The number formats that are understood (ECMA-376, part 1, 18.8.31): digits, and letters before and after them."""
 
 
 def sheet_lines(
@@ -129,7 +131,7 @@ class Layout:
 
 def _layout(source: IO[bytes]) -> Layout:
     """Takes a pass of its own, since merged cells are listed after all rows."""
-    layout, place = Layout(), {"row": 0, "column": 0, "hidden": 0}
+    layout, place = Layout(), {"row": 0, "column": 0, "hidden": 0, "spans": 0}
 
     def start(tag: str, said: dict[str, str]) -> None:
         if tag == _VALUE[1:] or tag == _INLINE[1:]:
@@ -147,7 +149,10 @@ def _layout(source: IO[bytes]) -> Layout:
         elif tag.endswith("}sheetFormatPr"):
             layout.zero_height = said.get("zeroHeight") in ("1", "true")
         elif tag.endswith("}col") and (said.get("hidden") in ("1", "true") or float(said.get("width", 1)) < 0.2):
-            layout.columns.update(range(int(said["min"]), min(int(said["max"]), 1 << 14) + 1))
+            place["spans"] += 1
+            if place["spans"] > MAX_COLUMNS:
+                raise ValueError("more hidden columns than a sheet has")
+            layout.columns.update(range(int(said["min"]), min(int(said["max"]), MAX_COLUMNS) + 1))
 
     def refuse(*_: object) -> None:
         raise ValueError("no workbook has a document type")
@@ -287,34 +292,14 @@ def _general(number: Decimal) -> str:
 
 
 def _formatted(number: Decimal, code: str) -> str:
-    """As a format of digits, a point, percent and literal letters shows it; empty for any other format."""
-    sections = code.split(";")
-    section = sections[2 if len(sections) > 2 and not number else 0]
-    tokens = list(_TOKENS.finditer(section))
-    if "".join(token.group() for token in tokens) != section or (number < 0 and len(sections) > 1):
+    """As a number format of `_FORMAT` shows it; empty for any other, and where it has a section of its own."""
+    match = _FORMAT.fullmatch(code)
+    if not match or (match["others"] and number <= 0):
         return ""
-    marks = [token["mark"] or "" for token in tokens]
-    percent = "%" in marks
-    point = marks.index(".") if "." in marks else len(tokens)
-    places = sum(bool(token["digit"]) for token in tokens[point:])
-    value = (abs(number) * (100 if percent else 1)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
-    if "," in marks and ("#,##0" not in section or value >= 1000):
-        return ""
-    left = [place for place, token in enumerate(tokens[:point]) if token["digit"]]
-    optional = any(token["digit"] == "#" for token in tokens[point:])
-    if marks.count(".") > 1 or marks.count("%") > 1 or not left or optional:
-        return ""
-    whole, _, fraction = f"{value:f}".partition(".")
-    least = sum(tokens[place]["digit"] == "0" for place in left)
-    digits = ("" if whole == "0" else whole).rjust(least, "0").rjust(len(left), "\0")
-    extra = len(digits) - len(left) + 1
-    shown = dict(zip(left, [digits[:extra], *digits[extra:]], strict=True))
-    rest = iter(fraction)
-    letters = [
-        (shown[place] if place < point else next(rest))
-        if token["digit"]
-        # Thousands have no mark below a thousand.
-        else (token["mark"] or token["quoted"] or token["escaped"] or token["literal"] or "").replace(",", "")
-        for place, token in enumerate(tokens)
-    ]
-    return ("-" if number < 0 and value else "") + "".join(letters).replace("\0", "").strip()
+    places = len(match["places"] or ".") - 1
+    value = (abs(number) * (100 if match["percent"] else 1)).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+    if match["thousands"] and value >= 1000:
+        return ""  # the mark differs from country to country
+    width = match["digits"].count("0") + (places + 1 if places else 0)
+    before, after = (re.sub(r'"([^"]*)"|\\(.)|_.', r"\1\2", match[part]) for part in ("before", "after"))
+    return f"{'-' if number < 0 and value else ''}{before}{value:0{width}f}{match['percent']}{after}".strip()

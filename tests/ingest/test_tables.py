@@ -148,6 +148,32 @@ READ = (
 
 
 @pytest.mark.slow
+def test_one_hidden_row_among_a_million_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    """It is the last row but one; read or left out on request, all others are there."""
+    as_excel_writes(tmp_path / "a.xlsx", LINES)
+    cells = '<c r="A{0}" t="s"><v>3</v></c><c r="B{0}" t="s"><v>4</v></c><c r="C{0}"><v>{0}</v></c></row>'
+    rows = (f'<row r="{n}"{HIDDEN if n == 2**20 - 2 else ""}>{cells.format(n)}' for n in range(4, 2**20))
+    with zipfile.ZipFile(tmp_path / "a.xlsx") as sound, zipfile.ZipFile(tmp_path / "b.xlsx", "w", 8) as large:
+        for name in sound.namelist():
+            head, end, rest = sound.read(name).partition(b"</sheetData>")
+            with large.open(name, "w") as part:
+                part.write(head)
+                for row in rows if name == SHEET else ():
+                    part.write(row.encode())
+                part.write(end + rest)
+    with pytest.raises(DataError, match="has 1 hidden rows and 0 hidden columns with content"):
+        read_questions(tmp_path / "b.xlsx")
+    code = READ.replace("(Path(sys.argv[1]))", "(Path(sys.argv[1]), (), TableOptions(hidden='leave-out'))")
+    code = "from medfedvqa.ingest.table_finds import TableOptions;" + code
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.xlsx")], stdout=subprocess.PIPE, check=True)
+    count, memory = map(int, done.stdout.split())
+    assert count == 2 + 2**20 - 4 - 1 and memory < MOST_MEMORY * 1000
+
+
+HIDDEN = ' hidden="1"'
+
+
+@pytest.mark.slow
 def test_a_million_rows_are_read_in_bounded_memory_and_more_are_refused(tmp_path: Path) -> None:
     """A process of its own reads 1,048,576 rows of 100 letters; one row more is one sentence."""
     path = tmp_path / "a.csv"
