@@ -36,7 +36,7 @@ def check(
             with open_plain(table) as file:
                 _show(
                     console,
-                    "text in each encoding that fits, the likeliest first",
+                    "text in each encoding that fits: choose one",
                     ("--encoding", "text"),
                     samples(file, FILE),
                 )
