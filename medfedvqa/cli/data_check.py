@@ -44,7 +44,7 @@ def check_command(
     answers = Counter(fold(row.answer) for row in rows)
     shown = answers.most_common(None if show_all else MOST)
     console.print(f"answers: {len(answers)} different ones; most frequent: {_listed(shown)}", soft_wrap=True)
-    for note in _repeated(rows):
+    for note in (*_repeated(rows), *_dotted(answers)):
         console.print(f"note: {sentence(note)}", soft_wrap=True, highlight=False)
     problems = list(_absent(rows, layout, root, show_all)) if rows else ["no row is read: download the set again"]
     for problem in problems:
@@ -108,3 +108,10 @@ def _repeated(rows: "list[Row]") -> Iterable[str]:
     repeated = sum((row.image, fold(row.question)) in trained for row in rows if row.split == "test")
     if repeated:
         yield f"{repeated} test questions are asked of the same picture in the other parts: take them out of one"
+
+
+def _dotted(answers: Iterable[str]) -> Iterable[str]:
+    """Answers that nobody would take for two."""
+    known = set(answers)
+    if dotted := [answer for answer in known if answer.endswith(".") and answer.rstrip(".") in known]:
+        yield f"{len(dotted)} answers differ from another by a final dot alone, and are classes of their own"

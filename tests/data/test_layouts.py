@@ -228,7 +228,7 @@ def check(*words: str | Path, code: int) -> str:
 
 def test_data_check_names_form_languages_parts_and_what_is_missing_before_torch(tmp_path: Path) -> None:
     """All missing pictures, not the first; the packed archive that may hold them; exit code 1."""
-    rows = [slake_row(img_name=f"{k}/source.jpg", answer=("Yes", "yes ")[k % 2]) for k in range(3)]
+    rows = [slake_row(img_name=f"{k}/source.jpg", answer=("Yes", "yes ", "yes.")[k]) for k in range(3)]
     rows += [slake_row(q_lang="zh", question="这是肺吗？")]
     for part in ("train", "validate", "test"):
         put(tmp_path / f"{part}.json", json.dumps(rows if part == "train" else rows[:1]))
@@ -237,7 +237,7 @@ def test_data_check_names_form_languages_parts_and_what_is_missing_before_torch(
     printed = check(tmp_path, code=1)
     for words in (
         "form: SLAKE as published", "train 3, validate 1, test 1", "not read: 1 rows in Chinese",
-        "answers: 1 different ones; most frequent: yes 5",
+        "answers: 2 different ones; most frequent: yes 4, yes. 1", "1 answers differ from another by a final dot",
         "1 test questions are asked of the same picture in the other parts",
         "2 pictures are missing or empty: imgs.zip is still packed: unpack it. imgs/1/source.jpg, imgs/2/source.jpg",
     ):  # fmt: skip
