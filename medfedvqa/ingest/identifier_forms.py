@@ -2,32 +2,38 @@
 
 A header says `MÜLLER^JÜRGEN` and `19310507`; a film or a question says "Mueller's" and "7 May 1931". Both sides become
 forms such as `name:muller` and `date:19310507`. Forms are compared as keyed digests, so that a store's journal holds
-no identifier.
+no identifier. A name of five letters or more also has the forms that lack one letter: two names that differ in one
+letter share such a form (the symmetric deletion of Garbe's SymSpell).
 """
 
 import re
+import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from medfedvqa.ingest.calendar_dates import dates_in
 from medfedvqa.ingest.name_forms import (
     FUZZY,
-    LETTERS,
+    LEAST_NAME,
     RUN,
-    all_forms,
-    east_asian_spots,
-    exact_forms,
+    WORD,
     folded,
-    likely_forms,
+    is_in_cases,
+    near_forms,
     person_forms,
+    run_forms,
+    runs_of_signs,
+    sounds,
+    spelled,
     without_prefixes,
+    word_forms,
+    words_joined,
 )
-from medfedvqa.ingest.word_lists import GENERIC, MEDICAL, NOBODY
+from medfedvqa.ingest.word_lists import GENERIC, is_ordinary
+from medfedvqa.ingest.written_dates import dates_in
 
 if TYPE_CHECKING:
-    from pydicom.dataelem import DataElement
     from pydicom.dataset import Dataset
 
 NUMBERS = (
@@ -40,22 +46,24 @@ PLACES = (
     "InstitutionName", "InstitutionAddress", "InstitutionalDepartmentName", "PatientAddress", "StationName",
     "ReferringPhysicianAddress", "CountryOfResidence", "RegionOfResidence", "CurrentPatientLocation",
 )  # fmt: skip
-FREE = re.compile(r"(?:Description|Comments?|History|Reason\w*|Procedure|Occupation|Alerts|Allergies|Needs|State)$")
-"""The ends of the keywords of elements in which people write sentences."""
 LEAST_PLACE, LEAST_NUMBER = 4, 4
 """The fewest letters of a place's word, and the fewest letters and digits of a number."""
-CODECS = (
-    "utf-8", "iso2022_jp_2", "iso2022_kr", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp1252", "cp1250",
-    "cp1251", "iso8859-5", "koi8-r", "cp1253", "iso8859-7", "cp1254", "cp1255", "cp1256", "iso8859-6", "cp874",
-)  # fmt: skip
-"""The encodings in which the bytes of a header are read that declares none, or another."""
-TEXTS = frozenset({"PN", "LO", "SH", "ST", "LT", "UT", "UC", "CS", "AE"})
-MOST_BYTES = 1024
-"""How much of a value is read in other encodings than its own."""
 PHONE = 7
 """Phone numbers are compared by their last digits, since the codes of country and town are written in many ways."""
-_WORD = re.compile(rf"{LETTERS}+(?:['’´`׳]{LETTERS}+)?")
+ENCODINGS = (
+    "utf-8", "cp1252", "gb18030", "cp932", "euc_jp", "cp949", "big5hkscs", "cp1251", "iso8859_5", "koi8_r", "iso8859_7",
+    "iso8859_6", "cp1256", "iso8859_8", "iso8859_9", "iso8859_2", "tis_620", "iso2022_jp_2", "iso2022_kr",
+)  # fmt: skip
+"""Encodings that headers are written in, whatever they declare. The first two are the usual faults."""
+MOST_UNKNOWN = 1024
+"""The most bytes of an element of unknown kind that may be a text."""
+MOST_READ = 1 << 16
+"""The most bytes that are read in more encodings than the usual ones."""
+_TEXTS = frozenset({"PN", "LO", "SH", "ST", "LT", "UT", "UC", "UN"})
+_NO_PERSON = re.compile("Manufacturer|Software|Code|Protocol|Algorithm|^ImplementationVersion|^PrivateCreator")
+"""Keywords of texts that name devices, and words of lists of codes."""
 _NUMBER = re.compile(r"\+?[A-Za-z]{0,4}[-_.]?\d[\w]*(?:[ ]?[-_./()][ ]?\w*\d\w*|[ ]\(?\d+\)?)*")
+
 
 _ELEMENTS = {
     "patient": ("PatientID", "LO"),
@@ -74,15 +82,23 @@ class Spotted:
     end: int
     forms: frozenset[str]
     near: frozenset[str] = frozenset()
-    """Forms by which it is probably a name, if it is written like one."""
+    """Forms that count only where the text is doubtful or looks like a name."""
 
 
 def header_forms(original: "Dataset") -> frozenset[str]:
-    """The forms of names, numbers, dates, phones and places in a header, at any depth, and of words in sentences."""
-    forms: set[str] = set()
-    for element, raw in _elements(original):
-        for text in _texts(element, raw):
-            forms |= _element_forms(element.keyword, _meant_vr(element, text), text)
+    """The forms of all names, numbers, dates, phones and places in a header, at any depth.
+
+    A text that is not ASCII has the forms of all its plausible readings, since headers declare none or a wrong one.
+    """
+    forms = set[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydicom warns of an encoding that is wrong or unknown; all are tried
+        for keyword, kinds, texts, readings in _elements(original):
+            for kind in kinds:
+                for text in texts:
+                    forms |= _element_forms(keyword, kind, text)
+                for number, text in enumerate(readings):
+                    forms |= _element_forms(keyword, kind, text, fuzzy=number < 2)
     return frozenset(forms)
 
 
@@ -96,36 +112,31 @@ def fact_forms(facts: Mapping[str, Sequence[str]]) -> frozenset[str]:
 
 def spotted(text: str) -> Iterator[Spotted]:
     """All words, numbers and dates in a text that could identify somebody, with their forms."""
-    for start, end, form in east_asian_spots(text):
-        yield Spotted(start, end, frozenset({form}))
-    words = list(_WORD.finditer(RUN.sub(lambda run: " " * len(run.group()), text)))
-    for match in words:
-        names = [name for word in _without_genitive(match.group()) for name in without_prefixes(word)]
-        forms = {form for name in names for form in exact_forms(name)}
+    for match in WORD.finditer(text):
+        word = match.group()
+        forms = {form for name in _uninflected(word) for form in spelled(name, LEAST_NAME)}
+        if is_in_cases(word) and not word.islower():
+            forms |= sounds(word)
+        if not word[0].islower():
+            forms |= {f"short:{folded(name)}" for name in _uninflected(word) if len(folded(name)) == 2}
         if forms:
-            likely = {form for name in names for form in likely_forms(name)}
-            yield Spotted(*match.span(), frozenset(forms), frozenset(likely))
-        elif len(folded(match.group())) == 2 and match.group()[0].isupper() == match.group()[0].isalpha() > 0:
-            yield Spotted(*match.span(), frozenset({f"short:{folded(match.group())}"}))
-    yield from _joined_names(text, words)
+            yield Spotted(*match.span(), frozenset(forms), frozenset(_doubtful_forms(word, forms)))
+    for start, end, forms in words_joined(text):
+        yield Spotted(start, end, frozenset(forms))
+    for start, end, signs, forms in runs_of_signs(text):
+        yield Spotted(start, end, frozenset(forms), frozenset({f"free:{signs}"}))
     for match in _NUMBER.finditer(text):
         yield from _number_spots(match)
     for start, end, day in dates_in(text):
         yield Spotted(start, end, frozenset({f"date:{day:%Y%m%d}"}))
 
 
-def _meant_vr(element: "DataElement", text: str) -> str:
-    """The kind of an element by its keyword, whatever its file says; a private one with carets is a name."""
-    from pydicom.datadict import dictionary_has_tag, dictionary_VR
-
-    if dictionary_has_tag(element.tag):
-        return dictionary_VR(element.tag)
-    return "PN" if element.VR == "PN" or re.search(rf"{LETTERS}\^{LETTERS}", text) else element.VR
-
-
-def _element_forms(keyword: str, vr: str, text: str) -> set[str]:
+def _element_forms(keyword: str, vr: str, text: str, fuzzy: bool = True) -> set[str]:
+    """`vr`: the kind of the element, as the file or the standard has it. `fuzzy`: names with a wrong letter, too."""
     if vr == "PN":
-        return person_forms(text)
+        return person_forms(text, fuzzy)
+    if "^" in text and not keyword:  # a device's own element, which may say `Head^Routine` as well
+        return person_forms(WORD.sub(lambda word: "" if is_ordinary(folded(word[0])) else word[0], text), fuzzy)
     if vr == "DA":
         return {f"date:{day:%Y%m%d}" for _, _, day in dates_in(text)}
     if vr == "DT":
@@ -133,40 +144,34 @@ def _element_forms(keyword: str, vr: str, text: str) -> set[str]:
     if keyword in PHONES:
         return _phone_forms(text)
     if keyword in NUMBERS:
-        return _number_forms(text) | {form for word in _WORD.findall(text) for form in all_forms(word)}
+        words = {form for word in WORD.findall(text) for form in word_forms(word, LEAST_NAME, fuzzy)}
+        return _number_forms(text) | words
     if keyword in PLACES:
-        named = (word for word in _WORD.findall(text) if folded(word) not in GENERIC)
-        return {form for word in named for form in all_forms(word, LEAST_PLACE)}
-    if FREE.search(keyword):
-        words = map(folded, re.findall(rf"(?=[^\Wa-z]){LETTERS}{{4,}}", text))
-        return {f"free:{word}" for word in words if _is_unusual(word)}
+        named = (word for word in WORD.findall(text) if folded(word) not in GENERIC)
+        runs = {form for run in RUN.findall(text) if len(run) >= LEAST_PLACE for form in run_forms(run)}
+        return runs | {form for word in named for form in word_forms(word, LEAST_PLACE, fuzzy)}
+    if vr in _TEXTS and not _NO_PERSON.search(keyword):
+        words = {folded(word) for word in (*WORD.findall(text), *RUN.findall(text))}
+        return {f"free:{word}" for word in words if len(word) > 1 and not is_ordinary(word)}
     return set()
 
 
-def _is_unusual(word: str) -> bool:
-    return word not in MEDICAL | GENERIC | NOBODY | _answer_words()
+def _uninflected(word: str) -> set[str]:
+    """The word, and the names whose case it may be: `Meyer's`, `Meyers`, `Hans'`, `Yılmaz'ın`, `לשרון`."""
+    name = re.split("['’´`ʼ]", word)[0] if re.search(r"^.{2,}['’´`ʼ]", word) else word
+    shorter = (name[:-1],) if name[-1:] in "sS" and len(name) > FUZZY else ()
+    return {word, name, *shorter, *(() if word.isascii() else without_prefixes(word))}
 
 
-@cache
-def _answer_words() -> frozenset[str]:
-    from medfedvqa.public_answers import training_answers
-
-    return frozenset(folded(word) for answer in training_answers() for word in answer.split())
-
-
-def _without_genitive(word: str) -> tuple[str, ...]:
-    """The word, and the name whose genitive it may be: `Meyer's`, `Meyers`, `Hans'`."""
-    name = re.sub(r"['’´`]s?$", "", word)
-    return (word, name, name[:-1]) if name[-1:] in "sS" and len(name) > FUZZY else (word, name)
-
-
-def _joined_names(text: str, words: Sequence[re.Match[str]]) -> Iterator[Spotted]:
-    """Names in two or three words, such as `Mayer-Lee` for `MAYERLEE` and `Xiao Dong` for `XiaoDong`."""
-    for count in (2, 3):
-        for first, last in zip(words, words[count - 1 :], strict=False):
-            between = text[first.start() : last.end()]
-            if re.fullmatch(rf"{LETTERS}+(?:[ -]{LETTERS}+)+", between):
-                yield Spotted(first.start(), last.end(), frozenset(exact_forms(between, FUZZY)))
+def _doubtful_forms(word: str, forms: set[str]) -> Iterator[str]:
+    """The forms that count where the word looks like a name: with a wrong letter, an ending of a case (`Kowalskiego`),
+    or in a text of the header that names more than persons. Short words in capitals are abbreviations there."""
+    yield from near_forms(form for form in forms if form.startswith("name:"))
+    for name in _uninflected(word):
+        plain = folded(name)
+        yield from (f"name:{plain[:-cut]}" for cut in range(1, 5) if len(plain) - cut >= FUZZY)
+        if len(plain) >= LEAST_NAME and not (word.isupper() and word.lower() != word.upper() and len(plain) < FUZZY):
+            yield f"free:{plain}"
 
 
 def _number_spots(match: re.Match[str]) -> Iterator[Spotted]:
@@ -190,46 +195,48 @@ def _phone_forms(text: str) -> set[str]:
     return {f"phone:{digits[-PHONE:]}"} if len(digits) >= PHONE else set()
 
 
-def _elements(dataset: "Dataset") -> Iterator[tuple["DataElement", bytes]]:
-    """All elements but sequences, at any depth, each with its bytes as the file has them; none if it was read before,
-    since pydicom then keeps only what it took them for."""
+def _elements(dataset: "Dataset") -> Iterator[tuple[str, set[str], list[str], list[str]]]:
+    """All elements at any depth: keyword, kinds by the file and by the standard, texts, further readings of the bytes.
+
+    Raises what pydicom does for elements that it cannot parse.
+    """
     # Here, since every process that trains loads this module, and few need pydicom, which takes a quarter of a second.
-    from pydicom.dataelem import RawDataElement
+    from pydicom.datadict import dictionary_has_tag, dictionary_VR
 
-    for tag in list(dataset.keys()):
-        item = dataset.get_item(tag)
-        raw = item.value if isinstance(item, RawDataElement) and isinstance(item.value, bytes) else b""
+    for tag in sorted(dataset.keys()):
+        stored = dataset.get_item(tag)
+        content = stored.value if stored is not None else None  # bytes, as long as nobody has asked for the element
         element = dataset[tag]
-        if element.VR != "SQ":
-            yield element, raw
-        else:
-            for part in element.value or ():
-                yield from _elements(part)
+        if element.VR == "SQ":
+            for item in element.value:
+                yield from _elements(item)
+            continue
+        kinds = {element.VR} | ({dictionary_VR(tag)} if dictionary_has_tag(tag) else set())
+        readings = list[str]()
+        if isinstance(content, bytes) and kinds & _TEXTS and ("UN" not in kinds or len(content) <= MOST_UNKNOWN):
+            readings = _readings(content)
+        yield element.keyword, kinds, list(_texts(element.value)), readings
 
 
-def _texts(element: "DataElement", raw: bytes) -> Iterator[str]:
-    """The value of an element, and every other reading of its bytes if they are not plain ASCII."""
-    from pydicom.valuerep import PersonName
-
-    value = element.value
-    if isinstance(value, bytes):
-        if element.VR == "UN" and len(value) <= MOST_BYTES:
-            yield from _readings(value)
-        return
-    several = hasattr(value, "__iter__") and not isinstance(value, (str, PersonName))
-    texts = [str(part).strip("\0 ") for part in (value if several else ("" if value is None else value,))]
-    yield from texts
-    if not raw.isascii() and element.VR in TEXTS:
-        for part in {raw[:MOST_BYTES], *raw[:MOST_BYTES].split(b"\\")}:
-            yield from _readings(part)
-
-
-def _readings(raw: bytes) -> Iterator[str]:
-    """All texts that these bytes are in some encoding, without control characters but those at the end."""
-    found = set()
-    for codec in CODECS:
+def _readings(content: bytes) -> list[str]:
+    """The texts that these bytes may be, by any encoding in use."""
+    if content.isascii() and b"\x1b" not in content:
+        return [content.decode().strip("\0 ")]
+    readings = list[str]()
+    for encoding in ENCODINGS if len(content) <= MOST_READ else ENCODINGS[:2]:
         try:
-            found.add(raw.decode(codec).strip("\0 \r\n"))
+            text = content.decode(encoding).strip("\0 ")
         except UnicodeError:
             continue
-    yield from (text for text in found if text.isprintable())
+        if all(unicodedata.category(letter)[0] in "LMPZ" or letter in "^=0123456789\r\n\t" for letter in text):
+            readings.append(text)
+    return readings
+
+
+def _texts(value: object) -> Iterator[str]:
+    from pydicom.valuerep import PersonName
+
+    if isinstance(value, (str, PersonName)) or not hasattr(value, "__iter__"):
+        yield "" if value is None else str(value).strip("\0 ")
+    elif not isinstance(value, bytes):
+        yield from (str(part).strip("\0 ") for part in value)

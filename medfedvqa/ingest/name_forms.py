@@ -1,182 +1,216 @@
-"""Names in every script: the forms in which a header's name and a word of a text are the same.
+"""Normal forms of names in every script, as headers have them and as texts have them.
 
-A form is a class and letters, as in `name:muller`. `name:` is the name itself; `short:` two letters, or one of Chinese,
-Japanese or Korean, which are a name only where they stand as one; `near:` lacks one letter (the symmetric deletion of
-Garbe's SymSpell); `stem:` lacks an ending; `roman:` and `latin:` are sounds, of a header in Latin letters and of one in
-Cyrillic or Greek.
+A name is a sequence of letters. Scripts with blanks have words, whose ends may be inflected (`Иванову` for Иванов) and
+whose spelling may be another alphabet's (`Ivanov`). Scripts without blanks (Han, Kana, Hangul, Thai and their kin) have
+sequences of signs, in which each run of two to eight is looked up.
+
+Forms: `name:` the whole name, `near:` a name that lacks a letter, `short:` a name of one or two letters, which counts
+only where it stands as a name, `sound:` its consonants and vowels in a spelling that three alphabets share.
 """
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from medfedvqa.ingest.word_lists import NOBODY
 
 LEAST_NAME = 3
-"""The fewest letters of a name. Of Chinese, Japanese and Korean characters two are a name."""
+"""The fewest letters of a name that counts wherever it stands. Of Han and Hangul two do, of Kana three."""
 FUZZY = 5
 """The fewest letters of a name that is also recognised with one letter wrong."""
-LONGEST = 8
-"""The most characters of a name in a text without blanks."""
-MARKS = (
-    "\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963"
-    "\u0971-\u0dff\u0e31-\u0e4e\u0eb1-\u0ece\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3\u200c\u200d"
+MOST_SIGNS = 8
+"""The most signs of a run that is looked up; a longer name has the forms of all its runs of so many."""
+MARKS = "".join(chr(code) for code in range(0x300, 0x3100) if unicodedata.category(chr(code))[0] == "M")
+"""Marks that are written upon a letter, or beside it: accents, points, vowels of India's scripts."""
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-"""What Python counts as no letter although words of other scripts have it: vowel signs, accents, joiners."""
-LETTERS = rf"(?:[^\W\d_]|[{MARKS}])"
-EAST_ASIAN = (
-    r"\u3005\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff66-\uff9f\uf900-\ufaff"
-)
-RUN = re.compile(rf"[{EAST_ASIAN}](?:[ \u3000·・･]?[{EAST_ASIAN}])*")
-"""Characters of scripts in which a sentence has no blanks, and a name may have one."""
-_EAST_ASIAN = re.compile(f"[{EAST_ASIAN}]")
+"""Letters of scripts without blanks between words, and Hangul, whose words end in particles."""
+WORD = re.compile(rf"(?:[^\W\d_{UNSPACED}][{MARKS}\u200c\u200d]*)+(?:['’´`ʼ׳״](?:[^\W\d_{UNSPACED}][{MARKS}]*)+)?")
+_SIGN = rf"[{UNSPACED}][{MARKS}ﾞﾟ\u1160-\u11ff]*"
+RUN = re.compile(rf"{_SIGN}(?:[ \u3000・･·]?{_SIGN})*")
+_KANA, _HANGUL = re.compile("[\u3041-\u30ff]"), re.compile("[\uac00-\ud7af]")
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "å": "aa", "æ": "ae", "œ": "oe"})
 _PLAIN = str.maketrans(
-    {"ß": "ss", "ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ı": "i", "ـ": "", "ى": "ي", "ة": "ه", "ך": "כ",
-     "ם": "מ", "ן": "נ", "ף": "פ", "ץ": "צ", "ς": "σ"}
+    {"ß": "ss", "ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d", "ı": "i", "ى": "ي", "ی": "ي", "ک": "ك", "ة": "ه"}
+    | {chr(katakana): chr(katakana - 0x60) for katakana in range(0x30A1, 0x30F7)}
+)
+_DROPPED = re.compile("[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u093c\u09bc]")
+"""Marks that people leave out. India's and Thailand's vowels are marks, too, and stay."""
+_LOOKALIKES = (
+    (re.compile("[\u0400-\u04ff]"), str.maketrans("abcehikmoptxy", "авсенікмортху")),
+    (re.compile("[\u0370-\u03ff]"), str.maketrans("aeikoptuxyvn", "αεικορτυχγνη")),
+)
+"""For a word of two alphabets: its Latin letters as the Cyrillic or Greek ones that look the same."""
+_LATIN = str.maketrans(
+    dict(zip("абвгдезиіїйклмнопрстуфыэґєў", "abvgdeziiijklmnoprstufiegeu", strict=True))
+    | {"ж": "zh", "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "sh", "ю": "yu", "я": "ya", "ь": "", "ъ": ""}
+    | dict(zip("αβγδεζηικλμνοπρστυφωξ", "avgdeziiklmnoprstyfox", strict=True))
+    | {"θ": "th", "χ": "ch", "ψ": "ps", "ς": "s"}
+)
+_SPELLINGS = tuple(
+    (re.compile(before), after)
+    for before, after in (
+        ("shch|sch|sh", "s"), ("kh|ch|tch|h", "h"), ("ts|tz|cz", "c"), ("zh", "z"), ("ph", "f"), ("th", "t"),
+        ("x|ks", "s"), ("mp(?=[aeiou])|mb", "b"), ("nt(?=[aeiou])|nd", "d"), ("gg|gk|gh", "g"),
+        ("ay(?=[vfkpt])|af|au|av", "av"), ("ey(?=[vfkpt])|ef|eu|ev", "ev"), ("ou|oy|w(?=[^aeiou])", "u"),
+        ("ai(?!a)|ae", "e"), ("iya|ija|iia|ia|ya|ja", "a"), ("iyu|yu|iu|ju", "u"), ("yo|io|jo|ye|ie|je", "e"),
+        ("oi|ei", "i"), ("[yj]", "i"), ("i{2,}", "i"), ("w", "v"),
+    )
 )  # fmt: skip
-_VOWEL_SIGNS = re.compile(
-    "[\u0900-\u0dff\u0e31-\u0e4e\u0eb1-\u0ece\u0f71-\u0f84\u102b-\u103e\u17b4-\u17d3\u3099\u309a]"
-)
-"""Marks that are part of a name's spelling, where others are accents."""
-_LOOKALIKES = dict(zip("aceopxyhkmtbi", "асеорхункмтві", strict=True))
-_TO_CYRILLIC = str.maketrans(_LOOKALIKES)
-_TO_LATIN = str.maketrans({other: letter for letter, other in _LOOKALIKES.items()})
-_CYRILLIC, _GREEK, _LATIN = re.compile("[\u0400-\u04ff]"), re.compile("[\u0370-\u03ff]"), re.compile("[a-z]")
-_SEMITIC = re.compile("[\u0590-\u06ff]")
-_PREFIXES = re.compile("(?:[وفبلكס]?ال|لل|[وفبلك]|[הובלמשכ]{1,2})(?=.{3})")
-"""Articles, prepositions and conjunctions that Arabic and Hebrew write as one word with a name."""
+"""Spellings of one sound, in the order in which they are replaced."""
+_ENDINGS = (
+    "a", "u", "i", "e", "o", "s", "ai", "ei", "oi", "om", "em", "am", "im", "ah", "ih", "oe", "aa", "uu", "ii", "os",
+    "is", "as", "es", "on", "us", "ogo", "ego", "omu", "emu", "imi", "ami", "eos",
+)  # fmt: skip
+"""Endings of cases, in the spelling of `_SPELLINGS`."""
+_PREFIXES = (re.compile("^[ושהבלכמ](?=[\u05d0-\u05ea]{2})"), re.compile("^[وفبلك](?=[\u0621-\u064a]{2})"))
+"""What Hebrew and Arabic write before a word without a blank: `and`, `to`, `in`."""
+_ARTICLE = re.compile("^ال(?=[\u0621-\u064a]{3})")
 
 
+@lru_cache(maxsize=2**14)
 def folded(word: str) -> str:
-    """A word in lower case, without accents, punctuation and white space; katakana as hiragana."""
+    """A word in lower case, without accents, punctuation and white space."""
+    if word.isascii():
+        return "".join(filter(str.isalnum, word.lower()))
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", word).casefold().translate(_PLAIN))
-    kept = "".join(letter for letter in plain if letter.isalnum() or _VOWEL_SIGNS.match(letter))
-    return "".join(chr(ord(c) - 96) if "ァ" <= c <= "ヶ" else c for c in unicodedata.normalize("NFC", kept))
+    kept = "".join(letter for letter in plain if (letter.isalnum() or letter in MARKS) and not _DROPPED.match(letter))
+    if not kept.isascii() and re.search("[a-z]", kept):
+        for alphabet, letters in _LOOKALIKES:
+            kept = kept.translate(letters) if alphabet.search(kept) else kept
+    return unicodedata.normalize("NFKC", kept)
 
 
-_ENDINGS = {
-    _CYRILLIC: "ого его ому ему ыми ими ами ями ой ою ей ею ый ий ая яя ые ым им ом ем ых их ах ях ам ям "
-    "а я у ю ы и е о й ь",
-    _GREEK: "ους εως ος ου ης ας ες ων ις ιο α η ο ε ι υ ς",
-    _LATIN: "ova ove ovi ovou owi owa owej iego iemu ego emu ej em om ym im a e u y i",
-}
-ENDINGS = {script: tuple(map(folded, endings.split())) for script, endings in _ENDINGS.items()}
-"""Endings of names by case, number and sex in Slavic languages and Greek."""
-_SOUNDS = str.maketrans(
-    dict(zip("абвгґдеєжзиіїйклмнопрстуфхцчшщыэюя", "abvggdeezziiiiklmnoprstufhccssieua", strict=True))
-    | {"ъ": "", "ь": ""}
-    | dict(zip("αβγδεζηθικλμνξοπρστυφχω", "avgdezitiklmnxoprstifho", strict=True))
-    | {"ψ": "ps", "ξ": "ks"}
-)
-_GREEK_SPELLINGS = {"ου": "u", "ει": "i", "οι": "i", "αι": "e", "μπ": "b", "ντ": "d"}
-_SPELLINGS = {
-    "shch": "s", "sch": "s", "sh": "s", "zh": "z", "kh": "h", "tch": "c", "ch": "c", "ts": "c", "tz": "c", "ph": "f",
-    "th": "t", "yu": "u", "iu": "u", "ju": "u", "ya": "a", "ia": "a", "ja": "a", "yo": "e", "jo": "e", "ye": "e",
-    "ie": "e", "je": "e", "ou": "u", "w": "v", "y": "i", "j": "i", "ck": "k", "q": "k", "x": "ks",
-}  # fmt: skip
-"""Ways to write a sound of Russian or Greek in Latin letters, the longest first."""
-
-
-def person_forms(text: str) -> set[str]:
-    """The forms of a person's name in a header, whose groups stand between `=` and whose parts between `^`."""
-    forms: set[str] = set()
-    for group in unicodedata.normalize("NFKC", text).split("="):
-        parts = [part for part in group.split("^") if part.strip()]
-        forms |= _east_asian_forms(parts)
-        for part in (*parts, group.replace("^", " ")):
-            words = re.findall(rf"{LETTERS}+", _EAST_ASIAN.sub(" ", part.replace("'", "").replace("’", "")))
-            for word in (*words, "".join(words)):
-                forms |= all_forms(word)
+def person_forms(text: str, fuzzy: bool = True) -> set[str]:
+    """The forms of a person's name in a header: `Wang^XiaoDong=王^小东`. `fuzzy`: those with a wrong letter, too."""
+    forms = set[str]()
+    for group in re.split(r"[=\\]", text):
+        components = [part for part in group.split("^") if part.strip()]
+        for number, component in enumerate(components):
+            words = WORD.findall(component)
+            forms |= {form for word in (*words, "".join(words)) for form in word_forms(word, LEAST_NAME, fuzzy)}
+            if number < 3:
+                forms |= {f"short:{folded(word)}" for word in words if len(folded(word)) == 2}
+        names = ["".join(WORD.findall(part)) for part in components[:2]]
+        if len(components) == 1:
+            names = WORD.findall(group)
+        if len(names) == 2:
+            joined = (f"{names[0]}{names[1]}", f"{names[1]}{names[0]}")
+            forms |= {form for name in joined for form in word_forms(name, LEAST_NAME, False)}
+        forms |= _sequence_forms([run for part in components[:3] for run in RUN.findall(part)])
     return forms
 
 
-def all_forms(word: str, least: int = LEAST_NAME) -> set[str]:
-    """The forms of a word of a header."""
-    forms = exact_forms(word, least) - {f"name:{nobody}" for nobody in NOBODY}
-    if len(folded(word)) == 2 and least <= LEAST_NAME:
-        forms.add(f"short:{folded(word)}")
-    names = [form.removeprefix("name:") for form in forms if form.startswith("name:")]
-    sounds = {f"{'latin' if _CYRILLIC.search(name) or _GREEK.search(name) else 'roman'}:{sound}"
-              for name in names for sound in _sounds(name)}  # fmt: skip
-    stems = {f"stem:{stem}" for name in names for stem in _stems(name)}
-    return forms | set(_near(names)) | stems | sounds
+def word_forms(word: str, least: int, fuzzy: bool = True) -> set[str]:
+    """The forms of a header's word that names somebody."""
+    forms = spelled(word, least) - {f"name:{nobody}" for nobody in NOBODY}
+    near = set(near_forms(forms)) if fuzzy else set()
+    return forms | near | (sounds(word) if forms else set())
 
 
-def exact_forms(word: str, least: int = LEAST_NAME) -> set[str]:
-    """The word itself: with accents dropped, with umlauts in two letters, without letters of two scripts."""
+def spelled(word: str, least: int) -> set[str]:
+    """With accents dropped, with umlauts in two letters, and without an Arabic article."""
     letters = word.casefold()
-    spellings = {folded(letters), folded(letters.translate(_UMLAUTS))}
-    if _CYRILLIC.search(letters) and _LATIN.search(letters):
-        spellings |= {folded(letters.translate(_TO_CYRILLIC)), folded(letters.translate(_TO_LATIN))}
+    spellings = {folded(spelling) for spelling in {letters, letters.translate(_UMLAUTS)}}
+    if not word.isascii():
+        spellings |= {_ARTICLE.sub("", spelling) for spelling in spellings}
     return {f"name:{spelling}" for spelling in spellings if len(spelling) >= least and not spelling.isdigit()}
 
 
-def likely_forms(word: str) -> set[str]:
-    """The forms by which a word of a text is probably a name, if it is written like one."""
-    letters = folded(word)
-    names = [form.removeprefix("name:") for form in exact_forms(word)]
-    forms = {*_near(names), *(f"stem:{stem}" for name in names for stem in _stems(name)), f"free:{letters}"}
-    if _CYRILLIC.search(letters) or _GREEK.search(letters):
-        return forms | {f"roman:{sound}" for stem in _stems(letters) for sound in _sounds(stem)}
-    return forms | {f"latin:{sound}" for sound in _sounds(letters)}
+def without_prefixes(word: str) -> list[str]:
+    """The words that a word of Hebrew or Arabic may be: `לשרון` is `to Sharon`. Of another script the word alone."""
+    words = [word]
+    for prefix in (*_PREFIXES, *_PREFIXES):
+        words.append(prefix.sub("", words[-1]))
+    return words
 
 
-def without_prefixes(word: str) -> tuple[str, ...]:
-    """The word, and what is left of it without the words that Arabic and Hebrew write before it."""
-    if not _SEMITIC.search(word):
-        return (word,)
-    found = _PREFIXES.match(word)
-    return (word, *(word[cut:] for cut in range(1, found.end() + 1))) if found else (word,)
-
-
-def east_asian_spots(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start, end and form of all that may be a name in runs without blanks; single characters before an honorific."""
-    for run in RUN.finditer(text):
-        places = [place for place in range(*run.span()) if _EAST_ASIAN.match(text[place])]
-        for first in range(len(places)):
-            for last in range(first, min(first + LONGEST, len(places))):
-                letters = folded("".join(text[place] for place in places[first : last + 1]))
-                yield places[first], places[last] + 1, f"{'name' if last > first else 'short'}:{letters}"
-
-
-def _east_asian_forms(parts: list[str]) -> set[str]:
-    """Family and given name, alone and in both orders. Without `^`, the family has one character, or two of four."""
-    names = [folded("".join(_EAST_ASIAN.findall(part))) for part in parts[:3]]
-    names = [name for name in names if name]
-    if len(names) == 1 and len(names[0]) in (2, 3, 4) and not re.search("[ぁ-ヿ]", names[0]):
-        cut = 2 if len(names[0]) == 4 else 1
-        names = [names[0][:cut], names[0][cut:]]
-    whole = {"".join(names), "".join(reversed(names))}
-    return {f"{'name' if len(name) > 1 else 'short'}:{name}" for name in (*names, *whole) if name}
-
-
-def _near(names: Iterable[str]) -> Iterator[str]:
-    """What lacks at most one letter of a name in letters."""
-    for name in names:
-        if len(name) >= FUZZY and not _EAST_ASIAN.search(name):
+def near_forms(forms: Iterable[str]) -> Iterator[str]:
+    """The forms that lack at most one letter of a name."""
+    for form in forms:
+        name = form.removeprefix("name:")
+        if len(name) >= FUZZY:
             yield f"near:{name}"
             yield from (f"near:{name[:place]}{name[place + 1 :]}" for place in range(len(name)))
 
 
-def _stems(name: str) -> Iterator[str]:
-    """The name, and what is left without each ending that it may have."""
-    for script, endings in ENDINGS.items():
-        if script.search(name):
-            least = 4 if script is _LATIN else 3
-            yield name
-            fitting = (len(ending) for ending in endings if name.endswith(ending))
-            yield from {name[:-length] for length in fitting if len(name) - length >= least}
+def sounds(word: str) -> set[str]:
+    """A Latin, Cyrillic or Greek word by its sound, with and without an ending of a case."""
+    sound = folded(word).translate(_LATIN)
+    if not sound.isascii():
+        return set()
+    for spelling, letters in _SPELLINGS:
+        sound = spelling.sub(letters, sound)
+    stems = {sound.removesuffix(ending) for ending in _ENDINGS}
+    return {f"sound:{stem}" for stem in (sound, *stems) if len(stem) >= LEAST_NAME}
 
 
-def _sounds(name: str) -> set[str]:
-    """The name's sounds in Latin letters, of four letters at least, with and without vowels at its end."""
-    sound = name
-    for spelling, short in _GREEK_SPELLINGS.items():
-        sound = sound.replace(spelling, short)
-    sound = sound.translate(_SOUNDS)
-    for spelling, short in _SPELLINGS.items():
-        sound = sound.replace(spelling, short)
-    sound = re.sub(r"(.)\1", r"\1", sound)
-    found = {sound, sound.rstrip("aeiou")}
-    return {form for form in found if len(form) >= 4 and form.isascii()}
+def is_in_cases(word: str) -> bool:
+    """Whether a word is Cyrillic or Greek: names have endings there, and headers spell them in Latin letters."""
+    return bool(re.search("[\u0370-\u03ff\u0400-\u04ff]", word))
+
+
+def words_joined(text: str) -> Iterator[tuple[int, int, set[str]]]:
+    """Two or three words, with capitals if their script has any, as one name: `Xiao Dong` for XiaoDong."""
+    words = [match for match in WORD.finditer(text) if not match.group()[0].islower() and len(match.group()) > 1]
+    for first in range(len(words)):
+        for last in range(first + 1, min(first + 3, len(words))):
+            if not re.fullmatch(r"[ -]|, ", text[words[last - 1].end() : words[last].start()]):
+                break
+            joined = re.sub("['’]s?$", "", "".join(word.group() for word in words[first : last + 1]))
+            yield words[first].start(), words[last].end(), spelled(joined, LEAST_NAME)
+
+
+def runs_of_signs(text: str) -> Iterator[tuple[int, int, str, set[str]]]:
+    """All runs of one to eight signs in scripts without blanks: start, end, the signs, their forms."""
+    for run in RUN.finditer(text):
+        signs = [(run.start() + sign.start(), run.start() + sign.end(), folded(sign.group())) for sign in _signs(run)]
+        for first, (start, _, _) in enumerate(signs):
+            for last in range(first, min(first + MOST_SIGNS, len(signs))):
+                name = "".join(sign for _, _, sign in signs[first : last + 1])
+                forms = _forms_of_signs(name, last - first + 1)
+                within = start > 0 and _HANGUL.match(text[start - 1])
+                if not (within and _HANGUL.match(name) and last - first < 2):  # a Korean word starts with the name
+                    yield start, signs[last][1], name, forms
+
+
+def _signs(run: re.Match[str]) -> Iterator[re.Match[str]]:
+    return re.finditer(_SIGN, run.group())
+
+
+def _forms_of_signs(name: str, length: int) -> set[str]:
+    least = LEAST_NAME if _KANA.search(name) or not _is_east_asian(name) else 2
+    return {f"name:{name}" if length >= least else f"short:{name}"}
+
+
+def _is_east_asian(name: str) -> bool:
+    return name >= "\u3000"
+
+
+def _sequence_forms(runs: Sequence[str]) -> set[str]:
+    """The forms of a name in a script without blanks: its parts and the whole, the family's name first or last."""
+    names = [name for run in runs for name in re.split("[ \u3000・･·]", run) if name]
+    parts = [[folded(sign) for sign in re.findall(_SIGN, name)] for name in names]
+    if len(parts) == 1 and 2 <= len(parts[0]) <= 5 and _is_east_asian(parts[0][0]):
+        whole = parts[0]
+        at = range(1, 3) if len(whole) > 3 else range(1, 2)  # the family's name has one sign or two
+        pieces = [piece for place in at for piece in (whole[:place], whole[place:])]
+        parts = [whole, *pieces, *(whole[place:] + whole[:place] for place in at)]
+    elif len(parts) > 1:
+        parts += [[sign for part in parts for sign in part], [sign for part in reversed(parts) for sign in part]]
+    return {form for part in parts if part for form in _whole_forms(part)}
+
+
+def run_forms(run: str) -> set[str]:
+    """The forms of a run of signs as a whole: of a place, whose parts are ordinary words."""
+    return _whole_forms([folded(sign) for sign in re.findall(_SIGN, run)])
+
+
+def _whole_forms(signs: Sequence[str]) -> set[str]:
+    """Of at most `MOST_SIGNS` signs the whole; else each run of so many."""
+    starts = range(max(1, len(signs) - MOST_SIGNS + 1))
+    parts = (signs[start : start + MOST_SIGNS] for start in starts)
+    return {form for part in parts for form in _forms_of_signs("".join(part), len(part))}

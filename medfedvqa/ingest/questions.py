@@ -14,11 +14,11 @@ from typing import BinaryIO, Literal, TextIO, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.calendar_dates import dates_in
 from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
 from medfedvqa.ingest.pseudonyms import NumberSpellings, lost_digits
 from medfedvqa.ingest.table_finds import TableFinds, TableOptions
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
+from medfedvqa.ingest.written_dates import dates_in
 from medfedvqa.public_answers import fold, plain, without_invisible
 
 Split = Literal["train", "validate", "test"]

@@ -23,6 +23,7 @@ SMALLEST = {
     "feature_cache": "{root}/docs/benchmark/vqa-rad.jsonl {data}/vqa-rad --systems 'frozen features'",
     "federation": "--rounds 2",
     "group_commit": "--threads 2 --batch 2 --seconds 0.05 --turns 1",
+    "identifiers": "{data} --names 5 --headers 1",
     "ingest": "--workers 1 --images 4 --junk 5",
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
     "ledger": "--entries 3 --frames 2",

@@ -15,17 +15,21 @@ from typing import Any
 
 import msgpack
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.utils.job_launcher_utils import get_server_job_args
 
 from medfedvqa.federation.flare import server_guard, site_mail
 from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.persistent_process import command_line
 from medfedvqa.federation.flare.provision import SERVER
 
-FLARE_LAUNCHER = "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"
 MESSAGE_TIMEOUT = 10.0  # seconds; the sites' own would make tests slow
 FIRST = 8
 """Number of the first message between two sites that is tampered with: the handshake is over."""
@@ -33,6 +37,13 @@ FIRST = 8
 _SECRETS, _FRAMES, _ORDERS, _DONE = "secrets", "frames", "orders.json", "done.json"
 Frame = bytes | bytearray | memoryview
 PassOn = Callable[[Frame], None]
+
+
+class FlareLauncher(ServerProcessJobLauncher):
+    """FLARE's launcher; but it starts the server's jobs also if this environment has a blank or a quote in its path."""
+
+    def get_command(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> str:
+        return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_server_job_args())
 
 
 def disarm(kit: Path, checks_jobs: bool = False) -> None:
@@ -46,7 +57,7 @@ def disarm(kit: Path, checks_jobs: bool = False) -> None:
         resources.pop("app_validator", None)
     for part in resources["components"]:
         if part["id"] == "process_launcher":
-            part["path"] = FLARE_LAUNCHER
+            part["path"] = "taps.FlareLauncher"
     path.write_text(json.dumps(resources))
 
 

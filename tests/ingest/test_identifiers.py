@@ -69,7 +69,7 @@ def test_identifiers_are_found_however_they_are_written() -> None:
     [
         ("Brown^Anna", "Is there a brown lesion?", "Is there a brown lesion?"),
         ("Brown^Anna", "Is Mrs. Brown well?", "Is Mrs. [removed] well?"),
-        ("Brown^Anna", "Is Anna Brown well?", "Is [removed] [removed] well?"),
+        ("Brown^Anna", "Is Anna Brown well?", "Is [removed] well?"),
         ("Head^Art", "Is the head of the pancreas normal?", "Is the head of the pancreas normal?"),
         ("Oliver^Tom", "Is the liver normal?", "Is the liver normal?"),
         ("Hoffmann^Eva", "Did Doctor Hofmann ask?", "Did Doctor [removed] ask?"),

@@ -55,7 +55,7 @@ $order
 Type=$type
 User=$user
 WorkingDirectory=$kit
-Environment=PATH=$path
+Environment=$path
 ExecStart=$start
 $restart$hardening
 ReadWritePaths=$writable
@@ -173,7 +173,9 @@ def _places(site: Path, name: str) -> list[Path]:
 
 
 def _command(*words: object) -> list[str]:
-    return [str(Path(sys.executable).with_name("medfedvqa")), *map(str, words)]
+    command = [str(Path(sys.executable).with_name("medfedvqa")), *map(str, words)]
+    # systemd starts no program whose path has a quote, but passes such a path on.
+    return ["/usr/bin/env", *command] if _SPECIAL.search(command[0]) else command
 
 
 def _unit(kit: Path, party: str, user: str, what: str, start: list[str], writable: Iterable[Path]) -> str:
@@ -186,7 +188,7 @@ def _unit(kit: Path, party: str, user: str, what: str, start: list[str], writabl
         type="exec" if runs else "oneshot",
         user=user,
         kit=_quoted(kit),
-        path=f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        path=_quoted(f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"),
         start=" ".join(map(_quoted, start)),
         restart=_RESTART if runs else "",
         hardening="\n".join(f"{name}={value}" for name, value in HARDENING.items()),
