@@ -42,12 +42,13 @@ def command(*words: str, folder: Path, python: Path | None = None, most: int | N
 
 @pytest.mark.parametrize("engine", ["local", "simulator", "provisioned"])
 def test_folders_and_an_environment_whose_names_a_shell_would_split_end_no_run(tmp_path: Path, engine: str) -> None:
-    """FLARE starts its processes by a string that it splits."""
+    """FLARE starts its processes by a string that it splits. The run's folder lies behind a link."""
     place = tmp_path / ODD
-    place.mkdir()
+    (place / ODD).mkdir(parents=True)
+    (place / "link").symlink_to(place / ODD)
     (place / "env").symlink_to(sys.prefix)
     python = place / "env" / Path(sys.executable).relative_to(sys.prefix)
-    printed = command(*RUN, "--engine", engine, "--out", f"{ODD}/the run", folder=place, python=python)
+    printed = command(*RUN, "--engine", engine, "--out", "link/the run", folder=place, python=python)
     assert printed.startswith("0\n"), printed
     assert (place / ODD / "the run" / "results.json").is_file()
 
