@@ -100,16 +100,16 @@ MARKERS = _words(
 """Words on pictures that identify nobody: sides, directions, views, units and settings of the device."""
 
 IMAGING = _words(
-    "mri ct cta mra pet scan scans ultrasound xray rays image images series study view views phase contrast nativ with "
-    "without weighted sequence slice slices thorax thorakal schadel abdomen abdominal pelvis becken pelvic cervical "
-    "lumbar thoracic skull shoulder elbow wrist ankle femur tibia femoral rectus port wilms tumor tumour hounsfield "
-    "fistula effusion fracture pneumonia edema oedema embolism artery arterial venous aortic aorta control kontrolle "
-    "follow follow-up routine screening biopsy postop preop protocol native nach vor mit ohne bei zum zur oder nicht "
-    "verdacht ausschluss please call anrufen urgent pain schmerz schmerzen fever since year years weeks days "
-    "tochter sohn mutter vater daughter mother father wife husband is are was has there this that what where which "
-    "who how does did can from not saggital axial sagittal coronal obl oblique thick thin bilateral kidneys pancreas "
-    "spleen bladder stomach uterus prostate breasts hilum trachea esophagus mediastinum diaphragm ribs spinal vertebra "
-    "患者 病人 头部 胸部 腹部 图像 平扫 增强 頭部 造影 検査 単純 骨盤 머리 흉부 복부 검사 ct检查 ct平扫"
+    "mri ct cta mra pet scan scans ultrasound xray rays image images series study view views phase contrast nativ "
+    "with without weighted sequence slice slices thorax thorakal schadel schaedel abdomen abdominal pelvis becken "
+    "pelvic cervical lumbar thoracic skull shoulder elbow wrist ankle femur tibia femoral rectus port wilms tumor "
+    "tumour hounsfield fistula effusion fracture pneumonia edema oedema embolism artery arterial venous aortic aorta "
+    "control kontrolle follow follow-up routine screening biopsy postop preop protocol native nach vor mit ohne bei "
+    "zum zur oder nicht verdacht ausschluss please call anrufen urgent pain schmerz schmerzen fever since year years "
+    "weeks days tochter sohn mutter vater daughter mother father wife husband is are was has there this that what "
+    "where which who how does did can from not saggital axial sagittal coronal obl oblique thick thin bilateral "
+    "kidneys pancreas spleen bladder stomach uterus prostate breasts hilum trachea esophagus mediastinum diaphragm "
+    "ribs spinal vertebra 患者 病人 头部 胸部 腹部 图像 平扫 增强 頭部 造影 検査 単純 骨盤 머리 흉부 복부 검사 ct检查 ct平扫"
 )
 """Words of the texts of headers that name no person."""
 ORDINARY = MEDICAL | GENERIC

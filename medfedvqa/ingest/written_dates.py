@@ -24,7 +24,7 @@ _DAY_FIRST = re.compile(
     rf"(?<!\d){_DAY}[ -]?(?:of |del? |di |d['’])?{_MONTH}\.?,?[ -]?(?:del? )?(\d{{4}}|\d{{2}})(?!\d)", re.I
 )
 _MONTH_FIRST = re.compile(rf"{_MONTH}\.? (?:the )?{_DAY},? (\d{{4}})(?!\d)", re.I)
-_DAY_LAST = re.compile(rf"{_MONTH}\.? ['’]?(\d{{4}}|\d{{2}}),? (?:on )?the {_DAY}(?![a-z\d])", re.I)
+_DAY_LAST = re.compile(rf"{_MONTH}\.? ['’]?(\d{{4}}|\d{{2}}),? (?:on )?the {_DAY}(?![A-Za-z\d])", re.I)
 _TENS = {"": 0, "twenty": 20, "twentieth": 20, "thirty": 30, "thirtieth": 30}
 _BUDDHIST = 543
 """Years by which Thailand's calendar is ahead."""
