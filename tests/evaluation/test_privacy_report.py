@@ -222,7 +222,8 @@ def test_pages_are_the_same_bytes_each_time(drawn: Path, tmp_path: Path) -> None
     call = "import sys; from pathlib import Path; from privacy.report.model_conduct import Report; "
     call += "from medfedvqa.report import render; "
     call += "render(Report.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))"
-    environment = os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "", "LANG": "C", "LC_CTYPE": "C.UTF-8"}
+    place = {"TZ": "Asia/Tokyo", "LC_ALL": "", "LANG": "C", "LC_CTYPE": "C.UTF-8"}
+    environment = os.environ | {"PYTHONHASHSEED": "7", **place}
     subprocess.run([sys.executable, "-c", call, EXAMPLE, tmp_path], env=environment, check=True)
     for name in ("report.html", "report.pdf"):
         assert (tmp_path / name).read_bytes() == (drawn / name).read_bytes(), name
