@@ -99,7 +99,7 @@ def person_forms(text: str, fuzzy: bool = True) -> set[str]:
             names = WORD.findall(group)
         if len(names) == 2:
             joined = (f"{names[0]}{names[1]}", f"{names[1]}{names[0]}")
-            forms |= {form for name in joined for form in word_forms(name, LEAST_NAME, False)}
+            forms |= {form for name in joined for form in word_forms(name, LEAST_NAME, fuzzy)}
         forms |= _sequence_forms([run for part in components[:3] for run in RUN.findall(part)])
     return forms
 
