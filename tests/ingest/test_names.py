@@ -235,6 +235,7 @@ def test_words_of_free_text_are_names_only_where_they_look_like_names(text: str)
 def test_words_on_pictures_have_the_same_forms() -> None:
     """What is read from pixels is compared with names in any script, and with free text in any case."""
     assert cleaned(named("王^小东"), "王小东 1975", doubtful=True).startswith("[removed]")
+    assert cleaned(named("Meier^Johanna"), "MEIERJOHANMA", doubtful=True) == "[removed]"
     assert cleaned(named("Ivanov^Pyotr"), "ИВАНОВ ПЁТР", doubtful=True) == "[removed] [removed]"
     header = with_bytes("StudyDescription", "LO", b"CT Schaedel axial Leuenberger ")
     assert cleaned(header, "leuenberger", doubtful=True) == "[removed]"
