@@ -42,8 +42,10 @@ MED_ORGANS = {
 }
 """VQA-Med asks for the organ of each picture: the answer says at which site the picture is."""
 COCO_PARTS = {"train": "train2014", "test": "val2014"}
-FEW = 256
+FEW = 16
 """Rows of a parquet file that are in memory at a time."""
+IN_PIECES = {"buffer_size": 1 << 16, "pre_buffer": False}
+"""Else a part of a file is read as a whole, and pandas writes one part."""
 COLUMNS = ("image", "question", "answer")
 
 
@@ -177,7 +179,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path) as file:
+        with ParquetFile(path, **IN_PIECES) as file:
             if missing := [name for name in COLUMNS if name not in file.schema_arrow.names]:
                 raise DataError(f"'{path.name}' lacks the columns {', '.join(missing)}")
             for batch in file.iter_batches(FEW, columns=list(COLUMNS)):
@@ -186,29 +188,32 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise DataError(f"'{path.name}' is no whole parquet file: download it again") from None
 
 
-@lru_cache(maxsize=1)
-def _pictures(path: Path, group: int) -> list[Any]:
-    """The pictures of a part of a file; the last part stays in memory, since they are mostly read in order."""
-    from pyarrow.parquet import ParquetFile
+class _ParquetPictures:
+    """The pictures of a file by their rows, a few in memory at a time: they are mostly read in order."""
 
-    with ParquetFile(path) as file:
-        return list(file.read_row_group(group, columns=["image"]).column("image").to_pylist())
+    def __init__(self, path: Path) -> None:
+        self._path, self._first = path, 0
+        self._pictures: list[Any] = []
+        self._batches: Iterator[Any] = iter(())
+
+    def bytes_of(self, place: int) -> bytes:
+        """The picture of a row. One that lies before those in memory is looked for from the file's start."""
+        from pyarrow.parquet import ParquetFile
+
+        if not self._pictures or place < self._first:
+            self._batches = ParquetFile(self._path, **IN_PIECES).iter_batches(FEW, columns=["image"])
+            self._first, self._pictures = 0, []
+        while place >= self._first + len(self._pictures):
+            self._first += len(self._pictures)
+            self._pictures = next(self._batches).column("image").to_pylist()
+        return bytes(self._pictures[place - self._first]["bytes"])
 
 
-@lru_cache(maxsize=64)
-def _group_sizes(path: Path) -> tuple[int, ...]:
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as file:
-        return tuple(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
+_opened = lru_cache(maxsize=8)(_ParquetPictures)
 
 
 def _load(places: Mapping[str, tuple[Path, int]], colour: bool, row: Row, size: int) -> "torch.Tensor":
     from medfedvqa.data.images import load_image
 
     path, place = places[row.patient]
-    for group, count in enumerate(_group_sizes(path)):
-        if place < count:
-            return load_image(io.BytesIO(_pictures(path, group)[place]["bytes"]), size, row.index, colour)
-        place -= count
-    raise DataError(f"row {row.index}: its parquet file changed while it was read")
+    return load_image(io.BytesIO(_opened(path).bytes_of(place)), size, row.index, colour)
