@@ -163,6 +163,13 @@ def test_a_project_with_a_relay_is_refused_with_the_reason(tmp_path: Path) -> No
     assert not list(tmp_path.rglob("site.yml"))
 
 
+def test_parties_whose_names_only_capitals_tell_apart_are_refused(tmp_path: Path) -> None:
+    """People, and the disks of Windows and macOS, take them for one; no kit is left."""
+    with pytest.raises(FederationError, match="only capitals tell these parties' names apart: Chest, chest"):
+        provision(loopback_project(["chest", "Chest"], 8002), [SiteBuilder()], tmp_path)
+    assert not list(tmp_path.rglob("site.yml"))
+
+
 def test_two_parties_with_one_name_are_refused_with_the_name(tmp_path: Path, nvflare: Nvflare) -> None:
     """By our provisioning and by FLARE's own command, each in one sentence; no kit is left."""
     project = loopback_project(["chest", "head", "chest"], 8002)
