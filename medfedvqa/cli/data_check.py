@@ -40,10 +40,11 @@ def check_command(
     _counts(console, "languages", (_script(row.question) for row in rows))
     if skipped := layouts.other_languages(layout.reader, root):
         console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
-    console.print(f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {_units(rows)}")
+    units = len({row.patient for row in rows})
+    console.print(f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {units}")
     answers = Counter(fold(row.answer) for row in rows)
-    shown = answers.most_common(None if show_all else MOST)
-    console.print(f"answers: {len(answers)} different ones; most frequent: {_listed(shown)}", soft_wrap=True)
+    frequent = _listed(answers.most_common(None if show_all else MOST))
+    console.print(f"answers: {len(answers)} different ones; most frequent: {frequent}", soft_wrap=True)
     for note in (*_repeated(rows), *_dotted(answers)):
         console.print(f"note: {sentence(note)}", soft_wrap=True, highlight=False)
     problems = list(_absent(rows, layout, root, show_all)) if rows else ["no row is read: download the set again"]
@@ -59,13 +60,13 @@ def _layout(root: Path, data: str) -> "Layout":
 
     if not root.is_dir():
         raise ConfigError(f"there is no folder '{root}': check its spelling")
-    found = [each for each in layouts.fitting(root) if data in ("", each.reader)]
-    if not found:
-        known = ", ".join(dict.fromkeys(f"{each.title} ({layouts.marks(each)})" for each in layouts.LAYOUTS))
-        raise DataError(f"'{root}' has no form that is read{layouts.hint(root)}. Forms are: {known}")
-    if len(found) > 1:
-        raise ConfigError(f"'{root}' could be {' or '.join(each.title for each in found)}: name one by --data")
-    return found[0]
+    fitting = [each for each in layouts.fitting(root) if data in ("", each.reader)]
+    if not fitting:
+        forms = ", ".join(dict.fromkeys(f"{each.title} ({layouts.marks(each)})" for each in layouts.LAYOUTS))
+        raise DataError(f"'{root}' has no form that is read{layouts.hint(root)}. Forms are: {forms}")
+    if len(fitting) > 1:
+        raise ConfigError(f"'{root}' could be {' or '.join(each.title for each in fitting)}: name one by --data")
+    return fitting[0]
 
 
 def _counts(console: Terminal, title: str, values: Iterable[str]) -> None:
@@ -80,10 +81,6 @@ def _script(text: str) -> str:
     from medfedvqa.data.slake import HAN
 
     return "Chinese" if HAN.search(text) else "English, or another in letters"
-
-
-def _units(rows: "list[Row]") -> int:
-    return len({row.patient for row in rows})
 
 
 def _absent(rows: "list[Row]", layout: "Layout", root: Path, show_all: bool) -> Iterable[str]:
@@ -112,6 +109,6 @@ def _repeated(rows: "list[Row]") -> Iterable[str]:
 
 def _dotted(answers: Iterable[str]) -> Iterable[str]:
     """Answers that nobody would take for two."""
-    known = set(answers)
-    if dotted := [answer for answer in known if answer.endswith(".") and answer.rstrip(".") in known]:
+    classes = set(answers)
+    if dotted := [answer for answer in classes if answer.endswith(".") and answer.rstrip(".") in classes]:
         yield f"{len(dotted)} answers differ from another by a final dot alone, and are classes of their own"

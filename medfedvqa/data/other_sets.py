@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ def read_path_vqa(root: Path) -> VQAData:
         for raw in _unpickled(path):
             question, answer, name = texts(raw, len(rows), {each: each for each in ("question", "answer", "image")})
             picture = root / "images" / part / f"{name.removesuffix('.jpg')}.jpg"
-            rows.append(_row(rows, "pathology", split, question, answer, name, picture))
+            rows.append(_row(len(rows), "pathology", split, question, answer, name, picture))
     return VQAData("path-vqa", ("pathology",), rows, publishes_validation=True)
 
 
@@ -71,9 +72,9 @@ def read_vqa_med(root: Path) -> VQAData:
             pictures = next(iter(sorted(path.parent.glob(folder))), path.parent)
             rows += _med_rows(path, pictures, split, len(rows))
     organ_of = {row.patient: MED_ORGANS[row.answer.lower()] for row in rows if row.answer.lower() in MED_ORGANS}
-    found = [_moved(row, organ_of.get(row.patient, "others")) for row in rows]
-    organs = tuple(sorted({row.organ for row in found}))
-    return VQAData("vqa-med", organs, found, publishes_validation=True)
+    rows = [replace(row, organ=organ_of.get(row.patient, "others")) for row in rows]
+    organs = tuple(sorted({row.organ for row in rows}))
+    return VQAData("vqa-med", organs, rows, publishes_validation=True)
 
 
 def read_coco_vqa(root: Path) -> VQAData:
@@ -90,7 +91,7 @@ def read_coco_vqa(root: Path) -> VQAData:
             fields = {"question": "question", "picture": "image_id", "answer": "multiple_choice_answer"}
             question, picture, word = texts({**answer, **raw}, len(rows), fields)
             name = f"COCO_{part}_{picture:0>12}.jpg"
-            rows.append(_row(rows, "pictures", split, question, word, name, folder / name))
+            rows.append(_row(len(rows), "pictures", split, question, word, name, folder / name))
     return VQAData("coco-vqa", ("pictures",), rows)
 
 
@@ -110,7 +111,7 @@ def read_parquet(root: Path) -> VQAData:
             key = hashlib.sha256(picture).hexdigest()
             places.setdefault(key, (path, place))
             question, answer = texts(raw, len(rows), {"question": "question", "answer": "answer"})
-            rows.append(_row(rows, "pictures", split, question, answer, key, Path(key)))
+            rows.append(_row(len(rows), "pictures", split, question, answer, key, Path(key)))
     load = partial(_load, places, False), partial(_load, places, True)
     return VQAData("parquet", ("pictures",), rows, *load, publishes_validation=any(r.split == "validate" for r in rows))
 
@@ -120,27 +121,19 @@ def parquet_files(root: Path) -> list[Path]:
     return sorted([*root.glob("*.parquet"), *root.glob("data/*.parquet")])
 
 
-def _row(rows: list[Row], organ: str, split: str, question: str, answer: str, patient: str, picture: Path) -> Row:
+def _row(index: int, organ: str, split: str, question: str, answer: str, patient: str, picture: Path) -> Row:
     closed = answer.lower() in ("yes", "no")
-    return Row(len(rows), organ, split, closed, question, answer, patient, picture)
-
-
-def _moved(row: Row, organ: str) -> Row:
-    return Row(row.index, organ, row.split, row.closed, row.question, row.answer, row.patient, row.image)
+    return Row(index, organ, split, closed, question, answer, patient, picture)
 
 
 def _med_rows(path: Path, pictures: Path, split: str, first: int) -> Iterator[Row]:
-    rows: list[Row] = []
-    for line in read_published(path).decode("utf-8", errors="replace").splitlines():
+    lines = read_published(path).decode("utf-8", errors="replace").splitlines()
+    for index, line in enumerate(filter(str.strip, lines), start=first):
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 1 and not fields[0]:
-            continue
         if len(fields) not in (3, 4) or not all(fields):
-            raise DataError(f"row {first + len(rows)}: a line is picture|question|answer: repair the file")
+            raise DataError(f"row {index}: a line is picture|question|answer: repair the file")
         name, question, answer = fields[0], fields[-2], fields[-1].split("#")[0]  # `#` stands between right answers
-        row = _row(rows, "others", split, question, answer, name, pictures / f"{name}.jpg")
-        rows.append(Row(first + len(rows), row.organ, split, row.closed, question, answer, name, row.image))
-    return iter(rows)
+        yield _row(index, "others", split, question, answer, name, pictures / f"{name}.jpg")
 
 
 class _Plain(pickle.Unpickler):
@@ -151,8 +144,6 @@ class _Plain(pickle.Unpickler):
 
 
 def _unpickled(path: Path) -> list[Any]:
-    if not path.is_file():
-        raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
     try:
         rows = _Plain(io.BytesIO(read_published(path))).load()
     except DataError:
@@ -165,8 +156,6 @@ def _unpickled(path: Path) -> list[Any]:
 
 
 def _listed(path: Path, name: str = "annotations") -> list[Mapping[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
     try:
         rows = json.loads(read_published(path))[name]
         return [row for row in rows if isinstance(row, dict)]

@@ -17,8 +17,6 @@ ANSWER_TYPES = {"CLOSED": True, "OPEN": False}
 
 def read_rows(path: Path) -> list[Any]:
     """The list in a JSON file. Raises `DataError` if it is missing, unreadable or no list."""
-    if not path.is_file():
-        raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
     content = read_published(path)
     try:
         rows = json.loads(content)
@@ -30,7 +28,9 @@ def read_rows(path: Path) -> list[Any]:
 
 
 def read_published(path: Path) -> bytes:
-    """A published file. Raises `DataError` if it cannot be read, is too large, or only points to the real one."""
+    """A published file. Raises `DataError` if it is missing, unreadable, too large, or only points to the real one."""
+    if not path.is_file():
+        raise DataError(f"'{path.name}' is missing: point --data-root at the published folder")
     try:
         content = read_bounded(path, MAX_ROWS)
     except OSError:
