@@ -90,3 +90,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"medfedvqa.{module}"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
