@@ -163,7 +163,7 @@ def _personal(
 
     A site that never trains has the last mean in both places.
     """
-    if not isinstance(method, Averaging) or not method.shares or method.config.evaluated == "personal":
+    if not isinstance(method, Averaging) or not method.shares or not method.has_personal_models:
         return {}
     personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}), secagg=job.secagg)
     backbone, right = machine.backbone(job), {}

@@ -1,7 +1,7 @@
 """The base of methods whose sites train a model and whose server averages the shared part of it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -12,19 +12,16 @@ from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, SiteName, Width
 from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import MethodConfig, State, arrays_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import counts
+from medfedvqa.core.stepwise import ServerState, Stepwise, StepwiseConfig
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.training import Site, Trainer
 from privacy import DPSettings, Secagg
-
-ServerState = dict[str, Tensors]
-"""The server's state between rounds, such as a momentum: arrays by tensor name, in named groups."""
 
 ROWS = "train_rows"
 """The scalar that weighs a site in a mean by rows: its number of training rows."""
@@ -53,10 +50,26 @@ class TunedConfig(MethodConfig, frozen=True):
         return site.backbone
 
 
-class AveragingConfig(AloneConfig, TunedConfig, HeadOptions, frozen=True):
+Head = Literal["shared", "bias", "last", "local"]
+"""See `AveragingConfig.head`."""
+_LAST = f"{HEAD}answers"
+_STAYS: Mapping[str, Callable[[str], bool]] = {
+    "shared": lambda name: False,
+    "bias": lambda name: name.startswith(_LAST) and name.endswith("bias"),
+    "last": lambda name: name.startswith(_LAST),
+    "local": lambda name: True,
+}
+"""Whether a tensor of the answer head stays at the site, by the option `head`."""
+
+
+class AveragingConfig(StepwiseConfig, TunedConfig, HeadOptions, frozen=True):
     """Options of all averaging methods."""
 
-    head: Literal["shared", "local"] = Field("shared", description="whether the answer head is averaged or stays")
+    head: Head = Field(
+        "shared",
+        description="what of the answer head stays at the site: nothing ('shared'), the bias of its last layer, its "
+        "last layer, or all of it ('local')",
+    )
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
         "shared", description="test the last mean, or the site's own model before it was averaged"
@@ -72,7 +85,7 @@ class AveragingConfig(AloneConfig, TunedConfig, HeadOptions, frozen=True):
 Config = TypeVar("Config", bound=AveragingConfig)
 
 
-class Averaging(Alone[Config]):
+class Averaging(Stepwise[Config]):
     """Local training, then a mean of the shared part. Without overrides this is FedAvg (B. McMahan et al., 2017)."""
 
     compares_features: ClassVar[bool] = False
@@ -80,35 +93,37 @@ class Averaging(Alone[Config]):
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
-        if self._shares_head and config.answers == "site":
+        if self._shares_answers and config.answers == "site":
             raise ConfigError("a shared head has one answer space: give 'answers' a list or a bundled list's name")
-        if config.finish_epochs and self.shares and self._shares_head and config.evaluated == "shared":
-            raise ConfigError(
-                "'finish_epochs' trains on what a site keeps, and here all is shared: give 'head' as 'local', or "
-                "'evaluated' as 'personal'"
-            )
         if config.finish_epochs and config.unseen:
             raise ConfigError("sites in 'unseen' never train: leave out 'finish_epochs'")
         if dp is not None and config.weighting == "rows":
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
-        if config.unseen and not (self.shares and self._shares_head):
+        if config.unseen and not (self.shares and config.head == "shared"):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
         if config.sampled is not None:
             self._check_sampling()
+        if config.is_stepwise and config.evaluated == "personal":
+            raise ConfigError("in a stepwise job no site has a model before the mean: leave out 'evaluated'")
         if self.steps_at_server:
             self._check_server_step()
 
     @property
     def answers(self) -> tuple[str, ...] | None:
         """The job's list of answers. A shared head takes the bundled list if the job has none."""
-        return self.config.listed or (CLOSED_ANSWERS if self._shares_head else None)
+        return self.config.listed or (CLOSED_ANSWERS if self._shares_answers else None)
 
     @property
     def shares(self) -> bool:
         """Whether the sites share any part of the model."""
-        return self._shares_head or self.config.tuning != "classifier"
+        return self.config.head != "local" or self.config.tuning != "classifier"
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether a site that tests the mean had a model of its own before it, which can be tested apart."""
+        return self.config.evaluated == "shared" and not self.config.is_stepwise
 
     @property
     def silent(self) -> bool:
@@ -138,9 +153,9 @@ class Averaging(Alone[Config]):
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
-        shape = self.config.trained_shape(shape)
-        head = self.config.head_of(len(self.answers or ())).shapes(shape) if self._shares_head else {}
-        return self.config.tuned.shapes(shape) | head
+        shape, stays = self.config.trained_shape(shape), _STAYS[self.config.head]
+        head = self.config.head_of(len(self.answers or ())).shapes(shape)
+        return self.config.tuned.shapes(shape) | {name: size for name, size in head.items() if not stays(name)}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
@@ -159,7 +174,7 @@ class Averaging(Alone[Config]):
         """The shared part starts alike at all sites, whatever their data. A local head starts from the site's seed."""
         self.check_answers(site.data.public_answers)
         model = self.model(site)
-        head_seed = site.seed if self._shares_head else site.task_seed("setup", 0)
+        head_seed = site.task_seed("setup", 0) if self.config.head == "local" else site.seed
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(head_seed))
         return {"values": values}
 
@@ -208,21 +223,6 @@ class Averaging(Alone[Config]):
         order = torch.randperm(len(sites), generator=torch.Generator().manual_seed(int.from_bytes(digest[:6], "big")))
         return tuple(sites[place] for place in sorted(order[:count].tolist()))
 
-    def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
-        """The model that the server sends after a round, and its new state: here the mean, and an unchanged state.
-
-        `held`: the model that it sent before the round; `state`: the state that this function returned last, empty at
-        first. The server has no model before the first round, so it sends the first mean unchanged. The step sees
-        only means, so it costs no privacy. A server that died computes all steps again, and must get the same: what is
-        random is drawn from `hub.seed`.
-        """
-        return mean, state
-
-    @property
-    def steps_at_server(self) -> bool:
-        """Whether the method has a `server_step` of its own."""
-        return type(self).server_step is not Averaging.server_step
-
     def _check_sampling(self) -> None:
         """Raises `ConfigError` if not all sites can train in some rounds only."""
         if self.silent:
@@ -264,9 +264,9 @@ class Averaging(Alone[Config]):
         return dict(values)
 
     @property
-    def _shares_head(self) -> bool:
-        """Whether the answer head is averaged."""
-        return self.config.head == "shared"
+    def _shares_answers(self) -> bool:
+        """Whether a layer of answers is shared, so that all sites must have the same ones."""
+        return self.config.head in ("shared", "bias")
 
 
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:

@@ -55,7 +55,7 @@ class Preserving(Averaging[Config]):
         """One round. It is FedAvg's until there is a teacher, and for weight 0."""
         has_teacher = self.config.weight > 0 and round >= self.config.start_round
         loss = self.distilled(trainer.model, start) if has_teacher else answer_losses(trainer.model)
-        return {**state, "values": trainer.train(start, loss, round, seed).trained()}
+        return self.stepped(trainer, state, start, loss, round, seed)
 
     def distilled(self, model: AnswerModel, start: Values) -> RowLoss:
         """Cross-entropy plus the weighted term. The teacher has the values `start`."""

@@ -196,8 +196,13 @@ class Alone(Method[Config]):
         trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(trainer, state, start, round, site.task_seed("train", round))
-        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        state |= validated(state, self.right(trainer, self.validates(state, start), site.data.validate))
         return state, self.reply(trainer, state)
+
+    def validates(self, state: State, start: Values) -> Values:
+        """The values whose validation accuracy is a round's: those that it ends with. `start`: those it began with."""
+        values: Values = state["values"]
+        return values
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
         """The site's upload after a round."""

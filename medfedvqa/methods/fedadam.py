@@ -16,8 +16,9 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import MOST_RATE, Rate, Share
-from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
+from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.registry import register
+from medfedvqa.core.stepwise import ServerState
 
 Array = NDArray[np.float64]
 

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import Rate, Share
-from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
+from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.registry import register
+from medfedvqa.core.stepwise import ServerState
 
 
 class FedAvgMConfig(AveragingConfig, frozen=True):

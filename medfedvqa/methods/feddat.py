@@ -89,7 +89,11 @@ class FedDAT(Averaging[FedDATConfig]):
         config, model = self.config, trainer.model
         frozen = {name: value for name, value in start.items() if not name.startswith(HEAD)}
         answer_head = {name: value for name, value in start.items() if name.startswith(HEAD)}
-        shared, head, local = (trainer.part(values, round) for values in (frozen, answer_head, state[LOCAL]))
+        shared, own = self.shared_part(trainer, frozen, round), {LOCAL: state[LOCAL]}
+        if config.head == "local":
+            own["head"] = answer_head
+        kept = {name: self.own_part(trainer, state, name, values, round) for name, values in own.items()}
+        local, head = kept[LOCAL], kept.get("head") or self.shared_part(trainer, answer_head, round)
         alpha, beta = config.weights(round)
         before: Values = {}
 
@@ -107,7 +111,8 @@ class FedDAT(Averaging[FedDATConfig]):
             trainer.step([shared, head], student, draw)
             for other in others:
                 trainer.step([local, head] if config.head_update == "both" else [local], tutor, other)
-        return {**state, "values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
+        trained = {"values": shared.trained() | head.trained(), LOCAL: local.trained(), FROZEN: frozen}
+        return {**state, **trained, **self.memory(kept)}
 
     def teacher(self, frozen: Values, local: Values) -> Values:
         """The Dual-Adapter Teacher (Eq. 4). Values of `local` outside of its adapter pass through unchanged."""

@@ -26,6 +26,7 @@ class FedDC(Averaging[FedDCConfig]):
 
     name = "feddc"
     config_type = FedDCConfig
+    takes_steps = False
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The exchange of FedAvg: a site adds its drift to the trained values, and never sends the two apart."""

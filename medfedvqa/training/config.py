@@ -1,8 +1,9 @@
 """The options of local training that all methods have, and the optimiser that follows from them."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -31,10 +32,18 @@ class TrainingConfig:
             return self.local_epochs
         return max(1, round(self.local_epochs / settings.sample_rate))
 
-    def make(self, values: Iterable[torch.Tensor], round: int) -> torch.optim.Optimizer:
-        """An optimiser without memory of earlier rounds."""
+    def make(
+        self, values: Iterable[torch.Tensor], round: int, memory: Mapping[str, Any] | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimiser of a round. `memory`: its state after an earlier round, of values in the same order."""
         rate = self.learning_rate * self.decay ** ((round - 1) // self.decay_every)
-        parameters = list(values)
+        optimizer = self._new(list(values), rate)
+        if memory:
+            optimizer.load_state_dict(copy.deepcopy(dict(memory)))  # torch would share its tensors and change them
+            optimizer.param_groups[0]["lr"] = rate
+        return optimizer
+
+    def _new(self, parameters: list[torch.Tensor], rate: float) -> torch.optim.Optimizer:
         match self.optimizer:
             case "adam":
                 return torch.optim.Adam(parameters, rate, weight_decay=self.weight_decay)

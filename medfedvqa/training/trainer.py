@@ -1,6 +1,5 @@
 """Local steps on named values: batches or samples, gradients, optimiser; the same for every method."""
 
-import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,12 +82,7 @@ class Trainer:
         if outside := len(self.site.data.train) - len(self.train_rows):
             logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
         values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-        optimizer = self.config.make(values.values(), round)
-        if memory:
-            rate = optimizer.param_groups[0]["lr"]
-            optimizer.load_state_dict(copy.deepcopy(dict(memory)))  # torch would share its tensors and change them
-            optimizer.param_groups[0]["lr"] = rate
-        return Part(values, optimizer)
+        return Part(values, self.config.make(values.values(), round, memory))
 
     def draws(self, seed: int | SeededChance, passes: int = 1) -> Iterator[tuple[Any, ...]]:
         """The draws of one round: for each step a tuple of `passes` draws, one for each model that takes the step.
