@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from medfedvqa.core import method_names, method_type
+from medfedvqa.core import method_names, method_type, stepwise
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.registry import BUILT_IN
 from medfedvqa.errors import ConfigError
@@ -309,7 +309,33 @@ rows. Of server rates 0.003 and 0.01 this one is better on SLAKE's validation ro
 own."""
 
 
+STEP: dict[str, Any] = {"schedule": "stepwise", **stepwise.DEFAULTS, "keep": "last", "tuning": "classifier"}
+"""A stepwise job on frozen features, whatever the budget of the other lines. It ends after its last step: no site
+chooses a round by its validation rows."""
+EQUAL_STEPS: dict[str, Any] = FROZEN | {
+    **{name: value for name, value in stepwise.DEFAULTS.items() if name != "decay_every"},
+    **{"rounds": 20, "local_epochs": 10, "decay_every": 7, "keep": "last"},
+}
+"""As many steps of the same optimiser at one site. It is new after every tenth."""
+OWN_PARTS: dict[str, dict[str, Any]] = {"own bias": {"head": "bias"}, "own last layer": {"head": "last"}}
+LONGER: dict[str, dict[str, Any]] = {
+    "100 exchanges of 2 batches": {"rounds": 100, "local_epochs": 2, "decay_every": 34},
+    "50 exchanges of 4 batches": {"rounds": 50, "local_epochs": 4, "decay_every": 17},
+}
+
+
+def _stepwise() -> Iterator[System]:
+    """Stepwise training of a head on frozen features, by what of it stays at a site and by batches an exchange."""
+    alone = "frozen features"
+    yield System("stepwise", "fedavg", STEP, baseline=False, alone=alone)
+    for label, options in (OWN_PARTS | LONGER).items():
+        yield System(f"stepwise ({label})", "fedavg", STEP | options, baseline=False, alone=alone)
+    yield System("frozen features (equal steps)", "local", EQUAL_STEPS)
+    yield System("FedProx classifier", "fedprox", {"tuning": "classifier"}, alone="local classifier")
+
+
 AT_REQUEST = (
+    *_stepwise(),
     *(system for trunk in TRUNKS for system in _on_trunk(trunk)),
     *(
         System(label, "creamfl", options, baseline=False, family="CreamFL")
