@@ -54,6 +54,8 @@ def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
     and then there is no folder.
     """
     check_allowed(kept)
+    if answerer.answering.beside:
+        raise ConfigError("this site keeps two models that answer together, and an export holds one: ask it here")
     check_traceable(answerer.answering.model)
     partial = out.with_name(f".{out.name}.partial")
     partial.mkdir(mode=0o700, parents=True)

@@ -11,6 +11,7 @@ from typing import Any
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.core import Method, Site, State
 from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.local_training import Alone
 from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.data import SiteData, Split, united
@@ -159,10 +160,12 @@ def _server(tested: Mapping[str, Any] | None) -> dict[str, Any]:
 def _personal(
     job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData], machine: Machine
 ) -> dict[str, list[bool]]:
-    """Which test rows each site's own model before the last mean answers right; none if it has no other model.
+    """Which test rows the model that each site keeps answers right, or its own before the last mean, if it has either.
 
     A site that never trains has the last mean in both places.
     """
+    if all(KEPT in state for state in states.values()):
+        return {name: state[KEPT][RIGHT][state[KEPT]["model"]].tolist() for name, state in states.items()}
     if not isinstance(method, Averaging) or not method.shares or not method.has_personal_models:
         return {}
     personal = type(method)(method.config.model_copy(update={"evaluated": "personal"}), secagg=job.secagg)

@@ -13,7 +13,7 @@ from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answer
 
 MARGIN = 3
 """Columns between two columns of the table."""
-BOLD = ("released", "finished")
+BOLD = ("released", "finished", "kept_accuracy")
 """The rows of the method itself."""
 
 

@@ -1,6 +1,7 @@
 """The model with which a site answers new questions after a job."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,15 +21,19 @@ class Answering:
     model: AnswerModel
     values: Values
     answers: tuple[str, ...]
+    beside: tuple["Answering", ...] = ()
+    """Other models with the same answers, which answer together with this one."""
 
     @torch.no_grad()
     def probabilities(self, site: Site, examples: Examples) -> torch.Tensor:
         """The probability of each answer to each row of a site, float [rows, answers]; rows' own answers do not count.
 
-        They are the model's softmax, which nothing has calibrated.
+        They are the mean of the models' softmax, which nothing has calibrated.
         """
         rows = self._rows(site, examples, self.model.depth)
-        return self.model.logits(self.values, rows.batch).softmax(dim=1).cpu()
+        own = self.model.logits(self.values, rows.batch).softmax(dim=1).cpu()
+        others = [each.probabilities(site, examples) for each in self.beside]
+        return torch.stack([own, *others]).mean(dim=0) if others else own
 
     @torch.no_grad()
     def attention(self, site: Site, examples: Examples) -> torch.Tensor:
@@ -41,3 +46,9 @@ class Answering:
         """All these rows, without augmentation."""
         rows = SiteRows(site, self.model, depth, 1, self.answers)
         return rows.rows(rows.encoded(examples), torch.arange(len(examples)))
+
+
+def together(models: Sequence[Answering]) -> Answering:
+    """Models with the same answers as one. Attention is that of the first."""
+    first, *rest = models
+    return replace(first, beside=tuple(rest)) if rest else first

@@ -4,24 +4,28 @@ Only releases need noise. Training after the last release costs no epsilon, and 
 stays at the site, and its answers need protection before anybody outside sees them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from audits import Tensors
+from medfedvqa.core.answering import Answering, together
 from medfedvqa.core.method import State, tensors_of
 from medfedvqa.core.scores import RIGHT
-from medfedvqa.data import Examples
+from medfedvqa.data import Examples, numbered
+from medfedvqa.evaluation.history import KEPT_MODELS
 from medfedvqa.training import Site
 
 if TYPE_CHECKING:
     from medfedvqa.core.local_training import Alone
 
 KEPT = "kept"
-"""The key in the state after `evaluate` that holds the kept model: its name, its state, the message that it uses, and
-for each candidate whether it answers each test row right, bool [rows]."""
+"""The key in the state after `evaluate` that holds the kept model: its name, its state, the message that it uses, the
+same of one that answers with it, and for each candidate whether it answers each test row right, bool [rows]."""
+ENSEMBLE = ("received", "alone")
+"""The candidates that answer together as the candidate `ensemble`."""
 
 
 class Keeping:
@@ -49,38 +53,50 @@ class Keeping:
     @cached_property
     def finished(self) -> State:
         """The state after further training from the federation's last model."""
-        values = self._method.tested(self._site, self._state, tensors_of(self._received, self._site.device))
-        state, _ = self._longer.train(
-            self._site, self._method.begun_anew(self._state, values), self._used, self._rounds
-        )
+        state, _ = self._longer.train(self._site, self.received, self._used, self._rounds)
         return state
 
-    @property
-    def states(self) -> Mapping[str, State]:
-        """The candidates by name."""
-        return {"finished": self.finished, "alone": self.alone, "alone_equal": self.alone_equal}
+    @cached_property
+    def received(self) -> State:
+        """The state that was tested after the last release."""
+        values = self._method.tested(self._site, self._state, tensors_of(self._received, self._site.device))
+        return self._method.begun_anew(self._state, values)
 
     @cached_property
     def kept(self) -> State:
-        """The best candidate on validation rows; the finished model wins a tie."""
-        right = {name: int(self.right(name, self._site.data.validate).sum()) for name in self.states}
-        best = max(right, key=lambda name: right[name])
-        message = tensors_of(self._message(best))
-        return {"model": best, "state": self.states[best], "message": message, RIGHT: self._tested}
+        """The best candidate on validation rows; of equals, the first of `KEPT_MODELS`."""
+        right = {name: int(self.right(name, self._site.data.validate).sum()) for name in KEPT_MODELS}
+        best = max(KEPT_MODELS, key=lambda name: right[name])
+        first, *rest = [self._saved(name) for name in (ENSEMBLE if best == "ensemble" else (best,))]
+        return {"model": best, **first, "together": rest, RIGHT: self._tested}
 
     @property
     def counted(self) -> dict[str, int]:
-        """The test rows that each candidate answers right, and whether the finished model is kept."""
-        right = {f"{name}_correct": int(rows.sum()) for name, rows in self._tested.items()}
-        return {**right, "kept_finished": int(self.kept["model"] == "finished")}
+        """The test rows that each further candidate answers right, and the place of the kept one in `KEPT_MODELS`."""
+        right = {f"{name}_correct": int(rows.sum()) for name, rows in self._tested.items() if name != "received"}
+        return {**right, "kept_model": KEPT_MODELS.index(self.kept["model"])}
 
     @cached_property
     def _tested(self) -> dict[str, torch.Tensor]:
-        return {name: self.right(name, self._site.data.test) for name in self.states}
+        return {name: self.right(name, self._site.data.test) for name in KEPT_MODELS}
 
     def right(self, name: str, examples: Examples) -> torch.Tensor:
         """Whether the model of this name answers each row right, bool [rows]."""
-        return self._plain.answered(self._site, getattr(self, name), self._message(name), examples)
+        if name != "ensemble":
+            return self._plain.answered(self._site, getattr(self, name), self._message(name), examples)
+        if not len(examples):
+            return torch.zeros(0, dtype=torch.bool)
+        answers = answering(self._plain, self._site, [self._saved(each) for each in ENSEMBLE])
+        chosen = answers.probabilities(self._site, examples).argmax(dim=1)
+        return chosen.eq(numbered(self._site.data.answers, answers.answers, examples.answers))
+
+    def _saved(self, name: str) -> State:
+        return {"state": getattr(self, name), "message": tensors_of(self._message(name))}
 
     def _message(self, name: str) -> Tensors:
-        return self._used if name == "finished" else {}
+        return self._used if name in ("finished", "received") else {}
+
+
+def answering(method: "Alone[Any]", site: Site, saved: Sequence[State]) -> Answering:
+    """What answers with these states and messages together: the mean of their probabilities."""
+    return together([method.answering_with(site, each["state"], each["message"]) for each in saved])

@@ -27,7 +27,7 @@ from medfedvqa.bounds import (
 from medfedvqa.core.answering import TESTED, Answering
 from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.kept_model import KEPT, Keeping
+from medfedvqa.core.kept_model import KEPT, Keeping, answering
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
@@ -234,8 +234,13 @@ class Alone(Method[Config]):
 
     def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
         """The same method for one site, without noise. `local_epochs` replaces the method's own number."""
-        changes = {} if local_epochs is None else {"local_epochs": local_epochs, "local_unit": "epochs"}
+        changes = {} if local_epochs is None else {**self.in_epochs, "local_epochs": local_epochs}
         return type(self)(self.config.model_copy(update=changes))
+
+    @property
+    def in_epochs(self) -> Mapping[str, str]:
+        """The options by which a site trains in passes over its rows."""
+        return {"local_unit": "epochs"}
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
         """Whether a site with these values answers each row right, bool [rows]."""
@@ -270,7 +275,7 @@ class Alone(Method[Config]):
         """See `Method.answering`: the kept model if the site finished one, else the model that it tested last."""
         if KEPT in state:
             kept = state[KEPT]
-            return self.without_others().answering_with(site, kept["state"], kept["message"])
+            return answering(self.without_others(), site, [kept, *kept.get("together", ())])
         if TESTED not in state:
             raise ConfigError(
                 "the site keeps no tested model of this job: the job ended before its evaluation, or an earlier "

@@ -38,10 +38,10 @@ EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon
 
 PARTS_BEHIND: Mapping[str, Part] = {
     **dict.fromkeys(("rows", "correct", "majority_correct", "prior_correct"), "test"),
-    **dict.fromkeys(("alone_correct", "alone_equal_correct", "finished_correct"), "test"),
+    **dict.fromkeys(("alone_correct", "alone_equal_correct", "finished_correct", "ensemble_correct"), "test"),
     "train_rows": "train",
     "accuracy": "validate",
-    "kept_finished": "validate",
+    "kept_model": "validate",
 }
 """The part of a site's rows that each figure in an upload is about."""
 

@@ -7,6 +7,7 @@ from audits import Kind, Tensors, TensorSpec
 from medfedvqa.core.method import State
 from medfedvqa.data import SiteData
 from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.evaluation.history import KEPT_MODELS
 
 RIGHT = "right"
 """The key in the state after `evaluate`: whether each test row is answered right, bool [rows]. It never leaves."""
@@ -31,7 +32,7 @@ def validated(state: State, right: torch.Tensor) -> State:
 
 SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
 """The names of the counts of `scored`."""
-FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "kept_finished")
+FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "ensemble_correct", "kept_model")
 """The names of further counts of a method whose sites keep a model: whose option `FINISH` is above 0."""
 FINISH = "finish_epochs"
 """The option of methods whose sites may train on by themselves after their last release."""
@@ -56,7 +57,7 @@ def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> 
 
 def counts(*names: str) -> tuple[TensorSpec, ...]:
     """The declarations of the int64 scalars of these names, see `COUNTS`."""
-    most = {"kept_finished": 1}
+    most = {"kept_model": len(KEPT_MODELS) - 1}
     return tuple(
         TensorSpec(name, (), "int64", Kind.STATISTIC, COUNTS[name], bounds=(0, most.get(name, MOST_ROWS)))
         for name in names
@@ -72,5 +73,6 @@ COUNTS = {
     "alone_correct": "test rows that the same model, trained without the other sites, answers right",
     "alone_equal_correct": "the same, trained alone for the passes of the federation and of finishing together",
     "finished_correct": "test rows that the model answers right which the site trained on after its last release",
-    "kept_finished": "1 if the site keeps the finished model, 0 if it keeps the one trained alone",
+    "ensemble_correct": "test rows that the released model and the one trained alone answer right together",
+    "kept_model": "which model the site keeps: " + ", ".join(f"{n} {name}" for n, name in enumerate(KEPT_MODELS)),
 }

@@ -175,10 +175,10 @@ class Stepwise(Alone[Config]):
         state, held = recalled(state, held)
         return {**state, "values": {**state["values"], **tensors_of(held, site.device)}}
 
-    def without_others(self, local_epochs: int | None = None) -> "Alone[Config]":
-        """See `Alone.without_others`. Passes over a site's rows are those of a job in rounds."""
-        alone = super().without_others(local_epochs)
-        return alone if local_epochs is None else type(self)(alone.config.model_copy(update={"schedule": "rounds"}))
+    @property
+    def in_epochs(self) -> Mapping[str, str]:
+        """See `Alone.in_epochs`."""
+        return {**super().in_epochs, "schedule": "rounds"}
 
 
 def optimised(config: TrainingConfig, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:

@@ -12,6 +12,8 @@ from medfedvqa.evaluation.accuracy import percent
 TABLE = "table.md"
 FREE = {"majority": "majority", "question_prior": "question-only prior"}
 """Labels of the baselines that need no training."""
+KEPT = {"finished": "finished at the site", "kept_accuracy": "what each site keeps"}
+"""Labels of what becomes of a released model at the sites."""
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
 """Labels of the models that a site trains alone."""
 ABSENT = "–"
@@ -33,7 +35,7 @@ class Answering:
     """One way of answering."""
 
     name: str
-    """A baseline's name in `results.json`, `released` or `finished`."""
+    """A baseline's name in `results.json`, `released` or one of `KEPT`."""
     label: str
     """The label in tables and plots."""
     entries: tuple[Entry, ...]
@@ -44,13 +46,16 @@ def answering(results: Results) -> list[Answering]:
     """The rows of a table of accuracies, without models that no site trained."""
     columns, method = [*results["sites"].values(), results["average"]], results["method"]
     trained = {name: _baseline(columns, name, label) for name, label in TRAINED.items()}
-    finished = Answering("finished", f"{method}, finished at the site", tuple(each["finished"] for each in columns))
-    released = f"{method} (released)" if any(finished.entries) else method
+    kept = [
+        Answering(name, f"{method}, {label}", tuple(each.get(name) for each in columns)) for name, label in KEPT.items()
+    ]
+    kept = [row for row in kept if any(row.entries)]
+    released = f"{method} (released)" if kept else method
     return [
         *(_baseline(columns, name, label) for name, label in FREE.items()),
         *(row for row in trained.values() if any(row.entries)),
         Answering("released", released, tuple(columns)),
-        *([finished] if any(finished.entries) else []),
+        *kept,
     ]
 
 

@@ -70,6 +70,11 @@ class History:
     """The test of the server's own model; None if it has none, or is not tested."""
 
 
+KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")
+"""The models of which a site keeps the one that is best on its validation rows; of equals, the first: finished after
+the last release, as it was tested then, that one and the one trained alone together, and two trained alone."""
+
+
 @dataclass(frozen=True)
 class Score:
     """The number of a site's test rows, and of the rows that each way of answering gets right."""
@@ -88,13 +93,22 @@ class Score:
     """Rows right by the same model, trained alone for the passes of federation and finishing together."""
     finished_correct: int | None = None
     """Rows right by the model that the site finished after its last release; None if it did not."""
-    kept_finished: bool | None = None
-    """Whether the site keeps the finished model or the model trained alone; None without finishing."""
+    ensemble_correct: int | None = None
+    """Rows right by the released model and the one trained alone together; None without finishing."""
+    kept_model: int | None = None
+    """The place in `KEPT_MODELS` of the model that the site keeps; None without finishing."""
 
     @property
     def kept(self) -> str | None:
-        """The model that the site keeps: `finished` or `alone`; None without finishing."""
-        return None if self.kept_finished is None else "finished" if self.kept_finished else "alone"
+        """The name of the model that the site keeps; None without finishing."""
+        return None if self.kept_model is None else KEPT_MODELS[self.kept_model]
+
+    @property
+    def kept_correct(self) -> int | None:
+        """Rows right by the model that the site keeps; None without finishing."""
+        counts = (self.finished_correct, self.correct, self.ensemble_correct)
+        every = (*counts, self.alone_correct, self.alone_equal_correct)
+        return None if self.kept_model is None else every[self.kept_model]
 
 
 @dataclass(frozen=True)

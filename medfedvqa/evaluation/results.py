@@ -137,6 +137,8 @@ def _answered(score: Score) -> dict[str, Proportion | None]:
         "alone": score.alone_correct,
         "alone_equal": score.alone_equal_correct,
         "finished": score.finished_correct,
+        "ensemble": score.ensemble_correct,
+        "kept": score.kept_correct,
     }
     return {name: None if count is None else Proportion(count, score.rows) for name, count in correct.items()}
 
@@ -175,7 +177,9 @@ def _scored(score: Score | None) -> dict[str, Any]:
         "train_rows": score.train_rows if score else None,
         **released,
         "finished": _accuracy(answered.get("finished")),
+        "ensemble": _accuracy(answered.get("ensemble")),
         "kept": score.kept if score else None,
+        "kept_accuracy": _accuracy(answered.get("kept")),
         "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
     }
 
@@ -191,7 +195,8 @@ def _average(scores: Mapping[str, Score]) -> dict[str, Any]:
         return {"accuracy": average[0], "interval": list(average[1])}
 
     released = mean("method") or {"accuracy": None, "interval": None}
-    return {**released, "finished": mean("finished"), "baselines": {name: mean(name) for name in BASELINES}}
+    kept = {"finished": mean("finished"), "ensemble": mean("ensemble"), "kept_accuracy": mean("kept")}
+    return {**released, **kept, "baselines": {name: mean(name) for name in BASELINES}}
 
 
 def _server_model(score: ServerScore | None) -> dict[str, Any] | None:
@@ -303,7 +308,13 @@ def _judgements(method: str, scores: Mapping[str, Score]) -> list[str]:
 
 def _kept_models(scores: Mapping[str, Score]) -> list[str]:
     """One sentence for each kind of model that some site keeps."""
-    kinds = {"finished": "the model that it finished itself", "alone": "the model that it trained alone"}
+    kinds = {
+        "finished": "the model that it finished itself",
+        "received": "the model as it was released",
+        "ensemble": "the model as it was released together with the one that it trained alone",
+        "alone": "the model that it trained alone",
+        "alone_equal": "the model that it trained alone with equal steps",
+    }
     keepers = {kind: [site for site, score in scores.items() if score.kept == kind] for kind in kinds}
     return [
         f"By validation rows, each of these sites keeps {kinds[kind]}: {', '.join(sites)}."

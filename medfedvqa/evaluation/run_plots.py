@@ -10,7 +10,20 @@ from numpy.typing import NDArray
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.evaluation.accuracy_table import Entry, Results, answering, rows_of
 from medfedvqa.evaluation.history import History
-from medfedvqa.figures import BLACK, BLUE, COLOURS, GREEN, GREY, MARKERS, ORANGE, VERMILION, encoded, new_figure, styled
+from medfedvqa.figures import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    encoded,
+    new_figure,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +37,7 @@ LOOKS = {
     "alone_equal": (ORANGE, "v"),
     "released": (BLUE, "o"),
     "finished": (GREEN, "P"),
+    "kept_accuracy": (PURPLE, "X"),
 }
 """The colour and marker of each way of answering."""
 BASELINES = {"majority": ":", "question_prior": "--", "alone": "-."}

@@ -99,7 +99,4 @@ def check_sites(job: JobSpec, count: int) -> None:
 
 def score_of(counts: Mapping[str, Any]) -> Score:
     """The score that the named counts of a task `evaluate` make."""
-    figures: dict[str, Any] = {name: int(count) for name, count in counts.items()}
-    if "kept_finished" in figures:
-        figures["kept_finished"] = bool(figures["kept_finished"])
-    return Score(**figures)
+    return Score(**{name: int(count) for name, count in counts.items()})

@@ -152,12 +152,20 @@ def _attack_sentence(refuted: bool | None) -> str:
     return f"The attacks do not refute the epsilon that the attacked job claimed. {small}"
 
 
+_KEPT: dict[KeptModel, str] = {
+    "finished": "the finished model",
+    "received": "the model as it was released",
+    "ensemble": "the model as it was released, together with the one that it trained alone",
+    "alone": "the model that it trained alone",
+    "alone_equal": "the model that it trained alone with equal steps",
+}
+
+
 def _kept_sentence(kept: KeptModel | None, run: Run | None) -> str | None:
     """None unless the site has trained on after its last release, as its figures or the job's settings tell."""
     if kept is None:
         return NOT_COVERED if run and run.options.get("finish_epochs") else None
-    model = "the finished model" if kept == "finished" else "the model that it trained alone"
-    return f"By validation rows the site keeps {model}. {NOT_COVERED}"
+    return f"By validation rows the site keeps {_KEPT[kept]}. {NOT_COVERED}"
 
 
 def _utility_sentence(measured: AccuracyMeasurement) -> str:

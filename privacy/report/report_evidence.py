@@ -141,7 +141,7 @@ class Accuracy(Frozen):
     high: float
 
 
-KeptModel = Literal["finished", "alone"]
+KeptModel = Literal["finished", "received", "ensemble", "alone", "alone_equal"]
 """Which model a site keeps: the one that it trained on after its last release, or the one that it trained alone."""
 
 

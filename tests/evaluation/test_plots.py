@@ -222,7 +222,7 @@ def test_final_accuracies_have_their_intervals(results: dict[str, Any]) -> None:
 def test_the_finished_model_and_those_trained_alone_are_drawn_apart(
     tmp_path: Path, facts: RunFacts, history: History, kept: dict[str, Score]
 ) -> None:
-    """Six ways of answering: each has its own colour and height, and none reaches into the next site's place."""
+    """Seven ways of answering: each has its own colour and height, and none reaches into the next site's place."""
     axes = final_figure(write_results(tmp_path, facts, history, kept)).axes[0]
     shown = {bars.get_label(): bars for bars in axes.containers}
     assert list(shown) == [
@@ -232,9 +232,10 @@ def test_the_finished_model_and_those_trained_alone_are_drawn_apart(
         "alone with equal steps",
         "prompt_pfl (released)",
         "prompt_pfl, finished at the site",
+        "prompt_pfl, what each site keeps",
     ]
     assert shown["prompt_pfl, finished at the site"][0].get_xdata()[0] == pytest.approx(100 * 76 / 116)
-    assert len({bars[0].get_color() for bars in shown.values()}) == 6
+    assert len({bars[0].get_color() for bars in shown.values()}) == 7
     heights = [bars[0].get_ydata()[0] for bars in shown.values()]
     assert heights == sorted(heights) and max(map(abs, heights)) < 0.4
 

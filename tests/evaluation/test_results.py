@@ -149,7 +149,9 @@ def test_a_site_s_entry(tmp_path: Path, facts: RunFacts, history: History, score
         "correct": 71,
         "accuracy": 71 / 116,
         "finished": None,
+        "ensemble": None,
         "kept": None,
+        "kept_accuracy": None,
         "rounds": 3,
         "epsilon": None,
         "seconds": 1.5,
@@ -171,6 +173,8 @@ def test_a_site_that_trains_on_has_four_models_and_keeps_one(
     assert faults(results, results_schema()) == []
     chest, head = results["sites"]["chest"], results["sites"]["head"]
     assert (chest["kept"], head["kept"]) == ("finished", "alone")
+    assert (chest["kept_accuracy"]["correct"], head["kept_accuracy"]["correct"]) == (76, 20)
+    assert (chest["ensemble"]["correct"], head["ensemble"]["correct"]) == (70, 24)
     models = (chest, chest["finished"], chest["baselines"]["alone"], chest["baselines"]["alone_equal"])
     assert [model["correct"] for model in models] == [71, 76, 66, 69]
     assert chest["finished"]["accuracy"] == 76 / 116

@@ -15,6 +15,7 @@ from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import FINISH, FINISHED, RIGHT, SCORED, counts
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy_table import answering
+from medfedvqa.evaluation.history import KEPT_MODELS
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.serve import score_of
@@ -50,10 +51,10 @@ def check(results: dict[str, Any], out: Path) -> None:
         assert entry["correct"] == int(saved.state[RIGHT].sum()) and entry["finished"]["correct"] == right["finished"]
         alone = entry["baselines"]
         assert (alone["alone"]["correct"], alone["alone_equal"]["correct"]) == (right["alone"], right["alone_equal"])
-        assert entry["kept"] == ("finished" if kept["model"] == "finished" else "alone")
-        whose = "finished itself" if entry["kept"] == "finished" else "trained alone"
-        assert any(f"keeps the model that it {whose}" in note and site in note for note in results["notes"])
-    rows = ["majority", "question_prior", "alone", "alone_equal", "released", "finished"]
+        assert entry["kept"] == kept["model"] and entry["kept_accuracy"]["correct"] == right[kept["model"]]
+        assert entry["ensemble"]["correct"] == right["ensemble"]
+        assert any("of these sites keeps the model" in note and site in note for note in results["notes"])
+    rows = ["majority", "question_prior", "alone", "alone_equal", "released", "finished", "kept_accuracy"]
     assert [row.name for row in answering(results)] == rows
 
 
@@ -75,17 +76,17 @@ def test_under_differential_privacy_they_stay_at_the_site_and_are_put_together_a
     sent = {t.name for entry in read(out / "sites" / "chest" / "audit") for t in entry.tensors}
     assert sent.isdisjoint({*SCORED, *FINISHED})
     (kept,) = (out / "sites" / "chest" / "state").glob("*.evaluate.json")
-    assert json.loads(kept.read_text())["kept_finished"] in (0, 1)
+    assert json.loads(kept.read_text())["kept_model"] in range(len(KEPT_MODELS))
 
 
 def test_a_score_has_what_was_counted_and_nothing_else() -> None:
     """Counts of the kept model are optional; `kept` names it."""
     plain = dict.fromkeys(SCORED, np.array(5, np.int64))
     assert score_of(plain).kept is None and score_of(plain).finished_correct is None
-    made = dict(zip(FINISHED, (3, 2, 1, 0), strict=True))
+    made = dict(zip(FINISHED, (3, 2, 1, 4, 3), strict=True))
     score = score_of(plain | {name: np.array(count, np.int64) for name, count in made.items()})
     assert (score.finished_correct, score.alone_correct, score.alone_equal_correct, score.kept) == (3, 2, 1, "alone")
-    assert score_of({**plain, "kept_finished": np.array(1, np.int64)}).kept == "finished"
+    assert score.kept_correct == 2
     with pytest.raises(TypeError):
         score_of(plain | {"local_correct": np.array(1, np.int64)})
 
@@ -121,4 +122,4 @@ def test_without_finishing_no_method_declares_a_kept_model() -> None:
     for name in method_names():
         options = {"aggregate": "none"} if name in ("unicon", "split_learning") else {}
         for task in create(name, options).exchange(shape_of(TINY)).tasks:
-            assert {"finished_correct", "alone_equal_correct", "kept_finished"}.isdisjoint(s.name for s in task.up)
+            assert {"finished_correct", "alone_equal_correct", "kept_model"}.isdisjoint(s.name for s in task.up)

@@ -11,6 +11,7 @@ from medfedvqa.core import Method, Site, Tensors, create
 from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.scores import FINISHED, RIGHT
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.history import KEPT_MODELS
 from privacy import DPSettings
 
 SMALL = {
@@ -21,6 +22,8 @@ PERSONAL = [
     ("prompt_pfl", {}),
     ("fedavg", {"head": "local", "weighting": "uniform"}),
     ("fedavg", {"evaluated": "personal", "weighting": "uniform"}),
+    ("fedavg", {"weighting": "uniform"}),
+    ("fedavg", {"weighting": "uniform", "schedule": "stepwise", "local_unit": "batches"}),
     ("feddat", {}),
     ("fedp3", {"head": "local", "weighting": "uniform", "tuning": "adapter"}),
     ("fedkd", {"evaluated": "personal", "weighting": "uniform", "mentor_blocks": 1}),
@@ -70,11 +73,12 @@ def test_a_site_finishes_its_model_after_the_last_release_and_keeps_the_best(
     assert method.cost("evaluate") == type(method.cost("evaluate"))()
     assert torch.equal(last[RIGHT], released) and int(counts["correct"]) == int(released.sum())
     kept = last[KEPT]
-    assert set(kept[RIGHT]) == {"finished", "alone", "alone_equal"} and set(FINISHED) <= counts.keys()
+    assert set(kept[RIGHT]) == set(KEPT_MODELS) and set(FINISHED) <= counts.keys()
     again = Keeping(method, here, state, received, 2)
     right = {name: int(again.right(name, here.data.validate).sum()) for name in kept[RIGHT]}
     assert right[kept["model"]] == max(right.values())
-    assert int(counts["kept_finished"]) == (kept["model"] == "finished")
+    assert KEPT_MODELS[int(counts["kept_model"])] == kept["model"]
+    assert torch.equal(kept[RIGHT]["received"], released)
     before, after = state["values"], again.finished["values"]
     assert any(not torch.equal(before[value], after[value]) for value in before)
 
@@ -104,10 +108,8 @@ def test_a_model_trained_alone_is_that_of_a_site_without_others_and_without_nois
     assert all(torch.equal(longer["values"][name], value) for name, value in keeping.alone_equal["values"].items())
 
 
-def test_where_nothing_is_a_site_s_own_finishing_is_refused_in_one_sentence() -> None:
-    """A shared head tested as shared; sites that never train; a method without a model of its sites' own."""
-    with pytest.raises(ConfigError, match="here all is shared: give 'head' as 'local', or 'evaluated' as 'personal'"):
-        create("fedavg", {"finish_epochs": 1})
+def test_where_a_site_has_no_model_finishing_is_refused_in_one_sentence() -> None:
+    """Sites that never train; a method without a model of its sites' own."""
     with pytest.raises(ConfigError, match="never train: leave out 'finish_epochs'"):
         create("fedavg", {"finish_epochs": 1, "evaluated": "personal", "unseen": ("far",)})
     with pytest.raises(ConfigError, match="keeps no model of its own at a site: leave out 'finish_epochs'"):
