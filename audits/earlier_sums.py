@@ -51,11 +51,12 @@ class EarlierSums:
         finally:
             os.close(file)
 
-    def cohorts(self, job: str, round: int, but_last: bool = False) -> set[frozenset[str]]:
+    def cohorts(self, job: str, round: int, but_last: bool = False, every_round: bool = False) -> set[frozenset[str]]:
         """Those into which this site may have put what it puts into a sum of this job and round.
 
         They are those of all other jobs, of this round, and of the job's rounds with the same message from the server.
-        `but_last`: the last one of this round does not count. Raises `LogError`.
+        `but_last`: the last one of this round does not count. `every_round`: all of the job's rounds count. Raises
+        `LogError`.
         """
         self._catch_up()
         message, alike = self._messages.get((job, round)), list[frozenset[str]]()
@@ -63,7 +64,7 @@ class EarlierSums:
             for number, cohorts in rounds.items():
                 if (other_job, number) == (job, round):
                     alike += cohorts[:-1] if but_last else cohorts
-                elif other_job != job or (message and message == self._messages.get((job, number))):
+                elif every_round or other_job != job or (message and message == self._messages.get((job, number))):
                     alike += cohorts
         return set(alike)
 

@@ -328,7 +328,7 @@ def _stepwise() -> Iterator[System]:
     """Stepwise training of a head on frozen features, by what of it stays at a site and by batches an exchange."""
     alone = "frozen features"
     yield System("stepwise", "fedavg", STEP, baseline=False, alone=alone)
-    for label, options in (OWN_PARTS | LONGER).items():
+    for label, options in (OWN_PARTS | LONGER | {"finished": {"finish_epochs": 10}}).items():
         yield System(f"stepwise ({label})", "fedavg", STEP | options, baseline=False, alone=alone)
     yield System("frozen features (equal steps)", "local", EQUAL_STEPS)
     yield System("FedProx classifier", "fedprox", {"tuning": "classifier"}, alone="local classifier")

@@ -118,6 +118,12 @@ class Method(ABC, Generic[Config]):
         return False
 
     @property
+    def repeats_uploads(self) -> bool:
+        """Whether a site's uploads in neighbouring rounds are nearly the same, so that their sums may not differ by a
+        few sites."""
+        return False
+
+    @property
     def bystanders(self) -> int:
         """The number of the job's sites that upload nothing."""
         return 0

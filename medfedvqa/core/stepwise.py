@@ -90,6 +90,11 @@ class Stepwise(Alone[Config]):
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
 
+    @property
+    def repeats_uploads(self) -> bool:
+        """See `Method.repeats_uploads`: neighbouring steps have nearly the same gradient, at nearly the same model."""
+        return self.config.is_stepwise
+
     def server_step(self, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
         """The model that the server sends after a round, and its new state: the mean, or a step of a stepwise job.
 

@@ -70,13 +70,15 @@ class SharingSteps:
     def check_cohort(self, sharing: Sharing, round: int) -> None:
         """Refuse the job if this sum and earlier ones combine to a sum over too few sites.
 
-        Those of other jobs count whatever their methods and rounds: two methods may train alike. Of the attempts at one
+        Those of other jobs count whatever their methods and rounds: two methods may train alike. So do those of other
+        rounds where a site's uploads are nearly the same in all of them. Of the attempts at one
         input only one has a result, see `group`, and the others do not count. The caller holds the lock of the earlier
         sums until it has logged this one. Raises `JobRefused`.
         """
         if self.private:
             return
-        earlier = self.earlier.cohorts(self.job_id, round, but_last=sharing.stage is not Stage.BEGUN)
+        but_last, every_round = sharing.stage is not Stage.BEGUN, self.method.repeats_uploads
+        earlier = self.earlier.cohorts(self.job_id, round, but_last, every_round)
         if exposed := sites_shown(earlier, frozenset(sharing.sites), self.config.policy.min_difference):
             self.gate.refuse_job(
                 Refusal.COHORT,

@@ -148,3 +148,33 @@ def test_a_stepwise_job_has_defaults_of_its_own_and_keeps_what_is_named() -> Non
     plain, named = create("fedavg", {"schedule": "stepwise"}).config, create("fedavg", STEP).config
     assert (plain.rounds, plain.optimizer, plain.local_unit) == (200, "adam", "batches") and named.rounds == 4
     assert create("fedavg", {}).config.optimizer == "adamw"
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    """Of two vectors."""
+    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+@pytest.mark.parametrize("dp", [None, DPSettings(noise=2.0, count_noise=1.0, sample_rate=0.5, expected_patients=2)])
+def test_what_a_curious_server_guesses_from_the_sums_of_all_steps(
+    dp: DPSettings | None, site: Make, federation: Any
+) -> None:
+    """The sums of two neighbouring steps, with a site and without it, give away most of what tells its gradient from the
+    mean of all: this is why members may not change. Under differential privacy the difference is noise."""
+    sites = {name: site(name, questions=count) for name, count in zip("abcd", (2, 3, 4, 3), strict=True)}
+    method = create("fedavg", STEP | {"rounds": 12, "weighting": "uniform", "learning_rate": 3e-4}, dp)
+    run = federation(method, sites)
+    run.run()
+
+    def gradients(round: int) -> dict[str, np.ndarray]:
+        held = next(m[3] for m in run.received if m[:2] == ("train", round))
+        flat = {each: [held[name] - up[name] for name in held] for each, up in run.uploads("train", round).items()}
+        return {each: np.concatenate([part.ravel() for part in parts]) for each, parts in flat.items()}
+
+    steps = [gradients(round) for round in range(2, 13)]
+    guesses = []
+    for before, after in zip(steps, steps[1:], strict=False):
+        mean = sum(before.values()) / len(sites)
+        left = sum(before.values()) - (sum(after.values()) - after["d"])
+        guesses.append(cosine(left - mean, before["d"] - mean))
+    assert np.mean(guesses) > 0.7 if dp is None else abs(np.mean(guesses)) < 0.1
