@@ -3,15 +3,14 @@
 Which patients a site keeps or gets depends on a digest of each patient's key alone, the same for all systems and seeds.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from medfedvqa.benchmark.results_file import ALL_ROWS
-from medfedvqa.data import Examples, SiteData
-from medfedvqa.errors import ConfigError
+from medfedvqa.data import SiteData
+from medfedvqa.data.hospitals import by_digest, hospitals, rows_of
 
 
 @dataclass(frozen=True)
@@ -61,66 +60,21 @@ class Regime:
 
 def tested_only(data: SiteData) -> SiteData:
     """The site with its test rows alone."""
-    return replace(data, train=_of(data.train, ()), validate=_of(data.validate, ()))
+    return replace(data, train=rows_of(data.train, ()), validate=rows_of(data.validate, ()))
 
 
 def fewer_rows(data: SiteData, share: float) -> SiteData:
     """The site with the first training patients, by digest, who together have this share of its training rows."""
     wanted, kept, rows = share * len(data.train), list[int](), 0
     counts = torch.bincount(data.train.patients, minlength=len(data.patients)).tolist()
-    for patient in _by_digest(data, data.train.patients):
+    for patient in by_digest(data, data.train.patients):
         if rows >= wanted:
             break
         kept.append(patient)
         rows += counts[patient]
-    return replace(data, train=_of(data.train, kept))
+    return replace(data, train=rows_of(data.train, kept))
 
 
 def newcomer(data: SiteData, patients: int) -> SiteData:
     """The site with the first so many of its training patients, by digest."""
-    return replace(data, train=_of(data.train, _by_digest(data, data.train.patients)[:patients]))
-
-
-def hospitals(data: SiteData, count: int) -> list[SiteData]:
-    """The site's patients dealt out to so many hospitals, by digest. Each has the organ's list of answers.
-
-    Patients with test rows, with validation rows and with neither are dealt out apart, so that each hospital has its
-    part of each. Raises `ConfigError` if a hospital would have no training or no test rows.
-    """
-    tested, validating = (set(part.patients.tolist()) for part in (data.test, data.validate))
-    owners = torch.cat([part.patients for part in data.parts])
-    order = sorted(_by_digest(data, owners), key=lambda patient: (patient in tested, patient in validating))
-    dealt = [_only(data, order[number::count], f"{data.organ}-{number + 1}") for number in range(count)]
-    if not all(len(each.train) and len(each.test) for each in dealt):
-        raise ConfigError(f"the site '{data.organ}' has too few patients for {count} hospitals: choose fewer")
-    return dealt
-
-
-def _only(data: SiteData, patients: Sequence[int], organ: str) -> SiteData:
-    """The site with the rows and pictures of these patients only. Patients keep their numbers."""
-    parts = [_of(part, patients) for part in data.parts]
-    numbers, places = torch.unique(torch.cat([part.pictures for part in parts]), return_inverse=True)
-    pictures = places.split([len(part) for part in parts])
-    train, validate, test = (replace(part, pictures=each) for part, each in zip(parts, pictures, strict=True))
-    return replace(
-        data,
-        organ=organ,
-        train=train,
-        validate=validate,
-        test=test,
-        pictures=data.pictures.chosen(numbers.tolist()),
-        trained_patients=data.trained_patients & {data.patients[patient] for patient in patients},
-    )
-
-
-def _of(rows: Examples, patients: Sequence[int]) -> Examples:
-    return rows.chosen(torch.isin(rows.patients, torch.tensor(patients, dtype=torch.int64)).nonzero().flatten())
-
-
-def _by_digest(data: SiteData, patients: torch.Tensor) -> list[int]:
-    """The distinct patients in order of the digests of their keys."""
-
-    def digest(patient: int) -> bytes:
-        return hashlib.sha256(f"medfedvqa study {data.patients[patient]}".encode("utf-8", "surrogatepass")).digest()
-
-    return sorted(set(patients.tolist()), key=digest)
+    return replace(data, train=rows_of(data.train, by_digest(data, data.train.patients)[:patients]))

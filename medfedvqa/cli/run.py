@@ -41,6 +41,9 @@ def run(
     questions: options.QuestionsOption = "closed",
     seed: options.SeedOption = 0,
     site: options.OrgansOption = None,
+    hospitals: Annotated[
+        int, typer.Option(help="Hospitals of each organ: its patients are dealt out to so many sites.", min=1, max=99)
+    ] = 1,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
     secagg: options.SecaggOption = None,
@@ -109,7 +112,7 @@ def run(
     )
     launch = launch_of(
         job,
-        Data(reader, root),
+        Data(reader, root, hospitals),
         engine,
         sites=tuple(site or ()),
         device=device,

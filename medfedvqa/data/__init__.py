@@ -12,6 +12,7 @@ from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Spli
 if TYPE_CHECKING:
     from medfedvqa.data.answers import numbered
     from medfedvqa.data.augmentation import views
+    from medfedvqa.data.hospitals import load_site
     from medfedvqa.data.patient_batches import batches
     from medfedvqa.data.pictures import Pictures, PictureViews, Source
     from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         register_reader,
     )
     from medfedvqa.data.schema import Row, VQAData
-    from medfedvqa.data.site_data import Examples, SiteData, build_site, load_site, united
+    from medfedvqa.data.site_data import Examples, SiteData, build_site, united
     from medfedvqa.data.store_reader import check_reviewed
     from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 
@@ -73,12 +74,13 @@ __all__ = [
 _PLACES = {
     "data.answers": ("numbered",),
     "data.augmentation": ("views",),
+    "data.hospitals": ("load_site",),
     "data.patient_batches": ("batches",),
     "data.pictures": ("PictureViews", "Pictures", "Source"),
     "data.public": ("PublicPairs", "PublicQuestions", "held_out_pairs", "public_pairs"),
     "data.readers": ("READERS", "is_built_in", "is_registered", "organs", "read", "reader_function", "register_reader"),
     "data.schema": ("Row", "VQAData"),
-    "data.site_data": ("Examples", "SiteData", "build_site", "load_site", "united"),
+    "data.site_data": ("Examples", "SiteData", "build_site", "united"),
     "data.store_reader": ("check_reviewed",),
     "public_answers": ("CLOSED_ANSWERS", "ListName", "bundled_list", "fold", "public_list", "training_answers"),
 }

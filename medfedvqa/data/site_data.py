@@ -5,18 +5,15 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from medfedvqa.answer_types import answer_type
 from medfedvqa.data.answers import numbered
-from medfedvqa.data.layouts import absent, of_reader
 from medfedvqa.data.partition import PARTS, Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
-from medfedvqa.data.readers import read
-from medfedvqa.data.schema import Row, VQAData, load_file
+from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 from medfedvqa.public_answers import fold, public_list
 
@@ -141,22 +138,6 @@ class SiteData:
             seeds.append(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]))
             counts[owner] += 1
         return seeds
-
-
-def load_site(
-    reader: str, root: Path | None, organ: str, split: Split, seed: int = 0, answers: tuple[str, ...] | None = None
-) -> SiteData:
-    """One organ of a data set as a site; `seed` draws the phantom set, `answers` is a declared answer space.
-
-    Raises `DataError` as `read`, `partition` and `answer_space` do, for a list that `public_list` refuses, and for
-    missing files of pictures, which are decoded later.
-    """
-    data = read(reader, root, organ, seed)
-    site = build_site(data, organ, split, answers)
-    if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
-        more = ": `medfedvqa data check` names all" if of_reader(reader) else ""
-        raise DataError(f"row {missing[0].index}: its picture is missing or empty, as {len(missing)} are{more}")
-    return site
 
 
 def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...] | None = None) -> SiteData:

@@ -72,6 +72,8 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
         yield "prompts", prompts_figure(history)
     if results["average"]["accuracy"] is not None:
         yield "final", final_figure(results)
+        if results["average"]["baselines"]["alone"]:
+            yield "together", together_figure(results)
     if any(record.bytes_up for record in history.rounds):
         yield "traffic", traffic_figure(history)
 
@@ -183,6 +185,25 @@ def final_figure(results: Results) -> "Figure":
     if results["seen_test_data"]:
         axes.set_title("the backbone was trained on this data set", fontsize=9)
     figure.legend(loc="outside upper center", ncols=4 if len(rows) <= 4 else 2)
+    return figure
+
+
+def together_figure(results: Results) -> "Figure":
+    """Each site's accuracy by the model that it trained alone and by the federation's, and the bytes that it sent."""
+    sites = {name: site for name, site in results["sites"].items() if site["baselines"]["alone"]}
+    figure = new_figure(7.2, 0.34 * len(sites) + 1.3)
+    accuracies, traffic = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    ways = {"alone": [site["baselines"]["alone"] for site in sites.values()], "together": [*sites.values()]}
+    shares = {name: [100 * entry["accuracy"] for entry in entries] for name, entries in ways.items()}
+    accuracies.hlines(range(len(sites)), *shares.values(), color=GREY, zorder=1)
+    for name, (colour, marker) in {"alone": LOOKS["alone"], "together": LOOKS["released"]}.items():
+        accuracies.scatter(shares[name], range(len(sites)), color=colour, marker=marker, label=name, zorder=2)
+    accuracies.set_yticks(range(len(sites)), [f"{name} ({rows_of(results, name)})" for name in sites])
+    accuracies.set_ylim(len(sites) - 0.5, -0.5)
+    accuracies.set_xlabel("test rows right, %")
+    traffic.barh(range(len(sites)), [site["bytes"]["up"] / 1e6 for site in sites.values()], 0.6, color=BLUE)
+    traffic.set_xlabel("sent, MB")
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from medfedvqa.data import Split, VQAData, build_site, read, register_reader
+from medfedvqa.data import SiteData, Split, VQAData, load_site, read, register_reader
 from medfedvqa.data.data_roots import PHANTOM, find_root
+from medfedvqa.data.hospitals import names
 from medfedvqa.data.layouts import expected, hint
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.library.frames import frame_of
@@ -32,30 +33,35 @@ class SiteCounts:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set. Each organ is a site, and the site has the organ's name. Nothing is read before it is needed."""
+    """A data set. Each organ, or each of its hospitals, is a site. Nothing is read before it is needed."""
 
     name: str
     """The reader's name, as `vqa-rad`."""
     root: Path | None = None
     """The folder of the set; None for the phantom set, which is drawn at random."""
+    hospitals: int = 1
+    """The number of hospitals among which the patients of each organ are dealt out."""
 
     @cached_property
     def organs(self) -> tuple[str, ...]:
-        """The names of the organs, and so of the sites. Raises `DataError` if the files are malformed."""
+        """The names of the organs. Raises `DataError` if the files are malformed."""
         return read(self.name, self.root).organs
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the sites: those of the organs, or as `lung-1of2` of their hospitals."""
+        return names(self.organs, self.hospitals)
 
     def counts(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> dict[str, SiteCounts]:
         """The counts of each site under this split. `seed` draws the split and the phantom set. Raises `DataError`."""
-        data = read(self.name, self.root, seed=seed)
-        return {organ: _counts(data, organ, Split(split, seed)) for organ in data.organs}
+        return {site: _counts(load_site(self.name, self.root, site, Split(split, seed), seed)) for site in self.sites}
 
     def frame(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> "DataFrame":
         """`counts` as a pandas frame, with one row per site."""
         return frame_of([{"site": site, **asdict(counts)} for site, counts in self.counts(split, seed).items()])
 
 
-def _counts(data: VQAData, organ: str, split: Split) -> SiteCounts:
-    site = build_site(data, organ, split)
+def _counts(site: SiteData) -> SiteCounts:
     return SiteCounts(
         patients=len(site.patients),
         pictures=len(site.pictures),
@@ -66,13 +72,14 @@ def _counts(data: VQAData, organ: str, split: Split) -> SiteCounts:
     )
 
 
-def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) -> Data:
+def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None, hospitals: int = 1) -> Data:
     """The data set of this name, or the one that your own function reads.
 
     `data` is `vqa-rad`, `slake`, `store`, `image-classes` or `phantom`, or several as in `vqa-rad+slake`; or a function
     from a folder to a `medfedvqa.data.VQAData`, which
     is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
-    one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder.
+    one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder. `hospitals`: among how many the
+    patients of each organ are dealt out, whole; each hospital is a site.
 
     Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
     """
@@ -84,7 +91,7 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None) 
     if data == PHANTOM and folder is not None:
         raise ConfigError("the phantom set is drawn and has no folder: leave out 'root'")
     try:
-        return Data(*find_root(data, folder))
+        return Data(*find_root(data, folder), hospitals)
     except DataError:
         if not expected(data):
             raise

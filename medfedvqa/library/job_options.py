@@ -9,6 +9,7 @@ from medfedvqa.backbone_names import parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
 from medfedvqa.data.data_roots import PHANTOM
+from medfedvqa.data.hospitals import named
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.near_miss import check_name
@@ -52,5 +53,5 @@ def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> 
     """Raises `ConfigError` for a site that a published set does not have. The phantom set draws any site."""
     if reader != PHANTOM and sites:
         names = organs(reader, root)
-        for name in sites:
+        for name in (hospital.organ if (hospital := named(site)) else site for site in sites):
             check_name("site", name, names, f"the sites of {reader} are {', '.join(names)}")

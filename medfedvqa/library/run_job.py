@@ -71,6 +71,7 @@ def launch_of(
     _check_processes(job, data, engine_of(engine))
     if cache is not None and engine != "local":
         raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")
+    sites = tuple(sites) or (data.sites if data.hospitals > 1 else ())
     check_site_names(data.name, data.root, tuple(sites))
     folder = new_folder(job.method, data.name) if out is None else Path(out)
     files = backbone_files

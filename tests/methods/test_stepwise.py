@@ -159,8 +159,8 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 def test_what_a_curious_server_guesses_from_the_sums_of_all_steps(
     dp: DPSettings | None, site: Make, federation: Any
 ) -> None:
-    """The sums of two neighbouring steps, with a site and without it, give away most of what tells its gradient from the
-    mean of all: this is why members may not change. Under differential privacy the difference is noise."""
+    """The sums of two neighbouring steps, with a site and without it, give away most of what tells its gradient from
+    the mean of all: this is why members may not change. Under differential privacy the difference is noise."""
     sites = {name: site(name, questions=count) for name, count in zip("abcd", (2, 3, 4, 3), strict=True)}
     method = create("fedavg", STEP | {"rounds": 12, "weighting": "uniform", "learning_rate": 3e-4}, dp)
     run = federation(method, sites)

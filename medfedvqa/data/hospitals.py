@@ -1,0 +1,112 @@
+"""Several hospitals of one organ: a site's patients dealt out, whole, by a digest of each patient's key alone."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from medfedvqa.data.layouts import absent, of_reader
+from medfedvqa.data.partition import Split
+from medfedvqa.data.readers import read
+from medfedvqa.data.schema import load_file
+from medfedvqa.data.site_data import Examples, SiteData, build_site
+from medfedvqa.errors import ConfigError, DataError
+
+_NAME = re.compile(r"(?P<organ>.+)-(?P<number>[1-9][0-9]?)of(?P<count>[1-9][0-9]?)")
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One of several hospitals of an organ."""
+
+    organ: str
+    number: int
+    """From 1 to `count`."""
+    count: int
+
+    @property
+    def name(self) -> str:
+        """The name of the hospital as a site, as `lung-1of2`."""
+        return f"{self.organ}-{self.number}of{self.count}"
+
+
+def load_site(
+    reader: str, root: Path | None, site: str, split: Split, seed: int = 0, answers: tuple[str, ...] | None = None
+) -> SiteData:
+    """The data of one site: an organ of a data set, or one of several hospitals of it, as in `lung-1of2`.
+
+    `seed` draws the phantom set, `answers` is a declared answer space. Raises `DataError` as `read`, `partition` and
+    `answer_space` do, for a list that `public_list` refuses, and for missing files of pictures, which are decoded
+    later; and `ConfigError` as `hospitals` does.
+    """
+    hospital = named(site)
+    organ = hospital.organ if hospital else site
+    data = read(reader, root, organ, seed)
+    built = build_site(data, organ, split, answers)
+    if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
+        more = ": `medfedvqa data check` names all" if of_reader(reader) else ""
+        raise DataError(f"row {missing[0].index}: its picture is missing or empty, as {len(missing)} are{more}")
+    return replace(hospitals(built, hospital.count)[hospital.number - 1], organ=site) if hospital else built
+
+
+def names(organs: Sequence[str], count: int) -> tuple[str, ...]:
+    """The names of so many hospitals of each organ; of one, the organs' own."""
+    if count == 1:
+        return tuple(organs)
+    return tuple(Hospital(organ, number, count).name for organ in organs for number in range(1, count + 1))
+
+
+def named(site: str) -> Hospital | None:
+    """The hospital of this name; None for the name of an organ."""
+    match = _NAME.fullmatch(site)
+    place = match and Hospital(match["organ"], int(match["number"]), int(match["count"]))
+    return place if place and place.number <= place.count else None
+
+
+def hospitals(data: SiteData, count: int) -> list[SiteData]:
+    """The site's patients dealt out to so many hospitals, by digest. Each has the organ's list of answers.
+
+    Patients with test rows, with validation rows and with neither are dealt out apart, so that each hospital has its
+    part of each. Raises `ConfigError` if a hospital would have no training or no test rows.
+    """
+    tested, validating = (set(part.patients.tolist()) for part in (data.test, data.validate))
+    owners = torch.cat([part.patients for part in data.parts])
+    order = sorted(by_digest(data, owners), key=lambda patient: (patient in tested, patient in validating))
+    dealt = [_only(data, order[number::count], f"{data.organ}-{number + 1}") for number in range(count)]
+    if not all(len(each.train) and len(each.test) for each in dealt):
+        raise ConfigError(f"the site '{data.organ}' has too few patients for {count} hospitals: choose fewer")
+    return dealt
+
+
+def _only(data: SiteData, patients: Sequence[int], organ: str) -> SiteData:
+    """The site with the rows and pictures of these patients only. Patients keep their numbers."""
+    parts = [rows_of(part, patients) for part in data.parts]
+    numbers, places = torch.unique(torch.cat([part.pictures for part in parts]), return_inverse=True)
+    pictures = places.split([len(part) for part in parts])
+    train, validate, test = (replace(part, pictures=each) for part, each in zip(parts, pictures, strict=True))
+    return replace(
+        data,
+        organ=organ,
+        train=train,
+        validate=validate,
+        test=test,
+        pictures=data.pictures.chosen(numbers.tolist()),
+        trained_patients=data.trained_patients & {data.patients[patient] for patient in patients},
+    )
+
+
+def rows_of(rows: Examples, patients: Sequence[int]) -> Examples:
+    """The rows of these patients."""
+    return rows.chosen(torch.isin(rows.patients, torch.tensor(patients, dtype=torch.int64)).nonzero().flatten())
+
+
+def by_digest(data: SiteData, patients: torch.Tensor) -> list[int]:
+    """The distinct patients in order of the digests of their keys."""
+
+    def digest(patient: int) -> bytes:
+        return hashlib.sha256(f"medfedvqa study {data.patients[patient]}".encode("utf-8", "surrogatepass")).digest()
+
+    return sorted(set(patients.tolist()), key=digest)
