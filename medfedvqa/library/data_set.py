@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from medfedvqa.data import SiteData, Split, VQAData, load_site, read, register_reader
 from medfedvqa.data.data_roots import PHANTOM, find_root
-from medfedvqa.data.hospitals import names
+from medfedvqa.data.hospitals import MOST_HOSPITALS, names
 from medfedvqa.data.layouts import expected, hint
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.library.frames import frame_of
@@ -41,6 +41,10 @@ class Data:
     """The folder of the set; None for the phantom set, which is drawn at random."""
     hospitals: int = 1
     """The number of hospitals among which the patients of each organ are dealt out."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hospitals <= MOST_HOSPITALS:
+            raise ConfigError(f"'hospitals' of each organ are 1 to {MOST_HOSPITALS}")
 
     @cached_property
     def organs(self) -> tuple[str, ...]:
