@@ -276,6 +276,11 @@ PAPER_PROMPTS: dict[str, Any] = PROMPT_PFL | {
     **{"similarity": "paper", "fusion": "concat", "question_input": "tower"},
 }
 """The prompt paper's own rate, decay, head, and one cosine over both prompts in L_d and in eta."""
+MENDED_PROMPTS: dict[str, Any] = PROMPT_PFL | {
+    **{"prompt_norm": "states", "prompt_std": 1.0, "prompt_rate": 0.3, "length": 16},
+    **{"loss": "sum", "compared": "changes"},
+}
+"""Prompts that change answers: found on SLAKE's validation rows of seed 0 (docs/methods/prompt_pfl.md)."""
 
 
 def _kl(temperature: float, weight: float = 1.0, tau_squared: bool = True) -> dict[str, Any]:
@@ -298,6 +303,7 @@ def _sweeps() -> Iterator[System]:
     for blocks in (1, 2, 3, 6, 9):
         yield System(f"prompt_pfl r = {blocks}", "prompt_pfl", PROMPT_PFL | {"blocks": blocks}, False, family=PM)
     yield System("prompt_pfl as printed", "prompt_pfl", PAPER_PROMPTS, baseline=False)
+    yield System("prompt_pfl mended", "prompt_pfl", MENDED_PROMPTS, baseline=False)
 
 
 STEPWISE: dict[str, Any] = {

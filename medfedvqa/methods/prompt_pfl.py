@@ -38,10 +38,10 @@ from medfedvqa.models import (
     prompt_distance,
     weight_penalty,
 )
-from medfedvqa.models.backbone import Features
+from medfedvqa.models.backbone import NOTHING, Features
 from medfedvqa.models.prompts import Joining, Placing
 from medfedvqa.training import Optimizer, Penalty, Site, Trainer, answer_losses
-from privacy import Cost, Reliability, Unit, noisy_share
+from privacy import Cost, DPSettings, Reliability, Secagg, Unit, noisy_share
 
 ABLATIONS = Literal["none", "AS1", "AS2", "AS3", "AS4"]
 
@@ -69,6 +69,17 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
     hidden: Width = Field(512, description="width of the answer head's hidden layer (paper: 512)")
     dropout: Share = Field(0.2, description="dropout in the answer head (paper: 0.2)")
     prompt_std: Rate = Field(0.02, description="deviation of new prompts (paper: unsaid)")
+    prompt_rate: Rate | None = Field(None, description="first learning rate of prompts; null: that of the head")
+    prompt_norm: Literal["free", "states"] = Field(
+        "free", description="norm in which prompts' tokens join: their own, or that of normalised states"
+    )
+    momentum: Share = Field(0.9, description="momentum of the optimiser 'sgd' (Algorithm 1: none)")
+    loss: Literal["mean", "sum"] = Field(
+        "mean", description="what alpha and beta stand beside: the mean loss of rows, or, as in Eq. 6, their sum"
+    )
+    compared: Literal["prompts", "changes"] = Field(
+        "prompts", description="what is sent, mixed and compared: prompts, or their changes since the common start"
+    )
     mode: Literal["clamped", "paper"] = Field("clamped", description="reliability with cosines clamped at 0, or Eq. 11")
     similarity: Literal["prompt", "block", "paper"] = Field(
         "prompt", description="one cosine per prompt, per block, or, as in the paper, over both prompts together"
@@ -104,6 +115,7 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
             without=without,
             joining=self.joining,
             placing=self.placing,
+            normed=self.prompt_norm == "states",
             std=self.prompt_std,
         )
 
@@ -114,6 +126,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     name = "prompt_pfl"
     config_type = PromptPFLConfig
+
+    def __init__(self, config: PromptPFLConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
+        super().__init__(config, dp, secagg)
+        if dp is not None and config.loss == "sum":
+            raise ConfigError("'loss' as 'sum' weighs by a site's number of rows, which is private: choose 'mean'")
 
     @property
     def silent(self) -> bool:
@@ -139,8 +156,9 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """Up: prompts and validation accuracy; down: shared prompts; at the end: counts of test answers."""
         self.config.check_head(self.config.tuned, shape, shape.embed if self.config.features == "product" else 0)
         shapes = self.prompts(shape) if self.config.sharing else {}
-        trained = tuple(_prompt(name, size, "the site's prompt") for name, size in shapes.items())
-        mixed = tuple(_prompt(name, size, "the other sites' mixed prompt") for name, size in shapes.items())
+        what = "prompt" if self.config.compared == "prompts" else "prompt less the common start"
+        trained = tuple(_prompt(name, size, f"the site's {what}") for name, size in shapes.items())
+        mixed = tuple(_prompt(name, size, f"the other sites' mixed {what}") for name, size in shapes.items())
         meaning = "share of validation rows answered right"
         accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, meaning, bounds=(0, 1))
         return Exchange(
@@ -176,9 +194,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return {"values": self.model(site).initial(generator, generator), "optimizer": None}
 
     def model(self, site: Site, shared: Values | None = None) -> TunedModel:
-        """A site's model. The others' mixed prompts, if there are any, are constants."""
+        """A site's model. The others' mixed prompts, if there are any, are constants. They come as they travel."""
         self.prompts(site.backbone.shape)
-        config = self.config
+        config, start = self.config, self._common_start(site)
+        if shared and start:  # Weights sum to 1, so that the mixture of changes is that of prompts less the start.
+            shared = {name: start[name] + value for name, value in shared.items()}
         head = config.head_of(self.answer_count(site))
         return TunedModel(site.backbone, config.tuned, head, config.features, shared or None)
 
@@ -192,16 +212,27 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return state | validated(state, right), {**self.reply(trainer, state), ACCURACY: accuracy}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
-        """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8); the optimiser continues from its memory."""
-        loss, penalty = answer_losses(trainer.model), self._penalty(trainer)
-        part = trainer.train(start, loss, round, seed, penalty, state["optimizer"])
-        return {**state, "values": part.trained(), "optimizer": part.optimizer.state_dict()}
+        """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8). Prompts and head have optimisers with memories."""
+        loss, penalty, memory = answer_losses(trainer.model), self._penalty(trainer), state["optimizer"] or {}
+        prompts, config = _prompts(start), self.config
+        values = {"prompts": prompts, "head": {n: value for n, value in start.items() if n not in prompts}}
+        parts = {name: trainer.part(each, round, memory.get(name)) for name, each in values.items() if each}
+        for name, part in parts.items():
+            (group,) = part.optimizer.param_groups
+            group |= {"momentum": config.momentum} if config.optimizer == "sgd" else {}
+            group["lr"] *= (
+                (config.prompt_rate or config.learning_rate) / config.learning_rate if name == "prompts" else 1
+            )
+        for (draw,) in trainer.draws(seed):
+            trainer.step([*parts.values()], loss, draw, penalty)
+        trained = {name: value for part in parts.values() for name, value in part.trained().items()}
+        return {**state, "values": trained, "optimizer": {n: part.optimizer.state_dict() for n, part in parts.items()}}
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
-        """The site's prompts, float32 [blocks, tokens, width] each."""
+        """The site's prompts, or the changes that training made in them, float32 [blocks, tokens, width] each."""
         if not self.config.sharing:
             return {}
-        return arrays_of({name: value for name, value in state["values"].items() if name.startswith(PROMPT)})
+        return arrays_of(_prompts(state["values"], self._common_start(trainer.site)))
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """See `Alone.evaluate`. The baseline adds the rows that the same model, trained alone, answers right."""
@@ -249,6 +280,14 @@ class PromptPFL(Alone[PromptPFLConfig]):
                     shared |= hub.mix(task, self._reliability, {site: shared[site]}, targets=hub.sites)
         return hub.collect("evaluate", shared or None)
 
+    def _common_start(self, site: Site) -> Values:
+        """The prompts with which all sites begin, where they compare and send changes; else empty."""
+        if self.config.compared == "prompts":
+            return {}
+        generator = torch.Generator().manual_seed(site.seed)
+        initial = self.config.tuned.initial(site.backbone.shape, site.backbone, generator)
+        return {name: value.to(site.device) for name, value in initial.items()}
+
     @property
     def _trains_alone(self) -> bool:
         # Where a site keeps a model, the one trained alone is counted anyway.
@@ -278,16 +317,25 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """The terms of the loss that depend on no data."""
         # Every trainer of this method holds a model that `model` makes.
         config, shared = self.config, cast(TunedModel, trainer.model).shared
+        start = self._common_start(trainer.site)
+        beside = 1 if config.loss == "mean" else max(1, len(trainer.train_rows))
 
         def penalty(values: Values) -> torch.Tensor:
             head = [value for name, value in values.items() if name.startswith(HEAD)]
             total = config.beta * weight_penalty(head)
             if shared:
-                prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
-                total = total + config.alpha * prompt_distance(prompts, shared, config.unit)
-            return total
+                total = total + config.alpha * prompt_distance(
+                    _prompts(values, start), _prompts(shared, start), config.unit
+                )
+            return total / beside
 
         return penalty
+
+
+def _prompts(values: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor] = NOTHING) -> Values:
+    """The prompts among these values, less those of the start if there are any."""
+    prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
+    return {name: value - start[name] if start else value for name, value in prompts.items()}
 
 
 def _prompt(name: str, shape: tuple[int, ...], meaning: str) -> TensorSpec:

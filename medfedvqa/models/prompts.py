@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 
@@ -47,6 +48,11 @@ class JoinedPrompts:
     values: torch.Tensor
     placing: Placing
     owner: torch.Tensor | None = None
+
+
+def in_norm_of_states(prompt: torch.Tensor) -> torch.Tensor:
+    """Each token [..., width] at length sqrt(width), that of a state after LayerNorm; a token of zeros stays so."""
+    return F.rms_norm(prompt, prompt.shape[-1:], eps=1e-12)
 
 
 def join(

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, Tuning, Update
-from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, join
+from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, in_norm_of_states, join
 
 Kind = Literal["classifier", "lora", "prompt", "bias", "adapter", "blocks", "full"]
 Values = dict[str, torch.Tensor]
@@ -57,6 +57,8 @@ class TuningConfig:
     """How prompts join with shared ones."""
     placing: Placing = "before"
     """Whether prompts join before or after the projections to keys and values."""
+    normed: bool = False
+    """Whether the tokens of prompts, also of shared ones, join in the norm of normalised states."""
     std: float = _STD
     """Standard deviation of new prompts, adapters and low-rank projections."""
 
@@ -133,7 +135,10 @@ class TuningConfig:
         owner = owners.get(name.removeprefix(PROMPT)) if value.dim() == 4 else None
         if value.dim() == 4 and owner is None:
             raise ConfigError("prompts of several owners need a batch that was gathered with owners")
-        return join(value, shared[name] if shared else None, self.joining, self.placing, owner)
+        other = shared[name] if shared else None
+        if self.normed:
+            value, other = in_norm_of_states(value), None if other is None else in_norm_of_states(other)
+        return join(value, other, self.joining, self.placing, owner)
 
     def _blocks(self, shape: BackboneShape, tower: str) -> range:
         layers = shape.towers[tower].layers

@@ -41,12 +41,16 @@ def secure_job(quick_job: Job) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("similarity", ["prompt", "block", "paper"])
+@pytest.mark.parametrize(
+    "options",
+    [{"similarity": "prompt"}, {"similarity": "block"}, {"similarity": "paper"}, {"compared": "changes"}],
+    ids=lambda options: "-".join(options.values()),
+)
 def test_sites_that_train_get_the_plain_mixture(
-    introduced: Sites, secure_job: Job, tmp_path: Path, similarity: str
+    introduced: Sites, secure_job: Job, tmp_path: Path, options: dict[str, str]
 ) -> None:
     """Within 1e-3 of the plain run, relative to its norm; what passed the server is what dealing needs, and figures."""
-    configs, job = introduced(*SITES, repeatable_noise=1), secure_job(rounds=1, similarity=similarity)
+    configs, job = introduced(*SITES, repeatable_noise=1), secure_job(rounds=1, **options)
     plain = job.model_copy(update={"secagg": False})
     for name, spec in (("plain", plain), ("secure", job)):
         (tmp_path / name).mkdir()
