@@ -12,6 +12,7 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
+from medfedvqa.evaluation.reliability_test import tested_weights
 from medfedvqa.evaluation.server_score import ServerScore
 from medfedvqa.version import code_version
 
@@ -255,6 +256,8 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(f"What the backbone {facts.backbone} was trained on is unknown: it may have seen the test data.")
     elif facts.data is None:
         notes.append(f"The sites chose their data: whether the backbone {facts.backbone} has seen them is unknown.")
+    if (test := tested_weights(history)) is not None:
+        notes.append(test.sentence)
     if history.server is not None:
         notes.append(history.server.sentence)
     if history.withheld:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.evaluation.accuracy_table import Entry, Results, answering, rows_of
 from medfedvqa.evaluation.history import History
+from medfedvqa.evaluation.reliability_test import tested_weights
 from medfedvqa.figures import (
     BLACK,
     BLUE,
@@ -140,7 +141,8 @@ def reliability_figure(history: History) -> "Figure":
     axes = figure.subplots()
     picture = axes.imshow(weights, cmap="cividis")
     axes.set_facecolor("#EFEFEF")
-    axes.set_title(f"reliability in round {last.round}")
+    test = tested_weights(history)
+    axes.set_title("\n".join([f"reliability in round {last.round}", *([test.verdict] if test else [])]), fontsize=9)
     axes.set_xlabel("giving site")
     axes.set_ylabel("receiving site")
     axes.set_xticks(range(len(sites)), sites, rotation=45, ha="right", rotation_mode="anchor")

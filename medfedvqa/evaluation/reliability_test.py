@@ -1,0 +1,85 @@
+"""Whether the weights of a mixture by reliability differ from equal ones by more than chance.
+
+Rounds of one run share their validation rows, so that no number of rounds says what other rows would have given. The
+chance that is tested is therefore that of the validation rows: a released accuracy is a share of n rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from medfedvqa.evaluation.history import History
+
+_LEVEL = 0.05
+_MOST_ROWS = 5000
+"""The most validation rows whose number follows from accuracies in float32."""
+
+
+@dataclass(frozen=True)
+class WeightTest:
+    """The last weights of each receiving and giving site, tested against the equal share."""
+
+    round: int
+    pairs: int
+    different: int
+    """The weights, of all pairs, that differ from the equal share at 5 %, after Bonferroni for all of them."""
+    equal: float
+    largest: float
+    """The largest difference of a weight from the equal share."""
+
+    @property
+    def verdict(self) -> str:
+        some = "no weight differs" if not self.different else f"{self.different} of {self.pairs} weights differ"
+        return f"{some} from {self.equal:.2f} by more than chance"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with what it assumes."""
+        return (
+            f"Reliability: in round {self.round} {self.verdict} (the largest difference is {self.largest:.3f}). Chance "
+            "is that of the validation rows behind accuracies, as if each had a patient of its own; similarities are "
+            "taken as they are (z test of each weight, 5 % after Bonferroni)."
+        )
+
+
+def tested_weights(history: History) -> WeightTest | None:
+    """The test of a run's last weights, each the mean over prompts.
+
+    None without weights among three sites or more, or without accuracies that are shares of rows: those of a private
+    job have noise. A weight is eta_s = a_s c_s / sum_j a_j c_j with accuracies a and similarities c. By the delta
+    method its variance is e^2 [(1 - 2 e) v_s + e^2 sum_j v_j] where weights are equal, e, with v = (1 - a) / (a n).
+    """
+    records = [record for record in history.rounds if record.reliability]
+    if not records or len(history.sites) < 3:
+        return None
+    last = records[-1]
+    weights = np.mean(list(last.reliability.values()), axis=0)
+    if (
+        last.epsilon
+        or (np.abs(weights.sum(axis=1) - 1) > 1e-6).any()
+        or not all(site in last.accuracy for site in history.sites)
+    ):
+        return None
+    accuracies = np.array([last.accuracy[site] for site in history.sites])
+    rows = np.array([_denominator(r.accuracy.get(site, 0.0) for r in records) or 0 for site in history.sites])
+    if not rows.all():
+        return None
+    apart, equal = ~np.eye(len(weights), dtype=bool), 1 / (len(weights) - 1)
+    likely = (accuracies * rows + 1) / (rows + 2)  # An accuracy of 0 or 1 is uncertain, too.
+    relative = (1 - likely) / (likely * rows)
+    others = relative.sum() - relative[:, None]  # of each receiving site
+    variance = equal**2 * ((1 - 2 * equal) * relative + equal**2 * others)
+    differences = np.abs(weights - equal)[apart]
+    z = NormalDist().inv_cdf(1 - _LEVEL / (2 * len(differences)))
+    different = int((differences > z * np.sqrt(variance[apart])).sum())
+    return WeightTest(last.round, len(differences), different, equal, float(differences.max()))
+
+
+def _denominator(shares: Iterable[float]) -> int | None:
+    """The smallest number of rows of which all these can be shares; a multiple may be the true one."""
+    numbers = np.arange(1, _MOST_ROWS + 1)
+    products = np.array(list(shares))[:, None] * numbers
+    whole = (np.abs(products - products.round()) < numbers * np.finfo(np.float32).eps).all(axis=0)
+    return int(whole.argmax()) + 1 if whole.any() else None
