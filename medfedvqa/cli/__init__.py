@@ -23,6 +23,7 @@ COMMANDS = {
     "export": Source("export", "export"),
     "attention": Source("attention", "attention"),
     "similarity": Source("similarity", "similarity"),
+    "contribution": Source("contribution", "contribution"),
     "ingest": Source(
         "ingest",
         "ingest",

@@ -3,7 +3,7 @@
 from medfedvqa.evaluation.accuracy import Proportion, percent
 from medfedvqa.evaluation.accuracy_table import write_table
 from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
-from medfedvqa.evaluation.results import add_scores, results_schema, write_results
+from medfedvqa.evaluation.results import add_contribution, add_scores, results_schema, write_results
 from medfedvqa.evaluation.run_plots import draw_plots
 from medfedvqa.evaluation.server_score import FIRST, ServerScore
 from medfedvqa.evaluation.server_view import Transcript, load_transcript, save_transcript
@@ -17,6 +17,7 @@ __all__ = [
     "Score",
     "ServerScore",
     "Transcript",
+    "add_contribution",
     "add_scores",
     "draw_plots",
     "load_transcript",

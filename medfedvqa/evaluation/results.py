@@ -57,6 +57,12 @@ def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
     return _write(out, document)
 
 
+def add_contribution(out: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Completes the `results.json` of a run with what each part of its models does, as `core.contribution` counts."""
+    document = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+    return _write(out, {**document, "contribution": dict(parts)})
+
+
 _WITHHELD = (
     "Withheld by {sites}: test results of fewer patients than the policy there lets out in clear (`min_count`, 10 by "
     "default). Averages leave them out."

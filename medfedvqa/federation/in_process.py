@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from medfedvqa.core import Site, State
 from medfedvqa.data import load_site
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.error_codes import ACTIONABLE, code_of
@@ -99,6 +100,10 @@ class LocalEngine:
         if key not in self._backbones:
             self._backbones[key] = load_backbone(name, files, device).storing(self._store)
         return self._backbones[key]
+
+    def kept(self) -> dict[str, tuple[Site, State]]:
+        """Each site with its state, for figures that stay on this machine; none if not all sites are in memory."""
+        return {site: self._runtime(site).kept() for site in self._sites if len(self._sites) <= self._resident}
 
     def close(self) -> None:
         """End the job: close the log of every site in memory."""

@@ -11,10 +11,13 @@ from typing import Any, Literal
 from audits import LogError, Outcome, read
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.backbone_names import parse
+from medfedvqa.core.answering import TESTED
+from medfedvqa.core.contribution import contributions
+from medfedvqa.core.local_training import Alone
 from medfedvqa.data import load_site, organs
 from medfedvqa.devices import Precision, in_turn, resolved
 from medfedvqa.errors import ConfigError, FederationError
-from medfedvqa.evaluation import add_scores, write_table
+from medfedvqa.evaluation import add_contribution, add_scores, write_table
 from medfedvqa.evaluation.results import RESULTS
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
@@ -266,7 +269,12 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
     receipts = ServerReceipts(job.exchange(), job_id, launch.sites, out / SERVER_KEYS, out)
     store = None if launch.cache is None else FeatureStore(launch.cache)
     with closing(LocalEngine(sites, job, job_id, store=store)) as local, closing(receipts):
-        return serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, Journal(out / JOURNAL))
+        results = serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, Journal(out / JOURNAL))
+        method, kept = job.build(), local.kept()
+        tested = kept and all(len(site.data.test) and TESTED in state for site, state in kept.values())
+        if job.dp is not None or not isinstance(method, Alone) or not tested:
+            return results
+        return add_contribution(out, contributions(method, kept))
 
 
 def refusals_of(launch: Launch) -> str:

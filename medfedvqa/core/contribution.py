@@ -1,0 +1,124 @@
+"""What the parts of a finished model do to its answers: a part is taken away, and the test rows are answered again.
+
+Nothing is trained again, so a figure says what a part carries in this model, not what training without it would cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from medfedvqa.backbone_names import NO_REGIONS
+from medfedvqa.core.answering import TESTED
+from medfedvqa.core.local_training import Alone
+from medfedvqa.core.method import Method, State
+from medfedvqa.data import SiteData
+from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.evaluation.patient_intervals import crossed
+from medfedvqa.models import HEAD, PROMPT, AnswerModel, TunedModel, TuningConfig, Values
+from medfedvqa.training import Site, SiteRows
+
+PARTS = {
+    "own_prompts": "without the site's own prompts",
+    "exchanged_prompts": "with the next site's prompts in place of its own",
+    "shared_prompts": "without the shared prompts",
+    "tuning": "with the head alone, on the backbone as it was",
+    "ngrams": "without n-grams of the question",
+    "picture": "without the picture",
+}
+"""Each part, and how the model answers without it."""
+_RIGHT, _WHOLE = "right", "whole"
+_ROWS = 256
+"""The rows that are answered at once."""
+
+
+def contributions(method: Method[Any], sites: Mapping[str, tuple[Site, State]]) -> dict[str, dict[str, Any]]:
+    """For each part that the models have: the answers that change without it, and the accuracy that is lost.
+
+    A part's figures are `changed` of `rows` test rows, and `lost`, the mean over sites of the accuracy with the part
+    less that without it, in -1..1, with its 95 % interval over patients, None where it cannot be estimated.
+    Raises `ConfigError` if the method keeps no model at a site, and `DataError` if no site has test rows.
+    """
+    if not isinstance(method, Alone):
+        raise ConfigError(f"the method '{method.name}' keeps no answer head at a site: there are no parts to take away")
+    names = sorted(name for name, (site, _) in sites.items() if len(site.data.test))
+    if not names:
+        raise DataError("no site has test rows: choose a run whose split has some")
+    following = dict(zip(names, [*names[1:], *names[:1]], strict=True))
+    answers = [_answers(method, *sites[name], sites[following[name]][1]) for name in names]
+    patients = [sites[name][0].data.test.patients.tolist() for name in names]
+    parts = [part for part in PARTS if all(part in each for each in answers)]
+    return {part: _figures(part, answers, patients) for part in parts}
+
+
+def _figures(part: str, sites: Sequence[Values], patients: Sequence[list[int]]) -> dict[str, Any]:
+    losses = [each[_WHOLE].eq(each[_RIGHT]).double() - each[part].eq(each[_RIGHT]).double() for each in sites]
+    lost = crossed([[(loss.numpy()[None], owners) for loss, owners in zip(losses, patients, strict=True)]])
+    changed, interval = sum(int(each[part].ne(each[_WHOLE]).sum()) for each in sites), lost.interval
+    return {"changed": changed, "rows": sum(map(len, losses)), "lost": lost.mean, "interval": interval and [*interval]}
+
+
+def _answers(method: Alone[Any], site: Site, state: State, following: State) -> Values:
+    """The answers to a site's test rows, int64 [rows] each: the right ones, the tested model's, those without a part.
+
+    `following`: the next site's state, or its own if it is alone.
+    """
+    if TESTED not in state or TESTED not in following:
+        raise ConfigError("a site keeps no tested model of this job: name a run whose sites came to its evaluation")
+    tested = method.answering_with(site, state, state[TESTED])
+    model, values, asked = tested.model, tested.values, _Asked(site, tested.model, tested.answers)
+    answers = {_RIGHT: asked.right, _WHOLE: asked.chosen(model, values)}
+    if site.backbone.shape.regions == NO_REGIONS:
+        answers["picture"] = _Asked(_in_the_dark(site), model, tested.answers).chosen(model, values)
+    if not isinstance(model, TunedModel):
+        return answers
+    if model.head.question != "tower":
+        answers["ngrams"] = asked.chosen(model, values, grams=False)
+    own = {name: value for name, value in values.items() if name.startswith(PROMPT)}
+    unshared = replace(model, shared=None)
+    if own and following is not state:
+        theirs = {name: following["values"][name].to(site.device) for name in own}
+        answers["exchanged_prompts"] = asked.chosen(model, {**values, **theirs})
+    if own and model.shared:
+        # The shared prompts stand where the own ones stood, with none beside them.
+        answers["own_prompts"] = asked.chosen(unshared, {**values, **model.shared})
+        answers["shared_prompts"] = asked.chosen(unshared, values)
+    if any(model.depth.values()):
+        head = {name: value for name, value in values.items() if name.startswith(HEAD)}
+        answers["tuning"] = asked.chosen(replace(unshared, tuning=TuningConfig("classifier")), head)
+    return answers
+
+
+class _Asked:
+    """A site's test rows over one cache of the backbone, as deep as the whole model."""
+
+    def __init__(self, site: Site, model: AnswerModel, answers: tuple[str, ...]) -> None:
+        self._rows = SiteRows(site, model, model.depth, 1, answers)
+        self._encoded = self._rows.encoded(site.data.test)
+        self.right = self._encoded.answers
+
+    @torch.no_grad()
+    def chosen(self, model: AnswerModel, values: Values, grams: bool = True) -> torch.Tensor:
+        """The model's answers, int64 [rows]; without `grams` it sees n-grams of no question."""
+        chosen = []
+        for part in torch.arange(len(self._encoded)).split(_ROWS):
+            batch = self._rows.rows(self._encoded, part).batch
+            batch = batch if grams else replace(batch, grams=torch.zeros_like(batch.grams))
+            chosen.append(model.logits(values, batch).argmax(dim=1).cpu())
+        return torch.cat(chosen)
+
+
+def tests_of(data: SiteData) -> SiteData:
+    """The site with its test rows alone, and their pictures."""
+    numbers, places = data.test.pictures.unique(return_inverse=True)
+    none = data.test.chosen(torch.tensor([], dtype=torch.int64))
+    tests, pictures = replace(data.test, pictures=places), data.pictures.chosen(numbers.tolist())
+    return replace(data, train=none, validate=none, test=tests, pictures=pictures)
+
+
+def _in_the_dark(site: Site) -> Site:
+    """The site with its test rows, each on one and the same black picture."""
+    data = tests_of(site.data)
+    tests = replace(data.test, pictures=torch.zeros_like(data.test.pictures))
+    return replace(site, data=replace(data, test=tests, pictures=data.pictures.chosen([0]).blank()), _derived={})
