@@ -102,7 +102,7 @@ class _Asked:
     def chosen(self, model: AnswerModel, values: Values, grams: bool = True) -> torch.Tensor:
         """The model's answers, int64 [rows]; without `grams` it sees n-grams of no question."""
         chosen = []
-        for part in torch.arange(len(self._encoded)).split(_ROWS):
+        for part in torch.split(torch.arange(len(self._encoded)), _ROWS):
             batch = self._rows.rows(self._encoded, part).batch
             batch = batch if grams else replace(batch, grams=torch.zeros_like(batch.grams))
             chosen.append(model.logits(values, batch).argmax(dim=1).cpu())
@@ -111,7 +111,7 @@ class _Asked:
 
 def tests_of(data: SiteData) -> SiteData:
     """The site with its test rows alone, and their pictures."""
-    numbers, places = data.test.pictures.unique(return_inverse=True)
+    numbers, places = torch.unique(data.test.pictures, return_inverse=True)
     none = data.test.chosen(torch.tensor([], dtype=torch.int64))
     tests, pictures = replace(data.test, pictures=places), data.pictures.chosen(numbers.tolist())
     return replace(data, train=none, validate=none, test=tests, pictures=pictures)
