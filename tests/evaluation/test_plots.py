@@ -19,6 +19,7 @@ from medfedvqa.evaluation.run_plots import (
     prompts_figure,
     reliability_figure,
     running_mean,
+    together_figure,
     traffic_figure,
 )
 
@@ -41,10 +42,10 @@ def many_sites(history: History, count: int) -> History:
     return History(sites, rounds, uploads, shared)
 
 
-def test_a_finished_run_has_all_five(tmp_path: Path, results: dict[str, Any], history: History) -> None:
+def test_a_finished_run_has_all_six(tmp_path: Path, results: dict[str, Any], history: History) -> None:
     """And the same run gives the same bytes again."""
     written = draw_plots(tmp_path, results, history)
-    names = ["accuracy.png", "reliability.png", "prompts.png", "final.png", "traffic.png"]
+    names = ["accuracy.png", "reliability.png", "prompts.png", "final.png", "together.png", "traffic.png"]
     assert written == [tmp_path / "plots" / name for name in names]
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(names)
     drawn = [path.read_bytes() for path in written]
@@ -55,9 +56,13 @@ def test_a_finished_run_has_all_five(tmp_path: Path, results: dict[str, Any], hi
 def test_what_the_run_lacks_is_left_out(tmp_path: Path, results: dict[str, Any], history: History) -> None:
     """One round has no course, a method that shares nothing no prompts and no weights, an unscored run no end."""
     one = History(history.sites, history.rounds[:1])
-    assert [path.name for path in draw_plots(tmp_path, results, one)] == ["reliability.png", "final.png", "traffic.png"]
+    assert [path.name for path in draw_plots(tmp_path, results, one)] == [
+        *("reliability.png", "final.png", "together.png", "traffic.png")
+    ]
     silent = History(history.sites, [replace(history.rounds[0], reliability={}, accuracy={})])
-    assert [path.name for path in draw_plots(tmp_path, results, silent)] == ["final.png", "traffic.png"]
+    assert [path.name for path in draw_plots(tmp_path, results, silent)] == [
+        *("final.png", "together.png", "traffic.png")
+    ]
     unscored = {**results, "average": {"accuracy": None, "interval": None, "baselines": {}}}
     assert [path.name for path in draw_plots(tmp_path, unscored, silent)] == ["traffic.png"]
     nothing = History(history.sites, [replace(silent.rounds[0], bytes_up={}, bytes_down={})])
@@ -180,7 +185,18 @@ def test_prompts_are_drawn_before_the_first_mixing(history: History) -> None:
 
 def test_the_prompts_of_one_site_make_no_picture(tmp_path: Path, results: dict[str, Any]) -> None:
     tiny = History(("chest",), uploads={"chest": {"prompt.image": np.zeros((1, 2, 8))}})
-    assert [path.name for path in draw_plots(tmp_path, results, tiny)] == ["final.png"]
+    assert [path.name for path in draw_plots(tmp_path, results, tiny)] == ["final.png", "together.png"]
+
+
+def test_each_site_is_drawn_alone_and_together_with_the_bytes_that_it_sent(results: dict[str, Any]) -> None:
+    """Both accuracies on the height of the site's name, and its bytes as a bar beside them."""
+    accuracies, traffic = together_figure(results).axes
+    drawn = {dots.get_label(): dots.get_offsets().data for dots in accuracies.collections[1:]}
+    for height, site in enumerate(results["sites"].values()):
+        assert drawn["alone"][height].tolist() == [100 * site["baselines"]["alone"]["accuracy"], height]
+        assert drawn["together"][height].tolist() == [100 * site["accuracy"], height]
+    sent = [site["bytes"]["up"] / 1e6 for site in results["sites"].values()]
+    assert [bar.get_width() for bar in traffic.patches] == sent
 
 
 def test_traffic_is_what_all_sites_sent_and_received(history: History) -> None:
