@@ -86,7 +86,7 @@ def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
         main()
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: organ sites train until their")
+    assert done.returncode == 7 and done.stderr.startswith("medfedvqa demo: hospitals train together")
 
 
 def test_after_make_demo_the_next_step_is_to_make_the_command_known(
