@@ -84,7 +84,7 @@ def _answers(method: Alone[Any], site: Site, state: State, following: State) -> 
         # The shared prompts stand where the own ones stood, with none beside them.
         answers["own_prompts"] = asked.chosen(unshared, {**values, **model.shared})
         answers["shared_prompts"] = asked.chosen(unshared, values)
-    if any(model.depth.values()):
+    if any(model.depth.values()) and model.tuning.kind != "full":  # A trunk has no weights of its own to go back to.
         head = {name: value for name, value in values.items() if name.startswith(HEAD)}
         answers["tuning"] = asked.chosen(replace(unshared, tuning=TuningConfig("classifier")), head)
     return answers

@@ -5,8 +5,8 @@ chance that is tested is therefore that of the validation rows: a released accur
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,31 +17,14 @@ _MOST_ROWS = 5000
 """The most validation rows whose number follows from accuracies in float32."""
 
 
-@dataclass(frozen=True)
-class WeightTest:
+class WeightTest(NamedTuple):
     """The last weights of each receiving and giving site, tested against the equal share."""
 
-    round: int
-    pairs: int
     different: int
-    """The weights, of all pairs, that differ from the equal share at 5 %, after Bonferroni for all of them."""
-    equal: float
-    largest: float
-    """The largest difference of a weight from the equal share."""
-
-    @property
-    def verdict(self) -> str:
-        some = "no weight differs" if not self.different else f"{self.different} of {self.pairs} weights differ"
-        return f"{some} from {self.equal:.2f} by more than chance"
-
-    @property
-    def sentence(self) -> str:
-        """The verdict with what it assumes."""
-        return (
-            f"Reliability: in round {self.round} {self.verdict} (the largest difference is {self.largest:.3f}). Chance "
-            "is that of the validation rows behind accuracies, as if each had a patient of its own; similarities are "
-            "taken as they are (z test of each weight, 5 % after Bonferroni)."
-        )
+    """The weights that differ at 5 %, after Bonferroni for all of them."""
+    verdict: str
+    sentence: str
+    """The verdict with what it assumes."""
 
 
 def tested_weights(history: History) -> WeightTest | None:
@@ -74,7 +57,15 @@ def tested_weights(history: History) -> WeightTest | None:
     differences = np.abs(weights - equal)[apart]
     z = NormalDist().inv_cdf(1 - _LEVEL / (2 * len(differences)))
     different = int((differences > z * np.sqrt(variance[apart])).sum())
-    return WeightTest(last.round, len(differences), different, equal, float(differences.max()))
+    some = f"{different} of {len(differences)} weights differ" if different else "no weight differs"
+    verdict = f"{some} from {equal:.2f} by more than chance"
+    return WeightTest(
+        different,
+        verdict,
+        f"Reliability: in round {last.round} {verdict} (the largest difference is {differences.max():.3f}). Chance is "
+        "that of the validation rows behind accuracies, as if each had a patient of its own; similarities are taken as "
+        "they are (z test of each weight, 5 % after Bonferroni).",
+    )
 
 
 def _denominator(shares: Iterable[float]) -> int | None:

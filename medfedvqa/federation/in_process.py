@@ -15,6 +15,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.quorum import Quorum
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
+from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import Backbone, FeatureStore, load_backbone
 from privacy.secagg import InProcessRelay
 
@@ -102,8 +103,10 @@ class LocalEngine:
         return self._backbones[key]
 
     def kept(self) -> dict[str, tuple[Site, State]]:
-        """Each site with its state, for figures that stay on this machine; none if not all sites are in memory."""
-        return {site: self._runtime(site).kept() for site in self._sites if len(self._sites) <= self._resident}
+        """Each site with its saved state, for figures of this machine; none if one is lost or not in memory."""
+        saved = {site: StateFile(config.state, self._job_id).load() for site, config in self._sites.items()}
+        states = {site: each.state for site, each in saved.items() if each and site in self._running}
+        return {n: (self._runtime(n).site, state) for n, state in states.items() if len(states) == len(self._sites)}
 
     def close(self) -> None:
         """End the job: close the log of every site in memory."""

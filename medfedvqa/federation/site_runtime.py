@@ -13,7 +13,7 @@ import torch
 
 from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
-from medfedvqa.core import EPSILON, EVALUATE, Site, State, Tensors, withheld
+from medfedvqa.core import EPSILON, EVALUATE, Site, Tensors, withheld
 from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_function
 from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
@@ -285,11 +285,6 @@ class SiteRuntime:
             return self._gate.release(task.name, saved.round, reply)
         epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
         return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=log_charge(charge))
-
-    def kept(self) -> tuple[Site, State]:
-        """The site, and what it keeps of the job: its state after the last task, empty before the first."""
-        saved = self._file.load()
-        return self.site, saved.state if saved else {}
 
     def close(self, ended: bool = True) -> None:
         """Release what this process holds of the job. With `ended`, also settle the job and log its end."""

@@ -133,11 +133,13 @@ def test_prompts_with_a_scale_of_their_own_change_answers_and_prompts_near_nothi
 
 
 def test_a_method_without_prompts_has_the_rows_that_apply(finished) -> None:
-    """Adapters: what is tuned, n-grams and the picture; a head alone that reads words as a tower does: the picture."""
+    """Adapters: what is tuned, n-grams and the picture; a head or a trunk that reads no n-grams: the picture."""
     small = {"rounds": 1, "local_epochs": 1, "batch_rows": 6, "hidden": 8, "answers": "closed"}
     assert list(contributions(*finished("fedavg", {**small, "reduction": 4}))) == ["tuning", "ngrams", "picture"]
     bare = {**small, "tuning": "classifier", "question_input": "tower"}
     assert list(contributions(*finished("local", bare))) == ["picture"]
+    trunk = {"trunk": "butd", "trunk_width": 16, "tuning": "full", "fusion": "concat"}
+    assert list(contributions(*finished("fedavg", {**bare, **trunk}))) == ["picture"]
 
 
 def test_of_one_site_nothing_is_said_of_another_s_prompts(finished) -> None:
