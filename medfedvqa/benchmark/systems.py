@@ -276,10 +276,8 @@ PAPER_PROMPTS: dict[str, Any] = PROMPT_PFL | {
     **{"similarity": "paper", "fusion": "concat", "question_input": "tower"},
 }
 """The prompt paper's own rate, decay, head, and one cosine over both prompts in L_d and in eta."""
-MENDED_PROMPTS: dict[str, Any] = PROMPT_PFL | {
-    **{"prompt_norm": "states", "prompt_std": 1.0, "prompt_rate": 0.3, "length": 16},
-    **{"loss": "sum", "compared": "changes"},
-}
+MENDED_PROMPTS: dict[str, Any] = PROMPT_PFL | {"loss": "sum", "compared": "changes", "length": 16}
+MENDED_PROMPTS |= {"prompt_norm": "states", "prompt_std": 1.0, "prompt_rate": 0.3}
 """Prompts that change answers: found on SLAKE's validation rows of seed 0 (docs/methods/prompt_pfl.md)."""
 
 

@@ -37,8 +37,8 @@ def contribution(
     kept = {name: load_kept(run, name, job) for name in ([site] if site else results["sites"])}
     sites = {name: (each.site(tests_of(each.own_data())), each.state) for name, each in kept.items()}
     parts = contributions(next(iter(kept.values())).job.build(), sites)
-    alone = len(sites) == 1 and "shared_prompts" in parts
-    notes = [STAYS, *[PRIVATE] * (results["dp"] is not None), *[NO_OTHERS] * alone]
+    lacking = [NO_OTHERS] if len(sites) == 1 and "shared_prompts" in parts else []
+    notes = [STAYS, *[PRIVATE] * (results["dp"] is not None), *lacking]
     if as_json:
         typer.echo(json.dumps({"method": results["method"], "sites": list(sites), "parts": parts, "notes": notes}))
         return
@@ -47,7 +47,5 @@ def contribution(
         lost, (low, high) = figures["lost"], figures["interval"] or (figures["lost"],) * 2
         changed = f"{figures['changed']} of {figures['rows']} ({figures['changed'] / figures['rows']:.1%})"
         table.add_row(PARTS[part], changed, f"{100 * lost:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
-    terminal = Terminal()
-    terminal.print(table)
-    for note in notes:
-        terminal.print(note, highlight=False, soft_wrap=True)
+    Terminal().print(table)
+    Terminal().print("\n".join(notes), highlight=False, soft_wrap=True)

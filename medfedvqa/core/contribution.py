@@ -28,9 +28,7 @@ PARTS = {
     "picture": "without the picture",
 }
 """Each part, and how the model answers without it."""
-_RIGHT, _WHOLE = "right", "whole"
-_ROWS = 256
-"""The rows that are answered at once."""
+_RIGHT, _WHOLE, _ROWS = "right", "whole", 256  # rows that are answered at once
 
 
 def contributions(method: Method[Any], sites: Mapping[str, tuple[Site, State]]) -> dict[str, dict[str, Any]]:
@@ -42,8 +40,7 @@ def contributions(method: Method[Any], sites: Mapping[str, tuple[Site, State]]) 
     """
     if not isinstance(method, Alone):
         raise ConfigError(f"the method '{method.name}' keeps no answer head at a site: there are no parts to take away")
-    names = sorted(name for name, (site, _) in sites.items() if len(site.data.test))
-    if not names:
+    if not (names := sorted(name for name, (site, _) in sites.items() if len(site.data.test))):
         raise DataError("no site has test rows: choose a run whose split has some")
     following = dict(zip(names, [*names[1:], *names[:1]], strict=True))
     answers = [_answers(method, *sites[name], sites[following[name]][1]) for name in names]
@@ -101,12 +98,10 @@ class _Asked:
     @torch.no_grad()
     def chosen(self, model: AnswerModel, values: Values, grams: bool = True) -> torch.Tensor:
         """The model's answers, int64 [rows]; without `grams` it sees n-grams of no question."""
-        chosen = []
-        for part in torch.split(torch.arange(len(self._encoded)), _ROWS):
-            batch = self._rows.rows(self._encoded, part).batch
-            batch = batch if grams else replace(batch, grams=torch.zeros_like(batch.grams))
-            chosen.append(model.logits(values, batch).argmax(dim=1).cpu())
-        return torch.cat(chosen)
+        parts = torch.split(torch.arange(len(self._encoded)), _ROWS)
+        batches = (self._rows.rows(self._encoded, part).batch for part in parts)
+        seen = (each if grams else replace(each, grams=torch.zeros_like(each.grams)) for each in batches)
+        return torch.cat([model.logits(values, each).argmax(dim=1).cpu() for each in seen])
 
 
 def tests_of(data: SiteData) -> SiteData:
