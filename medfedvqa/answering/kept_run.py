@@ -37,7 +37,8 @@ class KeptRun:
     def own_data(self) -> SiteData:
         """The site's rows, split as in the job."""
         source = self.config.data
-        return load_site(source.reader, source.root, source.organ, self.job.split, self.job.seed, source.answers)
+        answers = self.job.build().answers_of(source.answers)
+        return load_site(source.reader, source.root, source.organ, self.job.split, self.job.seed, answers)
 
     def site(self, data: SiteData) -> Site:
         """The site with its backbone, and these rows."""

@@ -13,6 +13,7 @@ from medfedvqa.errors import BackboneError
 COMMANDS = {
     "demo": Source("demo", "demo"),
     "run": Source("run", "run"),
+    "join": Source("join", "join"),
     "methods": Source("methods", "methods"),
     "plugins": Source("plugins", "plugins_command"),
     "benchmark": Source("benchmark", "benchmark"),

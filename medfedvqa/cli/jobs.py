@@ -78,7 +78,7 @@ def export_command(
     }
     spec = checked_job(job)
     if kit or site:
-        terms = _terms(kit, site, days)
+        terms = fresh_terms(kit, site, days)
         if len(terms.sites) < spec.least_sites:
             raise ConfigError(
                 f"the job needs at least {spec.least_sites} sites, and --site names {len(terms.sites)}: name more of "
@@ -108,7 +108,7 @@ def _show_reads(terminal: Terminal, job: "JobSpec") -> None:
     terminal.print(table)
 
 
-def _terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
+def fresh_terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
     """The terms of a fresh job. Raises `ConfigError`."""
     from medfedvqa.federation.flare.certificates import federation_of
     from medfedvqa.federation.job_terms import Terms

@@ -208,6 +208,7 @@ class Averaging(Stepwise[Config]):
                 shared, state = self.server_step(shared, mean, state) if shared else (mean, state)
             else:
                 hub.collect(task, down)
+        hub.model = shared
         return hub.collect("evaluate", {site: shared for site in hub.sites})
 
     def drawn(self, hub: Hub, round: int, sites: Sequence[str]) -> tuple[str, ...]:

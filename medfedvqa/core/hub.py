@@ -17,6 +17,9 @@ class Hub(Protocol):
     """The job's seed, for the server's initial values."""
     backbone: str
     """The name of the job's backbone."""
+    model: Tensors
+    """The model of an earlier job that hospitals of this one join; else the last one that the sites of this job share,
+    which the server keeps. It is empty if only sites know it."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""

@@ -65,6 +65,10 @@ class Method(ABC, Generic[Config]):
     config_type: ClassVar[type[MethodConfig]]
     parts_behind: ClassVar[Mapping[str, Part]] = PARTS_BEHIND
     """See `PARTS_BEHIND`. A figure without an entry counts as being about the part with the fewest patients."""
+    listed: ClassVar[bool] = True
+    """Whether users name the method when they make a job; a command of its own makes the jobs of others."""
+    needs_rows: ClassVar[bool] = True
+    """Whether a site without rows to train on has no part in a job without differential privacy."""
     gathering: Gathering = Gathering()
     """How the job's server takes means, and how long uploads may be. `create` sets it."""
 
@@ -274,6 +278,16 @@ class Method(ABC, Generic[Config]):
         answers = self.public_answers or data.answers
         if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
             raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
+
+    def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The list by which a site reads its answers: its own, or the job's if its rows must not make one."""
+        return self.public_answers if declared is None and (self.dp or not self.needs_rows) else declared
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds of a whole job."""
+        rounds: int = self.config.rounds
+        return rounds
 
     @property
     def public_answers(self) -> tuple[str, ...] | None:

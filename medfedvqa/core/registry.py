@@ -50,9 +50,9 @@ def is_built_in(name: str) -> bool:
 
 
 def method_names() -> tuple[str, ...]:
-    """Names of all registered methods, sorted."""
+    """Names of all registered methods that train a federation, sorted."""
     _load_built_in()
-    return tuple(sorted(_METHODS))
+    return tuple(sorted(name for name, method in _METHODS.items() if method.listed))
 
 
 def method_type(name: str) -> type[Method[Any]]:

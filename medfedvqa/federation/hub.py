@@ -113,6 +113,7 @@ class ServerHub:
         # Engines name sites in their own order. Draws and steps that go site by site follow names, in every engine.
         self.sites, self.seed = tuple(sorted(sites)), seed
         self.backbone = backbone
+        self.model: Tensors = {}
         self.history = History(sites=sites, rounds=[], uploads={}, shared={}, gathering=gathering.sentence)
         self._call, self._watch, self._stop, self._ended = call, watch, stop, ended
         self._receipts, self._exchange, self._gathering, self._quorum_rule = receipts, exchange, gathering, rule

@@ -14,7 +14,7 @@ from medfedvqa.backbone_names import parse
 from medfedvqa.core.answering import TESTED
 from medfedvqa.core.contribution import contributions
 from medfedvqa.core.local_training import Alone
-from medfedvqa.data import load_site, organs
+from medfedvqa.data import SiteData, load_site, organs
 from medfedvqa.devices import Precision, in_turn, resolved
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import add_contribution, add_scores, write_table
@@ -119,8 +119,7 @@ class Launch:
 
     def digests(self) -> dict[str, str]:
         """The digest of each site's data as they are now. Raises `DataError` if they cannot be read."""
-        job = self.job
-        return {site: load_site(job.data, self.root, site, job.split, job.seed).digest for site in self.sites}
+        return {site: data_of(self.job, self.root, site).digest for site in self.sites}
 
     @property
     def repeatable(self) -> bool:
@@ -137,6 +136,11 @@ def check_new(out: Path, content: str = "something") -> None:
     """Raises `ConfigError` unless `out` is free or an empty folder. `content` says in the message what it holds."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' already holds {content}: choose another folder, or remove it")
+
+
+def data_of(job: JobSpec, root: Path | None, site: str) -> SiteData:
+    """The data of a site of this machine, which declares no list of answers. Raises `DataError`."""
+    return load_site(job.data, root, site, job.split, job.seed, job.build().answers_of(None))
 
 
 def plan(
@@ -173,7 +177,7 @@ def plan(
         except LedgerError as error:
             raise ConfigError(str(error)) from None
     for site in sites:
-        method.check_answers(load_site(job.data, root, site, job.split, job.seed).public_answers)
+        method.check_answers(data_of(job, root, site).public_answers)
     return launch
 
 

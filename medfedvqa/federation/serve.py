@@ -14,6 +14,7 @@ from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.journal import Journal
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.server_receipts import ServerReceipts
+from medfedvqa.federation.shared_model import MODEL, SharedModel, model_for
 from medfedvqa.models import seen_by
 from privacy import DPSettings, merge_steps
 
@@ -28,11 +29,13 @@ def serve_job(
     stop: Callable[[], bool] = lambda: False,
     receipts: ServerReceipts | None = None,
     journal: Journal | None = None,
+    models: Path | None = None,
 ) -> dict[str, Any]:
     """Run `job` over `sites`, write results, table, transcript and plots into `out`, and return the results.
 
     Results are written after every round, so that an interrupted run keeps what it reached. With the `journal` of an
-    earlier process the run continues where that one died; once there are results, nothing is left in it.
+    earlier process the run continues where that one died; once there are results, nothing is left in it. The model that
+    the sites shared at the end is kept in `out`, and in the folder `models` by its digest, for hospitals that join.
     Raises `FederationError` if a site refuses or fails, once the results record it.
     """
     method = job.build()
@@ -49,7 +52,7 @@ def serve_job(
         engine=engine,
         sites=sites,
         expected=job.terms.sites if job.terms else (),
-        rounds_planned=method.config.rounds,
+        rounds_planned=method.rounds,
         secagg=job.secagg,
         dp=_privacy(job.dp, method) if job.dp else None,
     )
@@ -61,6 +64,7 @@ def serve_job(
     context = (job.seed, job.backbone, receipts, method.gathering, job.quorum_rule(), journal)
     hub = _hub(job, method, sites, call, exchange, watch, stop, ended, *context)
     try:
+        hub.model = model_for(method, models or out, out)
         uploads = method.serve(hub)
     except ACTIONABLE as error:
         write_results(out, facts, hub.history, None, failure=str(error))
@@ -70,6 +74,9 @@ def serve_job(
         hub.history.withheld = uploads.keys() - scores.keys()
     results = write_results(out, facts, hub.history, scores)
     write_table(out, results)
+    if hub.model:
+        kept = SharedModel(job.model_copy(update={"terms": None}), hub.model)
+        kept.write(out / MODEL, *([models / f"{kept.digest}.npz"] if models else []))
     save_transcript(out, hub.history)
     draw_plots(out, results, hub.history)
     if journal is not None:

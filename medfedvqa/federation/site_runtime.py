@@ -98,7 +98,7 @@ class SiteRuntime:
         job, config, backbone = self._job, self.config, self._backbone
         dataset = config.data
         # The questions of a private job must not depend on the rows, and so its list of answers must not either.
-        answers = self._method.public_answers if job.dp and dataset.answers is None else dataset.answers
+        answers = self._method.answers_of(dataset.answers)
         if dataset.require_review and dataset.root is not None:
             check_reviewed(dataset.root)
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)

@@ -31,6 +31,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
+from medfedvqa.federation.shared_model import MODELS
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
 from medfedvqa.federation.site_status import STATUS_JOB, serve_status
 from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
@@ -76,7 +77,8 @@ def serve_on_flare(controller: Controller, job: dict[str, Any], fl_ctx: FLContex
     try:
         with closing(ServerReceipts(spec.exchange(), fl_ctx.get_job_id(), sites, keys, out)) as receipts:
             watch = partial(write_event, out)
-            serve_job(spec, sites, caller.call, out, engine, watch, _stop_asked, receipts, journal)
+            models = folder.parents[1] / MODELS if engine == "provisioned" else None
+            serve_job(spec, sites, caller.call, out, engine, watch, _stop_asked, receipts, journal, models)
     except ACTIONABLE as error:
         if not abort_signal.triggered:
             controller.system_panic(str(error), fl_ctx)

@@ -1,0 +1,129 @@
+"""A hospital that joins: it receives the model with which an earlier job ended, and sends counts of its test alone.
+
+The job's only message down is that model, whose digest the job names; a site compares it before use. A site without
+labelled rows answers with the model as received. One with a few trains on from it, trains the same model alone, and
+keeps the best on its validation rows. Nothing of that training leaves. `medfedvqa join` makes these jobs.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from audits import Exchange, Tensors
+from audits.exchange import canonical
+from medfedvqa.bounds import MOST_SITES, Text
+from medfedvqa.core import EVALUATE, Hub, Site, State
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.on_shares import OnShares
+from medfedvqa.core.registry import register
+from medfedvqa.core.scores import scored
+from medfedvqa.data import SiteData
+from medfedvqa.errors import ConfigError, DataError, FederationError
+from medfedvqa.evaluation.history import KEPT_MODELS
+from medfedvqa.methods.fedavg import FedAvgConfig
+from medfedvqa.models import BackboneShape
+from privacy import DPSettings, Secagg
+
+
+def model_digest(answers: Sequence[str], tensors: Tensors) -> str:
+    """The SHA-256, in hex, of a model: its answers in order, and its tensors' names, shapes, types and bytes."""
+    facts = [[name, array.dtype.str, array.shape] for name, array in sorted(tensors.items())]
+    digest = hashlib.sha256(canonical([list(answers), facts]))
+    for _, array in sorted(tensors.items()):
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+class JoinConfig(FedAvgConfig, frozen=True):
+    """Options: those of the earlier job, which are also those of training alone, and what names its model."""
+
+    model: str = Field(pattern=r"^[0-9a-f]{64}\z", description="the digest of the earlier job's model")
+    organs: Annotated[tuple[Text, ...], Field(max_length=MOST_SITES)] = Field(
+        (), description="organs whose hospitals trained the model; a site of another one needs labelled rows; "
+        "empty: nobody says",
+    )  # fmt: skip
+
+
+@register
+class Join(Averaging[JoinConfig]):
+    """An evaluation of an earlier job's model, which each site may train on from for itself."""
+
+    name = "join"
+    config_type = JoinConfig
+    listed: ClassVar[bool] = False
+    needs_rows: ClassVar[bool] = False
+
+    def __init__(self, config: JoinConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
+        super().__init__(config, dp, secagg)
+        if config.head != "shared" or config.evaluated != "shared":
+            raise ConfigError(
+                "a hospital that joins answers with what the others share, so all of the answer head must be shared: "
+                "give the earlier job 'head' as 'shared'"
+            )
+
+    @property
+    def on_shares(self) -> dict[str, OnShares]:
+        """Nothing is aggregated."""
+        return {}
+
+    @property
+    def rejoins(self) -> bool:
+        """See `Method.rejoins`: there is no later round."""
+        return False
+
+    @property
+    def rounds(self) -> int:
+        """See `Method.rounds`."""
+        return 1
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """The model comes down, and counts of test answers go up."""
+        return replace(exchange := super().exchange(shape), tasks=(exchange.task(EVALUATE),))
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """The evaluation."""
+        yield EVALUATE, self.rounds
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Sends the model to all sites. Raises `ConfigError` if the server has another one, or none."""
+        if not hub.model or model_digest(self.answers or (), hub.model) != self.config.model:
+            raise ConfigError("the server keeps no model of the digest that the job names: use the server of that run")
+        replies: dict[str, Tensors] = {}
+        for _ in hub.rounds(self.rounds):
+            replies = hub.collect(EVALUATE, dict.fromkeys(hub.sites, hub.model))
+        return replies
+
+    def check_rows(self, data: SiteData) -> None:
+        """Raises `DataError` if the model has nothing for this site: an unknown organ, or only unknown answers."""
+        if len(data.train):
+            super().check_rows(data)
+        elif self.config.organs and data.organ not in self.config.organs:
+            raise DataError(
+                "no hospital of this organ trained the model, and this site has no labelled rows to train on from it: "
+                "its answers would be guesses; label the questions of some patients first"
+            )
+
+    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """See `Alone.evaluate`. A site without rows to train on has no other model than the received one."""
+        shapes = {name: array.shape for name, array in received.items()}
+        if shapes != self.shared(site.backbone.shape):
+            raise FederationError("the received model does not fit this site's backbone: use the backbone of the job")
+        if model_digest(self.answers or (), received) != self.config.model:
+            raise FederationError("the received model is not the one that the job names: it was changed on its way")
+        if len(site.data.train.answered) or not self.config.finish_epochs:
+            return super().evaluate(site, state, received, self.config.rounds)
+        right = self.answered(site, state, received, site.data.test)
+        same, none = int(right.sum()), 0
+        return scored(
+            state,
+            site.data,
+            right,
+            finished_correct=same,
+            ensemble_correct=same,
+            alone_correct=none,
+            alone_equal_correct=none,
+            kept_model=KEPT_MODELS.index("received"),
+        )
