@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.late_site import late_sites
+from medfedvqa.benchmark.joining import joining_sites
 from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
 from medfedvqa.benchmark.regimes import Regime, newcomer
 from medfedvqa.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
@@ -194,8 +194,8 @@ def _saved(grid: Grid, system: System, seed: int) -> Result:
 
 def _free(grid: Grid, label: str, seed: int) -> Result:
     data = data_of(grid, seed)
-    if grid.regime.late:
-        data = {site: newcomer(each, grid.regime.late) for site, each in data.items()}
+    if grid.regime.joining is not None:
+        data = {site: newcomer(each, grid.regime.joining) for site, each in data.items()}
     outcome = RunOutcome(
         right={site: FREE[label](each).tolist() for site, each in data.items()},
         validated={},
@@ -282,8 +282,8 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     data = data_of(grid, seed, system.pictures)
-    if grid.regime.late:
-        outcome = late_sites(job, grid.root, folder, data, grid.regime.late, system.centralised, machine)
+    if grid.regime.joining is not None:
+        outcome = joining_sites(job, grid.root, folder, data, grid.regime, system.centralised, machine)
     elif system.centralised:
         outcome = centralised(job, folder, grid.regime.pooled(data), machine)
     else:

@@ -12,17 +12,22 @@ from medfedvqa.benchmark.results_file import ALL_ROWS
 from medfedvqa.data import SiteData
 from medfedvqa.data.hospitals import by_digest, hospitals, rows_of
 
+EVERY = 1_000_000
+"""A number of labelled patients that no site has: it joins with all of its own."""
+
 
 @dataclass(frozen=True)
 class Regime:
-    """One division of the rows. At most one of the fields differs from its default."""
+    """One division of the rows. At most one of `share`, `hospitals`, `unseen` differs from its default."""
 
     share: float = 1.0
     """The share of each site's training rows, in 0..1, whole patients."""
     hospitals: int = 1
     """The number of hospitals into which the patients of each organ are divided."""
-    late: int = 0
-    """The number of patients with training rows with which each site in turn joins the others late; 0: none does."""
+    joining: int | None = None
+    """The number of labelled patients with which each site in turn joins the others; None: all sites train together."""
+    new_organ: bool = False
+    """Whether the sites of the joining one's organ are not among the others."""
     unseen: tuple[str, ...] = ()
     """The sites that never train what is shared, and test the others' last mean."""
 
@@ -31,8 +36,9 @@ class Regime:
         """The name in tables and results."""
         if self.unseen:
             return f"{' and '.join(self.unseen)} unseen"
-        if self.late:
-            return f"a late site with {self.late} patients"
+        if self.joining is not None:
+            count = "all" if self.joining >= EVERY else f"{self.joining}"
+            return f"joining with {count} labelled patients{', organ new' if self.new_organ else ''}"
         if self.hospitals > 1:
             return f"{self.hospitals} hospitals per organ"
         return ALL_ROWS if self.share == 1 else f"{100 * self.share:g} % of the rows"
@@ -44,7 +50,7 @@ class Regime:
         return tuple(f"{organ}-{number}" for organ in organs for number in range(1, 1 + self.hospitals))
 
     def divided(self, organs: Mapping[str, SiteData]) -> dict[str, SiteData]:
-        """The data of each site, from those of each organ. A late site's own reduction is `newcomer`.
+        """The data of each site, from those of each organ. A joining site's own reduction is `newcomer`.
 
         Raises `ConfigError` for an organ with too few patients.
         """
@@ -52,6 +58,12 @@ class Regime:
             return {organ: fewer_rows(data, self.share) for organ, data in organs.items()}
         parts = [part for data in organs.values() for part in hospitals(data, self.hospitals)]
         return dict(zip(self.sites(list(organs)), parts, strict=True))
+
+    def others(self, joining: str, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
+        """The data of the sites that train before this one joins."""
+        own = joining.rpartition("-")[0] if self.hospitals > 1 else joining
+        left_out = {site for site in sites if site == joining or self.new_organ and site.rpartition("-")[0] == own}
+        return {site: data for site, data in sites.items() if site not in left_out}
 
     def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data for one model of all rows: an unseen site has no training and no validation rows."""
@@ -76,5 +88,14 @@ def fewer_rows(data: SiteData, share: float) -> SiteData:
 
 
 def newcomer(data: SiteData, patients: int) -> SiteData:
-    """The site with the first so many of its training patients, by digest."""
-    return replace(data, train=rows_of(data.train, by_digest(data, data.train.patients)[:patients]))
+    """The site with this many labelled patients, the first by digest; every fourth is one to validate with.
+
+    With `EVERY` the site has all its rows.
+    """
+    if patients >= EVERY:
+        return data
+    trained, validating = (by_digest(data, part.patients) for part in (data.train, data.validate))
+    kept = validating[: patients // 4]
+    train, validate = rows_of(data.train, trained[: patients - len(kept)]), rows_of(data.validate, kept)
+    labelled = {data.patients[patient] for patient in {*train.patients.tolist(), *validate.patients.tolist()}}
+    return replace(data, train=train, validate=validate, trained_patients=frozenset(labelled))

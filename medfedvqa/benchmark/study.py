@@ -10,8 +10,8 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.benchmark.benchmark_table import ABSENT, cell, gain_cell, p_cell, table
 from medfedvqa.benchmark.comparison import Comparison, compared
 from medfedvqa.benchmark.grid import Grid
-from medfedvqa.benchmark.late_site import joins_late
-from medfedvqa.benchmark.regimes import Regime
+from medfedvqa.benchmark.joining import has_joiners
+from medfedvqa.benchmark.regimes import EVERY, Regime
 from medfedvqa.benchmark.results_file import Result
 from medfedvqa.benchmark.statistics import Gain, Summary, average, gain, holm, paired
 from medfedvqa.errors import ConfigError
@@ -20,7 +20,9 @@ from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),
     "hospitals": (Regime(hospitals=2), Regime(hospitals=3)),
-    "late": (Regime(late=10),),
+    "joining": tuple(
+        Regime(hospitals=2, joining=count, new_organ=new) for new in (False, True) for count in (0, 2, 5, 10, 20, EVERY)
+    ),
 }
 """The regimes by the name of the question that they answer."""
 SYSTEMS = (
@@ -66,8 +68,8 @@ class Finding:
 def systems_of(base: Grid, regime: Regime) -> Grid:
     """The grid of a regime: a folder of its own, and the systems that the regime is defined for."""
     systems = base.systems
-    if regime.late:
-        systems = tuple(system for system in systems if joins_late(base.job(system, 0)))
+    if regime.joining is not None:
+        systems = tuple(system for system in systems if has_joiners(base.job(system, 0), regime))
     if not systems:
         raise ConfigError(f"no chosen system is defined with {regime.name}: choose others, or other --regimes")
     folder = "-".join(re.findall(r"\w+", regime.name))

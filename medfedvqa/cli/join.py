@@ -36,11 +36,13 @@ def join(
     threads: options.ThreadsOption = 1,
     cache: options.CacheOption = None,
     out: options.OutOption = None,
-    export: Annotated[
+    job_folder: Annotated[
         Path | None,
         typer.Option(help="Write the job folder for `nvflare job submit` instead.", callback=options.writable),
     ] = None,
-    kit: Annotated[Path | None, typer.Option(help="With --export: your administrator's kit: the job is fresh.")] = None,
+    kit: Annotated[
+        Path | None, typer.Option(help="With --job-folder: your administrator's kit: the job is fresh.")
+    ] = None,
     days: Annotated[float, typer.Option(help="With --kit: days until the job expires.", min=0.01, max=31)] = 7.0,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -59,8 +61,8 @@ def join(
 
     model = SharedModel.read(run / MODEL)
     organs = organ or (Launch.read(run).sites if (run / LAUNCH).exists() else ())
-    if export is not None:
-        _export(model.joining(organs, finish, data="any"), export, kit, site, days)
+    if job_folder is not None:
+        _export(model.joining(organs, finish, data="any"), job_folder, kit, site, days)
         return
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.library.job_options import check_site_names

@@ -19,9 +19,10 @@ def study(
         str,
         typer.Option(
             help="What to vary, with commas between: rows (10, 25, 50 and 100 % of each site's training rows), "
-            "hospitals (two and three for each organ), late (each site in turn joins late with 10 patients)."
+            "hospitals (two and three for each organ), joining (each of two hospitals per organ in turn joins "
+            "the others' model with few labelled patients)."
         ),
-    ] = "rows,hospitals,late",
+    ] = "rows,hospitals,joining",
     methods: Annotated[
         str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: ten that answer the question.")
     ] = "",
@@ -41,7 +42,7 @@ def study(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Show where sharing pays: few rows, several hospitals per organ, a site that joins late. It resumes."""
+    """Show where sharing pays: few rows, several hospitals per organ, a hospital that joins. It resumes."""
     from medfedvqa.cli.benchmark import check_folder, complete, planned_grid
     from medfedvqa.cli.run import announced
 

