@@ -82,7 +82,7 @@ class SharedModel:
 
 
 def model_for(method: Method[Any], folder: Path, out: Path) -> Tensors:
-    """The model that a job of this method begins with, from `folder` or the run's own folder; empty if there is none."""
+    """The model that a job of this method begins with, from `folder` or the run's own one; empty if there is none."""
     if not isinstance(method.config, JoinConfig):
         return {}
     places = (folder / f"{method.config.model}.npz", out / MODEL)

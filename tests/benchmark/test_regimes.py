@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfedvqa.benchmark.regimes import Regime, fewer_rows, hospitals, newcomer
+from medfedvqa.benchmark.regimes import EVERY, Regime, fewer_rows, hospitals, newcomer
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 
@@ -31,10 +31,25 @@ def test_a_share_of_the_rows_is_of_whole_patients_and_grows(site: SiteData) -> N
     assert fewer.train.questions == site.train.questions
 
 
-def test_a_newcomer_has_so_many_patients(site: SiteData) -> None:
-    """Three patients with all their training rows, who are the first of every larger number."""
-    three = patients(newcomer(site, 3).train)
-    assert len(three) == 3 and three < patients(newcomer(site, 5).train)
+def test_a_newcomer_has_so_many_labelled_patients(site: SiteData) -> None:
+    """Every fourth validates; the first are those of every larger number; none has no labelled row, all has all."""
+    three, five, none = (newcomer(site, count) for count in (3, 5, 0))
+    assert (len(patients(three.train)), len(three.validate)) == (3, 0) and patients(three.train) < patients(five.train)
+    assert (len(patients(five.train)), len(patients(five.validate))) == (4, 1)
+    assert five.trained_patients == {site.patients[each] for each in patients(five.train) | patients(five.validate)}
+    assert len(none.train) == len(none.validate) == 0 and none.test is site.test
+    assert newcomer(site, EVERY) is site
+
+
+def test_others_train_before_a_hospital_joins(site: SiteData) -> None:
+    """All but itself, and where its organ is new, all but its organ's."""
+    regime = Regime(hospitals=2, joining=2)
+    sites = dict.fromkeys(regime.sites(("site-001", "site-002")), site)
+    assert [*regime.others("site-001-2", sites)] == ["site-001-1", "site-002-1", "site-002-2"]
+    new = Regime(hospitals=2, joining=2, new_organ=True)
+    assert [*new.others("site-001-2", sites)] == ["site-002-1", "site-002-2"]
+    assert [*Regime(joining=2, new_organ=True).others("chest", {"chest": site, "head": site})] == ["head"]
+    assert regime.name != new.name and "all labelled" in Regime(joining=EVERY).name
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from audits.escaping import for_markdown
-from medfedvqa.benchmark import late_site
 from medfedvqa.benchmark.grid import Grid, results, run
-from medfedvqa.benchmark.regimes import Regime
+from medfedvqa.benchmark.regimes import EVERY, Regime
 from medfedvqa.benchmark.results_file import RESULTS, Result
 from medfedvqa.benchmark.study import draw, findings, page, sentences, systems_of
 from medfedvqa.benchmark.systems import System
@@ -77,9 +75,9 @@ def test_p_values_are_corrected_over_the_whole_study() -> None:
 
 @pytest.mark.slow
 def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
-    """Few rows, two hospitals and a late site on two phantom sites; all lines are in one file, nothing runs twice."""
+    """Few rows, two hospitals and one that joins on two phantom sites; all lines are in one file, nothing runs twice."""
     base = Grid("phantom", None, tmp_path, TRIO, 1, BUDGET, ("site-001", "site-002"))
-    kinds = (Regime(0.5), Regime(hospitals=2), Regime(late=3))
+    kinds = (Regime(0.5), Regime(hospitals=2), Regime(joining=3))
     grids = [systems_of(base, regime) for regime in kinds]
     for grid in grids:
         assert len(list(run(grid, 1))) == 3 and not list(run(grid, 1))
@@ -88,26 +86,42 @@ def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
     assert {result.regime for result in every} == {regime.name for regime in kinds}
     by_name = {(result.regime, result.system): result for result in every}
     assert list(by_name[kinds[1].name, "alone"].sites) == ["site-001-1", "site-001-2", "site-002-1", "site-002-2"]
-    late = by_name[kinds[2].name, "FedAvg classifier"].outcome
-    assert set(late.right) == set(late.personal) == {"site-001", "site-002"} and late.right != late.personal
+    joined = by_name[kinds[2].name, "FedAvg classifier"].outcome
+    assert set(joined.right) == set(joined.personal) == {"site-001", "site-002"} and joined.right != joined.personal
     found = findings(every)
     assert [each.system for each in found] == ["FedAvg classifier", "FedAvg classifier (personal)"] * 3
     assert all(each.pooled is not None for each in found) and len(sentences(found)) == 4
     assert draw(tmp_path / "study.svg", found).read_text().count("<path") > 10
 
 
-def test_a_late_site_receives_the_mean_of_the_others_by_rows() -> None:
-    """By hand: three rows of 1 and one row of 5 have the mean 2."""
-    states = {"a": {"values": {"w": torch.ones(2)}}, "b": {"values": {"w": torch.full((2,), 5.0)}}}
-    assert late_site._mean(states, {"a": 3.0, "b": 1.0}, "w").tolist() == [2, 2]
+@pytest.mark.slow
+def test_a_hospital_joins_what_the_others_trained_whatever_it_has_of_its_own(tmp_path: Path) -> None:
+    """As received, a row is right or not with none, few or all of its patients: one federation, trained once for each.
+
+    With none it keeps the model as received; of a new organ the model is another one.
+    """
+    base = Grid("phantom", None, tmp_path, TRIO[2:], 1, BUDGET, ("site-001", "site-002"))
+    outcomes, made = {}, []
+    for count in (0, 3, EVERY):
+        grid = systems_of(base, Regime(hospitals=2, joining=count))
+        list(run(grid, 1))
+        (outcomes[count],) = [each.outcome for each in results(grid) if each.system == TRIO[2].label]
+        made.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("federations/*/model.npz")})
+    assert made[0] == made[1] == made[2] and len(made[0]) == 4
+    assert outcomes[0].right == outcomes[3].right == outcomes[EVERY].right == outcomes[0].personal
+    assert outcomes[0].right != outcomes[EVERY].personal != outcomes[3].personal
+    list(run(systems_of(base, Regime(hospitals=2, joining=0, new_organ=True)), 1))
+    assert len([*tmp_path.glob("federations/*/model.npz")]) == 6
 
 
-def test_a_study_leaves_out_systems_whose_server_sends_no_mean(tmp_path: Path) -> None:
-    """prompt_pfl and server steps have no model for a site that was not there; without any other system it refuses."""
-    steps = System("FedAdam", "fedadam", {"tuning": "adapter"})
+def test_a_study_leaves_out_systems_without_a_model_to_join(tmp_path: Path) -> None:
+    """prompt_pfl and local heads have no whole model for a hospital that was not there, and nobody trains on no row."""
     prompts = System("prompt_pfl (PM)", "prompt_pfl", {"local_baseline": False}, baseline=False)
-    base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts), 1, {}, ("site-001", "site-002"))
-    assert systems_of(base, Regime(late=3)).systems == TRIO
+    heads = System("local head", "fedavg", {"head": "local"})
+    steps = System("FedAdam", "fedadam", {"tuning": "adapter"})
+    base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts, heads), 1, {}, ("site-001", "site-002"))
+    assert systems_of(base, Regime(joining=3)).systems == (*TRIO, steps)
+    assert systems_of(base, Regime(joining=0)).systems == (TRIO[2], steps)
     assert systems_of(base, Regime(0.5)).systems == base.systems
-    with pytest.raises(ConfigError, match="no chosen system is defined with a late site"):
-        systems_of(replace(base, systems=(steps, prompts)), Regime(late=3))
+    with pytest.raises(ConfigError, match="no chosen system is defined with joining with 3 labelled patients"):
+        systems_of(replace(base, systems=(prompts, heads)), Regime(joining=3))
