@@ -5,7 +5,7 @@ Beside it: the same model trained alone on these patients, and one trained on th
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def has_joiners(job: JobSpec, regime: Regime) -> bool:
     method = job.build()
     if isinstance(method, Averaging) and method.shares:
         return bool(method.config.head == "shared")
-    return isinstance(method, Alone) and regime.joining != 0
+    return isinstance(method, Alone) and method.silent and regime.joining != 0
 
 
 def joining_sites(
@@ -49,7 +49,7 @@ def joining_sites(
         raise ConfigError(f"'{job.method}' has no model that a hospital could join with: leave it out of this study")
     method, turns = job.build(), dict[str, RunOutcome]()
     for site, whole in data.items():
-        small, others = newcomer(whole, regime.joining), regime.others(site, data)
+        small, others = newcomer(whole, regime.joining or 0), regime.others(site, data)
         if not others:
             raise ConfigError("a hospital joins others: the study needs at least two sites that may train without it")
         if union:
@@ -58,12 +58,15 @@ def joining_sites(
             turns[site] = federated(job, root, folder / site, {site: small}, machine)[0]
         else:
             place = folder.parents[2] / "federations" / f"{job.definition[:16]}-{'-'.join(others)}"
-            turns[site] = _joined(job, root, place, folder / site, others, {site: small}, machine)
+            organs = sorted({regime.organ(other) for other in others})
+            small = replace(small, organ=regime.organ(site))
+            turns[site] = _joined(job, root, place, folder / site, others, {site: small}, organs, machine)
     first = next(iter(turns.values()))
     seconds = sum(turn.seconds for turn in turns.values())
     return replace(
         first,
-        **{name: {site: getattr(turns[site], name)[site] for site in turns} for name in ("right", "patients")},
+        right={site: turn.right[site] for site, turn in turns.items()},
+        patients={site: turn.patients[site] for site, turn in turns.items()},
         personal={site: turn.personal[site] for site, turn in turns.items() if turn.personal},
         closed={site: turn.closed[site] for site, turn in turns.items() if site in turn.closed},
         types={site: turn.types[site] for site, turn in turns.items() if site in turn.types},
@@ -81,6 +84,7 @@ def _joined(
     folder: Path,
     others: Mapping[str, SiteData],
     small: Mapping[str, SiteData],
+    organs: Sequence[str],
     machine: Machine,
 ) -> RunOutcome:
     if not (federation / MODEL).exists():
@@ -88,7 +92,7 @@ def _joined(
         federated(job, root, federation, others, machine)
     model = SharedModel.read(federation / MODEL)
     model.write(folder / MODEL)
-    outcome, states = federated(model.joining(), root, folder, small, machine)
+    outcome, states = federated(model.joining(organs), root, folder, small, machine)
     kept = {site: state[KEPT] for site, state in states.items() if KEPT in state}
     personal = {site: each[RIGHT][each["model"]].tolist() for site, each in kept.items()}
     return replace(outcome, personal=personal or outcome.right)

@@ -61,9 +61,13 @@ class Regime:
 
     def others(self, joining: str, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data of the sites that train before this one joins."""
-        own = joining.rpartition("-")[0] if self.hospitals > 1 else joining
-        left_out = {site for site in sites if site == joining or self.new_organ and site.rpartition("-")[0] == own}
+        own = self.organ(joining)
+        left_out = {site for site in sites if site == joining or self.new_organ and self.organ(site) == own}
         return {site: data for site, data in sites.items() if site not in left_out}
+
+    def organ(self, site: str) -> str:
+        """The organ of a site."""
+        return site.rpartition("-")[0] if self.hospitals > 1 else site
 
     def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data for one model of all rows: an unseen site has no training and no validation rows."""

@@ -20,8 +20,10 @@ from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),
     "hospitals": (Regime(hospitals=2), Regime(hospitals=3)),
-    "joining": tuple(
-        Regime(hospitals=2, joining=count, new_organ=new) for new in (False, True) for count in (0, 2, 5, 10, 20, EVERY)
+    "joining": (
+        *(Regime(hospitals=2, joining=count) for count in (0, 2, 5, 10, 20, EVERY)),
+        # Without a labelled row, a hospital of a new organ is refused.
+        *(Regime(hospitals=2, joining=count, new_organ=True) for count in (2, 5, 10, 20, EVERY)),
     ),
 }
 """The regimes by the name of the question that they answer."""

@@ -286,8 +286,8 @@ class Method(ABC, Generic[Config]):
     @property
     def rounds(self) -> int:
         """The number of rounds of a whole job."""
-        rounds: int = self.config.rounds
-        return rounds
+        config: Any = self.config
+        return int(config.rounds)
 
     @property
     def public_answers(self) -> tuple[str, ...] | None:

@@ -3,11 +3,16 @@
 The job's only message down is that model, whose digest the job names; a site compares it before use. A site without
 labelled rows answers with the model as received. One with a few trains on from it, trains the same model alone, and
 keeps the best on its validation rows. Nothing of that training leaves. `medfedvqa join` makes these jobs.
+
+A few validation rows show little. Where hospitals of the same organ trained the model, it is kept as received unless
+another one is better by more than one standard error of the difference: of n rows that one of two models alone answers
+right, chance gives each n/2 with a standard deviation of sqrt(n)/2. For an organ that is new to it, the best is kept.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -17,6 +22,7 @@ from audits.exchange import canonical
 from medfedvqa.bounds import FINGERPRINT, MOST_SITES, Text
 from medfedvqa.core import EVALUATE, Hub, Site, State
 from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.kept_model import KEPT, Keeping
 from medfedvqa.core.on_shares import OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import scored
@@ -38,6 +44,20 @@ def model_digest(answers: Sequence[str], tensors: Tensors) -> str:
     for _, array in sorted(tensors.items()):
         digest.update(array.tobytes())
     return f"SHA256:{digest.digest().hex(':').upper()}"
+
+
+class JoinersKeeping(Keeping):
+    """The choice of a hospital that joins. `organs`: see `JoinConfig`."""
+
+    @cached_property
+    def kept(self) -> State:
+        """See `Keeping.kept`: of a known organ, the received model unless another one is better beyond chance."""
+        kept, organs, data = super().kept, self._method.config.organs, self._site.data
+        one, received = (self.right(name, data.validate) for name in (kept["model"], "received"))
+        gained, lost = int((one & ~received).sum()), int((received & ~one).sum())
+        if (organs and data.organ not in organs) or gained - lost > (gained + lost) ** 0.5:
+            return kept
+        return {**kept, "model": "received", **self._saved("received"), "together": []}
 
 
 class JoinConfig(FedAvgConfig, frozen=True):
@@ -71,6 +91,11 @@ class Join(Averaging[JoinConfig]):
     def on_shares(self) -> dict[str, OnShares]:
         """Nothing is aggregated."""
         return {}
+
+    @property
+    def has_personal_models(self) -> bool:
+        """See `Averaging.has_personal_models`: a site has only what it received, and what it trains from it."""
+        return False
 
     @property
     def rejoins(self) -> bool:
@@ -116,9 +141,12 @@ class Join(Averaging[JoinConfig]):
             raise FederationError("the received model does not fit this site's backbone: use the backbone of the job")
         if model_digest(self.answers or (), received) != self.config.model:
             raise FederationError("the received model is not the one that the job names: it was changed on its way")
-        if len(site.data.train.answered) or not self.config.finish_epochs:
-            return super().evaluate(site, state, received, self.config.rounds)
         right = self.answered(site, state, received, site.data.test)
+        if not self.config.finish_epochs:
+            return scored(state, site.data, right)
+        if len(site.data.train.answered):
+            keeping = JoinersKeeping(self, site, state, received, self.config.rounds)
+            return scored({**state, KEPT: keeping.kept}, site.data, right, **keeping.counted)
         same, none = int(right.sum()), 0
         return scored(
             state,

@@ -75,7 +75,7 @@ def test_p_values_are_corrected_over_the_whole_study() -> None:
 
 @pytest.mark.slow
 def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
-    """Few rows, two hospitals and one that joins on two phantom sites; all lines are in one file, nothing runs twice."""
+    """Few rows, two hospitals, one that joins, on two phantom sites; all lines are in one file, nothing runs twice."""
     base = Grid("phantom", None, tmp_path, TRIO, 1, BUDGET, ("site-001", "site-002"))
     kinds = (Regime(0.5), Regime(hospitals=2), Regime(joining=3))
     grids = [systems_of(base, regime) for regime in kinds]
@@ -110,7 +110,7 @@ def test_a_hospital_joins_what_the_others_trained_whatever_it_has_of_its_own(tmp
     assert made[0] == made[1] == made[2] and len(made[0]) == 4
     assert outcomes[0].right == outcomes[3].right == outcomes[EVERY].right == outcomes[0].personal
     assert outcomes[0].right != outcomes[EVERY].personal != outcomes[3].personal
-    list(run(systems_of(base, Regime(hospitals=2, joining=0, new_organ=True)), 1))
+    list(run(systems_of(base, Regime(hospitals=2, joining=3, new_organ=True)), 1))
     assert len([*tmp_path.glob("federations/*/model.npz")]) == 6
 
 
