@@ -56,11 +56,13 @@ def join(
     from medfedvqa.cli.run import finish as show
 
     progress = announced("medfedvqa join: loading PyTorch and the model", quiet)
+    from medfedvqa.data.hospitals import organ_of
     from medfedvqa.federation.launch import LAUNCH, Launch, data_of, plan
     from medfedvqa.federation.shared_model import MODEL, SharedModel
 
     model = SharedModel.read(run / MODEL)
-    organs = organ or (Launch.read(run).sites if (run / LAUNCH).exists() else ())
+    trained = Launch.read(run).sites if (run / LAUNCH).exists() else ()
+    organs = tuple(organ or dict.fromkeys(map(organ_of, trained)))
     if job_folder is not None:
         _export(model.joining(organs, finish, data="any"), job_folder, kit, site, days)
         return
@@ -80,7 +82,7 @@ def join(
     model.write(folder / MODEL)
     results = watched(launch, "local", progress)
     for name in sites:
-        for note in remarks(data_of(job, root, name), tuple(organs), job.build().public_answers or ()):
+        for note in remarks(data_of(job, root, name), organs, job.build().public_answers or ()):
             progress.print(f"Note: {sentence(name)}: {note}", soft_wrap=True, highlight=False)
     show(launch, results, as_json, quiet)
 
@@ -88,6 +90,7 @@ def join(
 def remarks(data: "SiteData", organs: tuple[str, ...], answers: tuple[str, ...]) -> list[str]:
     """Sentences on what the model of other hospitals cannot know of this one. They stay on this machine."""
     from medfedvqa.data import numbered
+    from medfedvqa.data.hospitals import organ_of
 
     labelled = [part.answers for part in (data.train, data.validate)]
     places = [int((numbered(data.answers, answers, part) < 0).sum()) for part in labelled]
@@ -95,7 +98,7 @@ def remarks(data: "SiteData", organs: tuple[str, ...], answers: tuple[str, ...])
     texts = []
     if not len(data.train):
         texts.append("it has no labelled rows to train on, and answers with the model as received.")
-    if organs and data.organ not in organs:
+    if organs and organ_of(data.organ) not in organs:
         texts.append("no hospital of its organ trained the model: what it knows of this organ, its own rows taught it.")
     if unknown:
         texts.append(f"{unknown} of its {rows} labelled rows have an answer that the model cannot give.")

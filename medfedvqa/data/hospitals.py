@@ -67,6 +67,12 @@ def named(site: str) -> Hospital | None:
     return place if place and place.number <= place.count else None
 
 
+def organ_of(site: str) -> str:
+    """The organ of a site by its name: that of a hospital, or else the name itself."""
+    hospital = named(site)
+    return hospital.organ if hospital else site
+
+
 def hospitals(data: SiteData, count: int) -> list[SiteData]:
     """The site's patients dealt out to so many hospitals, by digest. Each has the organ's list of answers.
 

@@ -27,6 +27,7 @@ from medfedvqa.core.on_shares import OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import scored
 from medfedvqa.data import SiteData
+from medfedvqa.data.hospitals import organ_of
 from medfedvqa.errors import ConfigError, DataError, FederationError
 from medfedvqa.evaluation.history import KEPT_MODELS
 from medfedvqa.methods.fedavg import FedAvgConfig
@@ -55,7 +56,7 @@ class JoinersKeeping(Keeping):
         kept, organs, data = super().kept, self._method.config.organs, self._site.data
         one, received = (self.right(name, data.validate) for name in (kept["model"], "received"))
         gained, lost = int((one & ~received).sum()), int((received & ~one).sum())
-        if (organs and data.organ not in organs) or gained - lost > (gained + lost) ** 0.5:
+        if (organs and organ_of(data.organ) not in organs) or gained - lost > (gained + lost) ** 0.5:
             return kept
         return {**kept, "model": "received", **self._saved("received"), "together": []}
 
@@ -128,7 +129,7 @@ class Join(Averaging[JoinConfig]):
         """Raises `DataError` if the model has nothing for this site: an unknown organ, or only unknown answers."""
         if len(data.train):
             super().check_rows(data)
-        elif self.config.organs and data.organ not in self.config.organs:
+        elif self.config.organs and organ_of(data.organ) not in self.config.organs:
             raise DataError(
                 "no hospital of this organ trained the model, and this site has no labelled rows to train on from it: "
                 "its answers would be guesses; label the questions of some patients first"

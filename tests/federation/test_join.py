@@ -175,6 +175,8 @@ def test_with_labels_an_unknown_organ_is_finished(joins: Callable[..., Any], ran
     notes = remarks(data, ("chest",), data.answers[:1])
     assert "no hospital of its organ" in notes[0] and "have an answer that the model cannot give" in notes[1]
     assert remarks(data, ("abdomen",), data.answers) == []
+    hospital = data_of(SharedModel.read(ran / MODEL).job, None, "abdomen-1of2")
+    assert remarks(hospital, ("abdomen",), hospital.answers) == []
 
 
 def test_a_hospital_whose_answers_the_head_has_never_seen_is_refused(joins: Callable[..., Any], ran: Path) -> None:
