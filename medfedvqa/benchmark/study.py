@@ -19,7 +19,7 @@ from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),
-    "hospitals": (Regime(hospitals=2), Regime(hospitals=3)),
+    "hospitals": (Regime(), Regime(hospitals=2), Regime(hospitals=3), Regime(hospitals=4)),
     "joining": (
         *(Regime(hospitals=2, joining=count) for count in (0, 2, 5, 10, 20, EVERY)),
         # Without a labelled row, a hospital of a new organ is refused.
@@ -28,12 +28,13 @@ REGIMES: Mapping[str, tuple[Regime, ...]] = {
 }
 """The regimes by the name of the question that they answer."""
 SYSTEMS = (
-    *("local (DT)", "local (DT) local head", "centralised", "FedAvg adapter", "FedAvg adapter local head"),
-    *("FedProx adapter", "FedKD adapter", "prompt_pfl AS2 (not shared)", "prompt_pfl (PM)", "FedDAT"),
+    *("frozen features", "frozen features (rows of all sites)", "local classifier", "FedAvg classifier"),
+    *("FedProx classifier", "ridge (not shared)", "ridge", "stepwise", "stepwise (own bias)"),
+    *("stepwise (own last layer)", "stepwise (finished)"),
 )
 """The labels of the systems that are compared unless others are named."""
-POOLED = "centralised"
-FEDAVG = "FedAvg adapter"
+POOLED = "frozen features (rows of all sites)"
+FEDAVG = "FedAvg classifier"
 LEVEL = 0.05
 """A difference is called one if its corrected p value is below this."""
 

@@ -204,8 +204,9 @@ def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for an option that none of the methods has, or of which a row has a value of its own.
 
-    A method ignores options that it lacks; those of a table's common budget are never refused for that, so that split
-    learning alone can run at the others' budget.
+    A row with a schedule of its own counts other things than the budget does, and keeps its values. A method ignores
+    options that it lacks; those of a table's common budget are never refused for that, so that split learning alone
+    can run at the others' budget.
     """
     from medfedvqa.benchmark.systems import COMMON
     from medfedvqa.core import method_type
@@ -218,7 +219,8 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
     if "unseen" in changes:
         raise ConfigError("'unseen' is no option of a row: --unseen names the sites that never train")
     for name, value in changes.items():
-        fixed = {system.label: system.options[name] for system in systems if name in system.options}
+        rows = [system for system in systems if "schedule" not in system.options]
+        fixed = {system.label: system.options[name] for system in rows if name in system.options}
         others = [f"'{label}' has {own!r}" for label, own in fixed.items() if own != value]
         if others:
             more = f" and {len(others) - 3} more rows have their own" if len(others) > 3 else ""

@@ -19,12 +19,12 @@ def study(
         str,
         typer.Option(
             help="What to vary, with commas between: rows (10, 25, 50 and 100 % of each site's training rows), "
-            "hospitals (two and three for each organ), joining (each of two hospitals per organ in turn joins "
+            "hospitals (one to four for each organ), joining (each of two hospitals per organ in turn joins "
             "the others' model with few labelled patients)."
         ),
     ] = "rows,hospitals,joining",
     methods: Annotated[
-        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: ten that answer the question.")
+        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: eleven that tell.")
     ] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
