@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 TABLES = ("slake", "vqa-rad", "slake-all", "vqa-rad-all")
 """The files of raw results whose tables stand in docs/benchmark.md, in this order."""
 STUDY = "slake-study"
+TWO, THREE = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3))
 TABLE = re.compile(r"^Data .*?processor hours\.$", re.MULTILINE | re.DOTALL)
 ROWS = re.compile(rf"{TABLE.pattern}|^\|[^\n]*$", TABLE.flags)
 """What is no text: those tables, and the rows of all others."""
@@ -33,6 +34,7 @@ COUNTS = re.compile(
 """One such sentence for each set of closed questions, in the order of `TABLES`."""
 
 STEP, PM, ALONE, WORDS = "FedAdam adapter (a step a round)", "prompt_pfl (PM)", "local (DT)", "bag of words"
+POOLED = "frozen features (rows of all sites)"
 BLIND, AS2 = " without the picture", "prompt_pfl AS2 (not shared)"
 OWN, PUBLIC = "FedAvg last 3 blocks (personal)", "FedAvg last 3 blocks (public answers) (personal)"
 
@@ -41,6 +43,8 @@ Quote = tuple[str, str] | tuple[str, str, str]
 
 QUOTES: dict[str, tuple[Quote, ...]] = {
     "README.md": (
+        (TWO, "stepwise", "frozen features"),
+        (THREE, "stepwise", "frozen features"),
         ("slake", PM),
         ("slake", "frozen features", "frozen features" + BLIND),
         ("slake", AS2, PM),
@@ -96,11 +100,18 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("vqa-rad", ALONE, "FedYogi"),
         ("vqa-rad-all", "local full", WORDS),
         ("vqa-rad-all", "local full", "FedAvg full"),
+        (TWO, "stepwise", "frozen features"),
+        (THREE, "stepwise", "frozen features"),
+        (TWO, "stepwise", POOLED),
+        (THREE, "stepwise", POOLED),
+        (TWO, "FedAvg classifier", "local classifier"),
+        (TWO, "FedProx classifier", "local classifier"),
+        (TWO, "ridge", "ridge (not shared)"),
+        (TWO, "stepwise", "stepwise (own bias)"),
+        (TWO, "stepwise", "stepwise (own last layer)"),
         (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
         (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
-        (f"{STUDY}: 2 hospitals per organ", "ridge", "ridge (not shared)"),
-        (f"{STUDY}: 3 hospitals per organ", "ridge", "ridge (not shared)"),
-        (f"{STUDY}: all rows", "frozen features (rows of all sites)"),
+        (f"{STUDY}: all rows", POOLED),
     ),
 }
 
