@@ -29,6 +29,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.shared_model import MODEL, SharedModel
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
+from medfedvqa.methods.join import JoinersKeeping
 from medfedvqa.models import load_backbone
 
 __all__ = ["medfedvqa"]
@@ -278,3 +279,31 @@ def test_by_command_a_hospital_joins_and_its_model_answers(
     exported = read_job(tmp_path / "job" / "app")
     assert exported == json.loads(json.dumps(model.joining(("chest", "head"), data="any").to_dict()))
     assert medfedvqa("join", str(tmp_path), "--site", "abdomen").stderr.endswith("of its downloaded results\n")
+
+
+@pytest.mark.parametrize(
+    ("organs", "finished", "kept"),
+    [
+        ((), "111100000", "received"),  # nothing gained beside chance: 4 rows of 9 against 3
+        (("abdomen",), "111100000", "received"),
+        (("abdomen",), "111111100", "finished"),  # 4 gained and none lost: more than 2, a standard error
+        (("chest",), "111100000", "finished"),
+        (("chest",), "", "finished"),
+        (("abdomen",), "", "received"),
+    ],
+)
+def test_a_known_model_gives_way_only_to_one_that_is_better_beyond_chance(
+    ran: Path, tiny_backbone: Path, organs: tuple[str, ...], finished: str, kept: str
+) -> None:
+    """Of an organ that others had; of a new one the best is kept, and without validation rows the finished one."""
+    received = "111000000"[: len(finished)]
+
+    class Counted(JoinersKeeping):
+        def right(self, name: str, examples: Any) -> torch.Tensor:
+            rows = {"finished": finished, "received": received}.get(name, "0" * len(finished))
+            return torch.tensor([row == "1" for row in rows], dtype=torch.bool)
+
+    model = SharedModel.read(ran / MODEL)
+    method, backbone = model.joining(organs, finish=1).build(), load_backbone(TINY, {TINY: tiny_backbone})
+    site = Site("new", data_of(model.job, None, "abdomen"), backbone, "cpu", model.job.seed)
+    assert Counted(method, site, method.setup(site), model.tensors, 1).kept["model"] == kept
