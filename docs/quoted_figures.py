@@ -102,6 +102,7 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("vqa-rad-all", "local full", "FedAvg full"),
         (TWO, "stepwise", "frozen features"),
         (THREE, "stepwise", "frozen features"),
+        ("slake-hospitals: all rows", "stepwise", "frozen features"),
         (TWO, "stepwise", POOLED),
         (THREE, "stepwise", POOLED),
         (TWO, "FedAvg classifier", "local classifier"),
