@@ -110,6 +110,7 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (TWO, "ridge", "ridge (not shared)"),
         (TWO, "stepwise", "stepwise (own bias)"),
         (TWO, "stepwise", "stepwise (own last layer)"),
+        ("vqa-rad-hospitals", "stepwise", "frozen features"),
         (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
         (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
         (f"{STUDY}: all rows", POOLED),
