@@ -141,7 +141,7 @@ def test_too_little_memory_is_a_sentence_with_a_smaller_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An allocation of the processor's that really fails, and torch's error for a card, in the midst of training."""
-    monkeypatch.setattr(Trainer, "train", fails)
+    monkeypatch.setattr(Trainer, "step", fails)
     job = mv.Job("prompt_pfl", backbone=TINY, method_options={**SMALL, "answers": "closed"}, dp=dp)
     with pytest.raises(FederationError, match=f"memory of the device 'cpu' is too small .* {smaller}") as raised:
         mv.run(

@@ -10,7 +10,7 @@ from audits.escaping import for_markdown
 from medfedvqa.benchmark.grid import Grid, results, run
 from medfedvqa.benchmark.regimes import EVERY, Regime
 from medfedvqa.benchmark.results_file import RESULTS, Result
-from medfedvqa.benchmark.study import draw, findings, page, sentences, systems_of
+from medfedvqa.benchmark.study import POOLED, draw, findings, page, sentences, systems_of
 from medfedvqa.benchmark.systems import System
 from medfedvqa.errors import ConfigError
 
@@ -18,7 +18,7 @@ BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learni
 TUNING = {"tuning": "classifier"}
 TRIO = (
     System("alone", "local", TUNING),
-    System("centralised", "local", TUNING, baseline=False, centralised=True),
+    System(POOLED, "local", TUNING, baseline=False, centralised=True),
     System("FedAvg classifier", "fedavg", TUNING, alone="alone"),
 )
 

@@ -94,6 +94,6 @@ def test_a_site_whose_memory_is_too_small_says_so_unless_the_job_is_private(
     def too_small(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory: 9 rows")
 
-    monkeypatch.setattr(Trainer, "train", too_small)
+    monkeypatch.setattr(Trainer, "step", too_small)
     job = JobSpec.from_dict(quick_job(answers="closed").to_dict() | changes)
     assert answered(sites("chest")["chest"], job) == code.value
