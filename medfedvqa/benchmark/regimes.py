@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from medfedvqa.benchmark.results_file import ALL_ROWS
-from medfedvqa.data import SiteData
+from medfedvqa.data import Examples, SiteData
 from medfedvqa.data.hospitals import by_digest, hospitals, rows_of
 
 EVERY = 1_000_000
@@ -24,6 +24,8 @@ class Regime:
     """The share of each site's training rows, in 0..1, whole patients."""
     hospitals: int = 1
     """The number of hospitals into which the patients of each organ are divided."""
+    mislabelled: float = 0.0
+    """The share, in 0..1, of the first site's training and validation rows whose labels are dealt out anew."""
     joining: int | None = None
     """The number of labelled patients with which each site in turn joins the others; None: all sites train together."""
     new_organ: bool = False
@@ -40,7 +42,8 @@ class Regime:
             count = "all" if self.joining >= EVERY else f"{self.joining}"
             return f"joining with {count} labelled patients{', organ new' if self.new_organ else ''}"
         if self.hospitals > 1:
-            return f"{self.hospitals} hospitals per organ"
+            wrong = f", {100 * self.mislabelled:g} % of the first one's labels exchanged" if self.mislabelled else ""
+            return f"{self.hospitals} hospitals per organ{wrong}"
         return ALL_ROWS if self.share == 1 else f"{100 * self.share:g} % of the rows"
 
     def sites(self, organs: Sequence[str]) -> tuple[str, ...]:
@@ -57,7 +60,8 @@ class Regime:
         if self.hospitals == 1:
             return {organ: fewer_rows(data, self.share) for organ, data in organs.items()}
         parts = [part for data in organs.values() for part in hospitals(data, self.hospitals)]
-        return dict(zip(self.sites(list(organs)), parts, strict=True))
+        first, *rest = parts
+        return dict(zip(self.sites(list(organs)), [mislabelled(first, self.mislabelled), *rest], strict=True))
 
     def others(self, joining: str, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data of the sites that train before this one joins."""
@@ -89,6 +93,19 @@ def fewer_rows(data: SiteData, share: float) -> SiteData:
         kept.append(patient)
         rows += counts[patient]
     return replace(data, train=rows_of(data.train, kept))
+
+
+def mislabelled(data: SiteData, share: float) -> SiteData:
+    """The site with the answers of this share of its training and validation rows exchanged among these rows."""
+
+    def changed(rows: Examples) -> Examples:
+        drawn = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(rows), generator=drawn)[: round(share * len(rows))]
+        answers = rows.answers.clone()
+        answers[chosen] = answers[chosen[torch.randperm(len(chosen), generator=drawn)]]
+        return replace(rows, answers=answers)
+
+    return replace(data, train=changed(data.train), validate=changed(data.validate)) if share else data
 
 
 def newcomer(data: SiteData, patients: int) -> SiteData:

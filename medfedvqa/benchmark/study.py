@@ -20,6 +20,7 @@ from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),
     "hospitals": (Regime(), Regime(hospitals=2), Regime(hospitals=3), Regime(hospitals=4)),
+    "labels": (Regime(hospitals=2, mislabelled=0.5), Regime(hospitals=2, mislabelled=1.0)),
     "joining": (
         *(Regime(hospitals=2, joining=count) for count in (0, 2, 5, 10, 20, EVERY)),
         # Without a labelled row, a hospital of a new organ is refused.

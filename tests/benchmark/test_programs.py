@@ -33,8 +33,8 @@ SMALLEST = {
     "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3 --out {out}/scale.jsonl --plot {out}/scale.svg",
     "secagg_protocols": "--rounds 2 --sites 3 --methods feddat",
-    "secure_aggregation": "--rounds 2 --sites 3",
     "secure_mix": "--most 3",
+    "sharing_costs": "--rounds 2 --sites 3",
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
@@ -51,7 +51,7 @@ LONG = {
     "long_job",
     "scale",
     "secagg_protocols",
-    "secure_aggregation",
+    "sharing_costs",
     "trojan",
     "upgrade",
 }

@@ -73,6 +73,22 @@ def test_hospitals_share_out_an_organs_patients(site: SiteData, count: int) -> N
     assert first.trained_patients == {site.patients[each] for each in patients(first.train) | patients(first.validate)}
 
 
+def test_exchanged_labels_are_the_first_hospitals_alone_and_those_it_had(site: SiteData) -> None:
+    """The share of its rows may differ, the answers in all are the same; its test rows and the other keep theirs."""
+    plain = Regime(hospitals=2).divided({"site-001": site})
+    for share in (0.5, 1.0):
+        regime = Regime(hospitals=2, mislabelled=share)
+        wrong = regime.divided({"site-001": site})
+        first, second = plain.values()
+        changed, same = wrong.values()
+        assert all(torch.equal(a.answers, b.answers) for a, b in zip(second.parts, same.parts, strict=True))
+        assert torch.equal(changed.test.answers, first.test.answers)
+        differ = int((changed.train.answers != first.train.answers).sum())
+        assert 0.1 * len(first.train) < differ <= share * len(first.train)
+        assert changed.train.answers.sort().values.tolist() == first.train.answers.sort().values.tolist()
+        assert f"{100 * share:g} %" in regime.name
+
+
 def test_an_unseen_site_lends_one_model_of_all_rows_its_test_rows_alone(site: SiteData) -> None:
     """What it would train on, or choose its best round by, is left out; a site that trains keeps all."""
     sites = {"site-001": site, "site-002": site}
