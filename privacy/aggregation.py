@@ -178,9 +178,13 @@ def reliability_weights(
     fall back to accuracy alone, then to equal weights.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    cosine = _cosines(own_values, others, reliability.unit == "block")
+    return weights_by(_cosines(own_values, others, reliability.unit == "block"), accuracy, reliability.mode)
+
+
+def weights_by(cosine: Floats, accuracy: Floats, mode: Literal["clamped", "paper"] = "clamped") -> Floats:
+    """The weights of `reliability_weights`, from cosines, [others] or [others, blocks]."""
     accuracies = accuracy.reshape(-1, *[1] * (cosine.ndim - 1))
-    if reliability.mode == "paper":
+    if mode == "paper":
         return _as_printed(accuracies * cosine)
     scores = accuracies * np.maximum(cosine, 0.0)
     fallback = np.broadcast_to(accuracies, cosine.shape)

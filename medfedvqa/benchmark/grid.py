@@ -112,6 +112,9 @@ class Grid:
         options, listed = system.with_budget(dict(self.budget)), self.answers or "public"
         if self.regime.unseen and not system.centralised:
             options |= self._unseen(system, options)
+        if options.get("mixing") == "organ":
+            places = [(site, self.regime.organ(site)) for site in self.sites]
+            options["groups"] = [[site for site, place in places if place == organ] for organ in self.organs]
         if (self.questions == "closed" and not self.answers) or "answers" in options:
             return options
         names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS

@@ -31,7 +31,7 @@ REGIMES: Mapping[str, tuple[Regime, ...]] = {
 SYSTEMS = (
     *("frozen features", "frozen features (rows of all sites)", "local classifier", "FedAvg classifier"),
     *("FedProx classifier", "ridge (not shared)", "ridge", "stepwise", "stepwise (own bias)"),
-    *("stepwise (own last layer)", "stepwise (finished)"),
+    *("stepwise (own last layer)", "stepwise (finished)", "stepwise (by organ)", "stepwise (by reliability)"),
 )
 """The labels of the systems that are compared unless others are named."""
 POOLED = "frozen features (rows of all sites)"

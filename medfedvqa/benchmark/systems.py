@@ -321,6 +321,12 @@ EQUAL_STEPS: dict[str, Any] = FROZEN | {
     **{"rounds": 20, "local_epochs": 10, "decay_every": 7, "keep": "last"},
 }
 """As many steps of the same optimiser at one site. It is new after every tenth."""
+MIXED: dict[str, dict[str, Any]] = {
+    "by organ": {"mixing": "organ"},
+    "organ alone": {"mixing": "organ", "others": 0.0},
+    "by reliability": {"mixing": "reliability"},
+}
+"""Whose gradients a site's model takes: its organ's and 0.3 of the others', its organ's, or all by reliability."""
 OWN_PARTS: dict[str, dict[str, Any]] = {"own bias": {"head": "bias"}, "own last layer": {"head": "last"}}
 LONGER: dict[str, dict[str, Any]] = {
     "100 exchanges of 2 batches": {"rounds": 100, "local_epochs": 2, "decay_every": 34},
@@ -332,7 +338,7 @@ def _stepwise() -> Iterator[System]:
     """Stepwise training of a head on frozen features, by what of it stays at a site and by batches an exchange."""
     alone = "frozen features"
     yield System("stepwise", "fedavg", STEP, baseline=False, alone=alone)
-    for label, options in (OWN_PARTS | LONGER | {"finished": {"finish_epochs": 10}}).items():
+    for label, options in (MIXED | OWN_PARTS | LONGER | {"finished": {"finish_epochs": 10}}).items():
         yield System(f"stepwise ({label})", "fedavg", STEP | options, baseline=False, alone=alone)
     yield System("frozen features (equal steps)", "local", EQUAL_STEPS)
     yield System("FedProx classifier", "fedprox", {"tuning": "classifier"}, alone="local classifier")

@@ -13,9 +13,10 @@ from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, SiteName, W
 from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import MethodConfig, State, arrays_of
+from medfedvqa.core.mixing import RECORDS, Mixer, MixingConfig, check_mixing
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
-from medfedvqa.core.scores import counts
-from medfedvqa.core.stepwise import ServerState, Stepwise, StepwiseConfig
+from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, VALIDATED, counts
+from medfedvqa.core.stepwise import Stepwise
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
@@ -62,7 +63,7 @@ _STAYS: Mapping[str, Callable[[str], bool]] = {
 """Whether a tensor of the answer head stays at the site, by the option `head`."""
 
 
-class AveragingConfig(StepwiseConfig, TunedConfig, HeadOptions, frozen=True):
+class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
     """Options of all averaging methods."""
 
     head: Head = Field(
@@ -105,6 +106,7 @@ class Averaging(Stepwise[Config]):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
         if config.sampled is not None:
             self._check_sampling()
+        check_mixing(config, dp, secagg, training=not config.unseen and config.sampled is None)
         if config.is_stepwise and config.evaluated == "personal":
             raise ConfigError("in a stepwise job no site has a model before the mean: leave out 'evaluated'")
         if self.steps_at_server:
@@ -138,8 +140,8 @@ class Averaging(Stepwise[Config]):
 
     @property
     def averages(self) -> bool:
-        """See `Method.averages`."""
-        return self.shares
+        """See `Method.averages`. A mixture by reliability compares single uploads."""
+        return self.shares and self.config.mixing != "reliability"
 
     @property
     def rejoins(self) -> bool:
@@ -165,6 +167,8 @@ class Averaging(Stepwise[Config]):
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
             up = (*up, *counts(ROWS))
+        if self.config.mixing == "reliability":
+            up = (*up, RELEASED_ACCURACY)
         return Exchange(
             self.name,
             (TaskSpec("start", up, ()), TaskSpec("train", up, down), TaskSpec("evaluate", counts(*self.scores), down)),
@@ -190,26 +194,28 @@ class Averaging(Stepwise[Config]):
         reply = arrays_of({name: state["values"][name] for name in shared})
         if shared and self.config.weighting == "rows":
             reply[ROWS] = np.array(len(trainer.train_rows), np.int64)
+        if self.config.mixing == "reliability":
+            reply[ACCURACY] = state[VALIDATED][-1].numpy().astype(np.float32)
         return reply
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds of training and averaging, then the evaluation. Raises `ConfigError` if no site is left to train."""
-        shared: Tensors = {}
-        state: ServerState = {}
         weight = ROWS if self.config.weighting == "rows" else None
         training = [site for site in hub.sites if site not in self.config.unseen]
         if not training or len(hub.sites) - len(training) < len(self.config.unseen):
             raise ConfigError("'unseen' names a site that is not there, or leaves none to train")
-        for number in hub.rounds(self.config.rounds):
+        mixer, rounds = Mixer(self.config, hub.sites, self.secagg, self.server_step), self.config.rounds
+        for number in hub.rounds(rounds):
             task = "start" if number == 1 else "train"
-            down = dict.fromkeys(self.drawn(hub, number, training), shared)
-            if self.shares:
-                mean = hub.mean(task, down, weight)
-                shared, state = self.server_step(shared, mean, state) if shared else (mean, state)
-            else:
+            down = {site: mixer.model(site) for site in self.drawn(hub, number, training)}
+            if not self.shares:
                 hub.collect(task, down)
-        hub.model = shared
-        return hub.collect("evaluate", {site: shared for site in hub.sites})
+                continue
+            weights = mixer.take(hub.means(task, mixer.groups, down, weight))
+            if number % max(1, rounds // RECORDS) == 0 or number == rounds:
+                hub.weighed(weights)
+        hub.model = mixer.shared
+        return hub.collect("evaluate", {site: mixer.model(site) for site in hub.sites})
 
     def drawn(self, hub: Hub, round: int, sites: Sequence[str]) -> tuple[str, ...]:
         """The sites that train in this round: all, or `sampled` of them, uniformly and without replacement.

@@ -1,11 +1,18 @@
 """How a server loop reaches its sites."""
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 from audits import Tensors
 from medfedvqa.evaluation import ServerScore
 from privacy import Reliability
+
+
+class GroupMean(NamedTuple):
+    """The mean of the uploads of a group of sites, and the sum of their weights."""
+
+    tensors: Tensors
+    weight: float
 
 
 class Hub(Protocol):
@@ -35,6 +42,19 @@ class Hub(Protocol):
 
         It is empty if only the sites may know the mean. Their later messages then hold it under the tensors' names.
         """
+
+    def means(
+        self,
+        task: str,
+        groups: Mapping[str, Collection[str]],
+        down: Mapping[str, Tensors] | None = None,
+        weight: str | None = None,
+    ) -> dict[str, GroupMean]:
+        """A `mean` for each group of sites, without the groups of which no site answered. Groups have no site in
+        common."""
+
+    def weighed(self, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """Record, for the results of this round, the weight of each site's upload for each receiving site."""
 
     def mix(
         self,

@@ -22,6 +22,10 @@ weight of a lying site in a mean by rows."""
 
 ACCURACY = "accuracy"
 """The scalar in an upload that weighs it in a mixture."""
+RELEASED_ACCURACY = TensorSpec(
+    ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right", bounds=(0, 1)
+)
+"""Its declaration."""
 
 
 def validated(state: State, right: torch.Tensor) -> State:

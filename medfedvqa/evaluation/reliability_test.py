@@ -28,7 +28,7 @@ class WeightTest(NamedTuple):
 
 
 def tested_weights(history: History) -> WeightTest | None:
-    """The test of a run's last weights, each the mean over prompts.
+    """The test of a run's last weights, each the mean over prompts. A site's own weight is left out.
 
     None without weights among three sites or more, or without accuracies that are shares of rows: those of a private
     job have noise. A weight is eta_s = a_s c_s / sum_j a_j c_j with accuracies a and similarities c. By the delta
@@ -50,10 +50,14 @@ def tested_weights(history: History) -> WeightTest | None:
     if not rows.all():
         return None
     apart, equal = ~np.eye(len(weights), dtype=bool), 1 / (len(weights) - 1)
+    others = np.where(apart, weights, 0.0)
+    if (others.sum(axis=1) < 1e-6).any():
+        return None
+    weights = others / others.sum(axis=1, keepdims=True)
     likely = (accuracies * rows + 1) / (rows + 2)  # An accuracy of 0 or 1 is uncertain, too.
     relative = (1 - likely) / (likely * rows)
-    others = relative.sum() - relative[:, None]  # of each receiving site
-    variance = equal**2 * ((1 - 2 * equal) * relative + equal**2 * others)
+    rest = relative.sum() - relative[:, None]  # of each receiving site
+    variance = equal**2 * ((1 - 2 * equal) * relative + equal**2 * rest)
     differences = np.abs(weights - equal)[apart]
     z = NormalDist().inv_cdf(1 - _LEVEL / (2 * len(differences)))
     different = int((differences > z * np.sqrt(variance[apart])).sum())

@@ -231,6 +231,7 @@ def _round(record: RoundRecord, sites: tuple[str, ...]) -> dict[str, Any]:
         "bytes": traffic,
         "epsilon": record.epsilon,
         "missing": list(record.missing),
+        "reliability": record.reliability,
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from audits import Exchange, MessageRefused, Refusal
 from medfedvqa.core import ACCURACY, EPSILON, Tensors, withheld
+from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation.history import History, RoundRecord
 from medfedvqa.evaluation.server_score import ServerScore
@@ -133,7 +134,7 @@ class ServerHub:
         for number in range(1, count + 1):
             if self._stop() and not self._journal.recalls:
                 return
-            self._round, self._tally, self._recalled = number, _Tally(self.sites), 0.0
+            self._round, self._tally, self._recalled, self._weights = number, _Tally(self.sites), 0.0, {}
             began = time.monotonic()
             yield number
             self._record(time.monotonic() - began + self._recalled)
@@ -162,11 +163,29 @@ class ServerHub:
 
     def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
         """See `Hub.mean`."""
-        replies = self.collect(task, down)
-        if weight is None:
-            return self._gathering.gathered(replies)
-        weights = {site: float(tensors.pop(weight)) for site, tensors in replies.items()}
-        return self._gathering.gathered(replies, weights)
+        return self.means(task, {"": self.sites if down is None else down}, down, weight)[""].tensors
+
+    def means(
+        self,
+        task: str,
+        groups: Mapping[str, Collection[str]],
+        down: Mapping[str, Tensors] | None = None,
+        weight: str | None = None,
+    ) -> dict[str, GroupMean]:
+        """See `Hub.means`."""
+        replies, means = self.collect(task, down), {}
+        for name, sites in groups.items():
+            group = {site: tensors for site, tensors in replies.items() if site in sites}
+            weights = {site: float(tensors.pop(weight)) if weight else 1.0 for site, tensors in group.items()}
+            if group:
+                means[name] = GroupMean(self._gathering.gathered(group, weights), sum(weights.values()))
+        return means
+
+    def weighed(self, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """See `Hub.weighed`."""
+        sites = self.history.sites
+        table = [[weights.get(site, {}).get(other, 0.0) for other in sites] for site in sites]
+        self._weights = {"gradients": np.array(table)} if weights else {}
 
     def mix(
         self,

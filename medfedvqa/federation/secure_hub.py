@@ -10,6 +10,7 @@ import numpy as np
 
 from audits import MessageRefused, TaskSpec
 from medfedvqa.core import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, OnShares, Tensors, mixing
+from medfedvqa.core.hub import GroupMean
 from medfedvqa.core.on_shares import (
     CONTRIBUTORS,
     DRAWING,
@@ -32,7 +33,7 @@ from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
-from privacy.secagg.masked_mean import check_mean, mean_of_sum
+from privacy.secagg.masked_mean import check_mean, mean_of_sum, weight_of_sum
 from privacy.secagg.pairwise_masks import Upload, check_contributors, opened, threshold
 from privacy.secagg.ring import Ring
 
@@ -65,7 +66,7 @@ class SecureHub(ServerHub):
         self._answered: tuple[str, Mapping[str, Tensors]] = ("", {})
         """The task that the sites answered last, with the message to each."""
         self._dealer = Dealer(self._ask_members)
-        self._means: dict[TensorLayout, Tensors] = {}
+        self._means: dict[tuple[TensorLayout, str], GroupMean] = {}
         self._hidden: dict[str, Tensors] = {}
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
@@ -188,30 +189,46 @@ class SecureHub(ServerHub):
         name = hashlib.sha256(f"{self._journal.run} {self._attempts}".encode()).hexdigest()[:16]
         return Attempt(name, sites, members=members, number=self._number)
 
-    def mean(self, task: str, down: Mapping[str, Tensors] | None = None, weight: str | None = None) -> Tensors:
-        """See `Hub.mean`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
+    def means(
+        self,
+        task: str,
+        groups: Mapping[str, Collection[str]],
+        down: Mapping[str, Tensors] | None = None,
+        weight: str | None = None,
+    ) -> dict[str, GroupMean]:
+        """See `Hub.means`. An attempt that a site breaks off before all can upload is repeated without it, under fresh
         keys. A mean that cannot be opened any more is lost: the one before it stays in use.
 
-        Raises `FederationError` when too few sites are left, or when there is no mean before the lost one.
+        Raises `FederationError` when too few sites of a group are left, or when there is no mean before the lost one.
         """
         how = self._on_shares.get(task)
         if not isinstance(how, MeanOnShares) or how.weight != weight:
             raise FederationError(f"the method declares no mean of '{task}' on shares with the weight that it asks for")
         self.collect(task, down)
-        layout, self._number = self._layouts[task], 0
+        self._hidden = {}
+        addressed = self.sites if down is None else down
+        return {
+            name: self._group_mean(task, how, name, [site for site in sites if site in addressed])
+            for name, sites in groups.items()
+        }
+
+    def _group_mean(self, task: str, how: MeanOnShares, group: str, addressed: Collection[str]) -> GroupMean:
+        """The mean over these sites, of what they answered last."""
+        place, self._number = (self._layouts[task], group), 0
         try:
-            addressed = self.sites if down is None else down
             attempt, total, contributors = self._sum(task, how, addressed)
             if how.hidden:
                 message = Opening(attempt.name, contributors).message(total)
-                self._hidden = {site: message for site in contributors}
-            self._means[layout] = {} if how.hidden else self._mean(task, how, total, len(contributors))
+                self._hidden |= {site: message for site in contributors}
+            mean = {} if how.hidden else self._mean(task, how, total, len(contributors))
+            self._means[place] = GroupMean(mean, weight_of_sum(total))
         except SecureAggregationError as error:
-            if layout not in self._means:
+            if place not in self._means:
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
                 raise FederationError(sentence) from None
             self.history.lost[self._round] = str(error)
-        return {name: array.copy() for name, array in self._means[layout].items()}
+        mean, weight = self._means[place]
+        return GroupMean({name: array.copy() for name, array in mean.items()}, weight)
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
         """The mean of a sum. Raises `SecureAggregationError` for a sum that sites cannot reach by the declaration."""

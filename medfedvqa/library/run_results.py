@@ -135,7 +135,7 @@ def _history(folder: Path, document: Mapping[str, Any]) -> History:
             bytes_up={site: record["bytes"][site]["up"] for site in sites},
             bytes_down={site: record["bytes"][site]["down"] for site in sites},
             accuracy=record["accuracy"],
-            reliability={},
+            reliability=record.get("reliability", {}),
             epsilon=record["epsilon"],
         )
         for record in document["rounds"]

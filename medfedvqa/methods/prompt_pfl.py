@@ -22,7 +22,7 @@ from medfedvqa.core.method import State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MixOnShares, OnShares
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import register
-from medfedvqa.core.scores import ACCURACY, SCORED, counts, scored, validated
+from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, SCORED, counts, scored, validated
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import (
@@ -159,13 +159,11 @@ class PromptPFL(Alone[PromptPFLConfig]):
         what = "prompt" if self.config.compared == "prompts" else "prompt less the common start"
         trained = tuple(_prompt(name, size, f"the site's {what}") for name, size in shapes.items())
         mixed = tuple(_prompt(name, size, f"the other sites' mixed {what}") for name, size in shapes.items())
-        meaning = "share of validation rows answered right"
-        accuracy = TensorSpec(ACCURACY, (), "float32", Kind.STATISTIC, meaning, bounds=(0, 1))
         return Exchange(
             self.name,
             (
-                TaskSpec("start", up=(*trained, accuracy), down=()),
-                TaskSpec("train", up=(*trained, accuracy), down=mixed),
+                TaskSpec("start", up=(*trained, RELEASED_ACCURACY), down=()),
+                TaskSpec("train", up=(*trained, RELEASED_ACCURACY), down=mixed),
                 TaskSpec("evaluate", up=counts(*self.scores), down=mixed),
             ),
         )

@@ -41,6 +41,11 @@ def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[fl
     return layout.restore(sums[:-1] / sums[-1])
 
 
+def weight_of_sum(total: Ring) -> float:
+    """The sum of the weights of the sites in a sum."""
+    return float(FixedPoint(SUM_BITS).decode(total[-2:-1])[0])
+
+
 def check_mean(mean: Tensors, most_norm: float | None) -> None:
     """A mean is no longer than the longest of its uploads. Raises `SecureAggregationError` if this one is."""
     if most_norm is not None and not joint_norm(mean) <= with_error(most_norm):

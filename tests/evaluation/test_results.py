@@ -221,6 +221,7 @@ def test_rounds_tell_seconds_accuracy_and_bytes(
         "bytes": {site: {"up": 1004, "down": 0} for site in facts.sites},
         "epsilon": {},
         "missing": [],
+        "reliability": history.rounds[0].reliability,
     }
 
 

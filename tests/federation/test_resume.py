@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_hub import EXCHANGE, SITES, answer, vectors
+from tiny_clip import TINY
 from typer.testing import CliRunner
 
 from audits import VerdictState, examine, find_logs
@@ -110,6 +111,23 @@ def test_a_run_that_died_is_continued_and_ends_as_if_it_had_not(
     assert_logs_agree(out)
     with pytest.raises(ConfigError, match="is over"):
         resume(out, events.append)
+
+
+def test_a_server_that_keeps_a_model_for_each_site_continues_with_all_of_them(
+    tiny_backbone: Path, tmp_path: Path
+) -> None:
+    """Models, optimisers and running gradients of a stepwise job that mixes by reliability: after a death in its third
+    exchange the weights of all later ones are the undisturbed run's to the bit, and differ from equal ones."""
+    options = {"schedule": "stepwise", "rounds": 10, "tuning": "classifier", "learning_rate": 0.03, "units": 16}
+    facts = {"method": "fedavg", "options": options | {"hidden": 16, "mixing": "reliability"}, "backbone": TINY}
+    job, out = JobSpec.from_dict(facts | {"data": "phantom"}), tmp_path / "run"
+    launch = plan(job, None, out, ("chest", "head"), 1, {job.backbone: tiny_backbone})
+    with pytest.raises(Dead):
+        run(launch, "local", dying_at(9))
+    results = resume(out, lambda event: None)
+    assert figures(results) == figures(undisturbed(job, tiny_backbone, tmp_path / "other"))
+    tables = [record["reliability"]["gradients"] for record in results["rounds"]]
+    assert len({str(table) for table in tables}) > 3 and abs(tables[-1][0][1] - 0.5) > 0.02
 
 
 @pytest.mark.slow

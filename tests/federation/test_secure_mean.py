@@ -13,7 +13,7 @@ from untrained import Averaged, AveragedAtSites, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
 from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
-from medfedvqa.errors import FederationError
+from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
 from medfedvqa.federation.hub import Reply, TaskCall
@@ -79,6 +79,31 @@ def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: 
     expected, found = ({name: run.sent("evaluate", name)[0] for name in averaged} for run in runs.values())
     assert averaged
     assert_alike(found, expected)
+
+
+SIX = tuple(f"{organ}-{number}of2" for organ in THREE for number in (1, 2))
+
+
+def test_gradients_are_mixed_by_organ_on_shares_from_sums_of_three_sites(introduced: Sites, tmp_path: Path) -> None:
+    """Six sites in two groups: what each is sent is what it is sent in clear, each group another model. All sums are
+    those of the two groups; with two sites in a group the job ends before any site is called."""
+    configs = introduced(*SIX, methods=["fedavg"], repeatable_noise=1)
+    options = {"schedule": "stepwise", "rounds": 3, "tuning": "classifier", "batch_rows": 16, "hidden": 16}
+    options |= {"units": 16, "mixing": "organ", "groups": [SIX[::2], SIX[1::2]]}
+    plain = JobSpec.from_dict({"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY})
+    runs = {}
+    for name, spec in (("plain", plain), ("secure", JobSpec.from_dict(plain.to_dict() | {"secagg": True}))):
+        (tmp_path / name).mkdir()
+        runs[name] = Engine(configs, spec, name)
+        serve_job(spec, SIX, runs[name].call, tmp_path / name, "local")
+    bias = "head.answers.bias"
+    expected, found = (np.array(run.sent("evaluate", bias)) for run in runs.values())
+    assert np.abs(found - expected).max() < 1e-5 < np.abs(found[0] - found[1]).max() / 100
+    assert {attempt.sites for attempt in runs["secure"].attempts} == {SIX[::2], SIX[1::2]}
+    by_name = JobSpec.from_dict(plain.to_dict() | {"secagg": True, "options": {**options, "groups": []}})
+    with pytest.raises(ConfigError, match="every group of 'mixing' needs 3 sites"):
+        serve_job(by_name, SIX, (engine := Engine(configs, by_name, "small")).call, tmp_path / "plain", "local")
+    assert not engine.passed
 
 
 @pytest.mark.parametrize("committee", [pytest.param(5, marks=pytest.mark.slow), 3])
