@@ -27,7 +27,7 @@ from medfedvqa.federation.launch import Launch, write_sites
 
 PROMPTS = {"local_unit": "batches", "local_epochs": 1, "batch_rows": 8, "hidden": 16, "length": 24}
 MIXTURE = PROMPTS | {"local_baseline": False}
-MEAN = PROMPTS | {"tuning": "prompt", "head": "local"}
+MEAN = PROMPTS | {"tuning": "prompt", "own": "head"}
 HEAD = {"tuning": "classifier"}
 STEP = HEAD | {"schedule": "stepwise"}
 KINDS: Mapping[str, tuple[str, dict[str, Any], bool]] = {

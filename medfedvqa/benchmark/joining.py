@@ -26,7 +26,7 @@ def has_joiners(job: JobSpec, regime: Regime) -> bool:
     """Whether it is defined what a hospital that joins has: a whole model of the others, or one of its own rows."""
     method = job.build()
     if isinstance(method, Averaging) and method.shares:
-        return bool(method.config.head == "shared" and method.config.mixing == "none")
+        return bool(method.config.own == "nothing" and method.config.mixing == "none")
     return isinstance(method, Alone) and method.silent and regime.joining != 0
 
 

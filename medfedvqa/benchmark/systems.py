@@ -83,7 +83,7 @@ WEIGHT = 0.03
 """FedP3's lambda. The paper's 1 is for a VQA model that is trained already; it keeps a model with a new head where it
 began (docs/methods/fedp3.md)."""
 
-LOCAL_HEAD: dict[str, Any] = {"head": "local"}
+LOCAL_HEAD: dict[str, Any] = {"own": "head"}
 FROZEN: dict[str, Any] = {"tuning": "classifier"} | LOCAL_HEAD
 TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt", "bias": "local bias"}
 """What is tuned, and the label of its training alone."""
@@ -304,17 +304,8 @@ def _sweeps() -> Iterator[System]:
     yield System("prompt_pfl mended", "prompt_pfl", MENDED_PROMPTS, baseline=False)
 
 
-STEPWISE: dict[str, Any] = {
-    **{"rounds": 200, "local_epochs": 1, "local_unit": "batches", "batch_rows": 64, "decay_every": 67},
-    **{"optimizer": "sgd", "learning_rate": 1.0, "weight_decay": 0.0, "server_rate": 0.003, "tau": 1e-6},
-}
-"""A step of gradient descent at each site a round, so that the server's Adam steps along the gradient of all sites'
-rows. Of server rates 0.003 and 0.01 this one is better on SLAKE's validation rows of seed 0; 0.001 has a line of its
-own."""
-
-
 STEP: dict[str, Any] = {"schedule": "stepwise", **stepwise.DEFAULTS, "keep": "last", "tuning": "classifier"}
-"""A stepwise job on frozen features, whatever the budget of the other lines. It ends after its last step: no site
+"""A stepwise job of an answer head, whatever the budget of the other lines. It ends after its last step: no site
 chooses a round by its validation rows."""
 EQUAL_STEPS: dict[str, Any] = FROZEN | {
     **{name: value for name, value in stepwise.DEFAULTS.items() if name != "decay_every"},
@@ -327,7 +318,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "by reliability": {"mixing": "reliability"},
 }
 """Whose gradients a site's model takes: its organ's and 0.3 of the others', its organ's, or all by reliability."""
-OWN_PARTS: dict[str, dict[str, Any]] = {"own bias": {"head": "bias"}, "own last layer": {"head": "last"}}
+OWN_PARTS: dict[str, dict[str, Any]] = {"own bias": {"own": "bias"}, "own last layer": {"own": "last"}}
 LONGER: dict[str, dict[str, Any]] = {
     "100 exchanges of 2 batches": {"rounds": 100, "local_epochs": 2, "decay_every": 34},
     "50 exchanges of 4 batches": {"rounds": 50, "local_epochs": 4, "decay_every": 17},
@@ -335,11 +326,14 @@ LONGER: dict[str, dict[str, Any]] = {
 
 
 def _stepwise() -> Iterator[System]:
-    """Stepwise training of a head on frozen features, by what of it stays at a site and by batches an exchange."""
+    """Stepwise training of a head on frozen features, by what of it stays at a site, by whose gradients a model takes
+    and by batches an exchange; and with adapters."""
     alone = "frozen features"
     yield System("stepwise", "fedavg", STEP, baseline=False, alone=alone)
     for label, options in (MIXED | OWN_PARTS | LONGER | {"finished": {"finish_epochs": 10}}).items():
         yield System(f"stepwise ({label})", "fedavg", STEP | options, baseline=False, alone=alone)
+    yield System("stepwise adapter", "fedavg", STEP | ADAPTER, baseline=False, alone=TUNED["adapter"])
+    yield System("stepwise adapter (five heads)", "fedavg", STEP | ADAPTER | FIVE, baseline=False)
     yield System("frozen features (equal steps)", "local", EQUAL_STEPS)
     yield System("FedProx classifier", "fedprox", {"tuning": "classifier"}, alone="local classifier")
 
@@ -352,14 +346,6 @@ AT_REQUEST = (
         for label, options in CREAMFL_ABLATIONS.items()
     ),
     *_sweeps(),
-    System("FedAdam adapter (a step a round)", "fedadam", ADAPTER | STEPWISE, alone=TUNED["adapter"]),
-    System("FedAdam adapter (a step a round; five heads)", "fedadam", ADAPTER | STEPWISE | FIVE),
-    System(
-        "FedAdam adapter (a step a round; server rate 0.001)",
-        "fedadam",
-        ADAPTER | STEPWISE | {"server_rate": 0.001},
-        alone=TUNED["adapter"],
-    ),
     System(CONTRASTIVE, "unicon", ALONE, baseline=False, centralised=True),
     System(
         "FedAvg full local head",

@@ -51,25 +51,26 @@ class TunedConfig(MethodConfig, frozen=True):
         return site.backbone
 
 
-Head = Literal["shared", "bias", "last", "local"]
-"""See `AveragingConfig.head`."""
+Own = Literal["nothing", "bias", "last", "head", "tuned"]
+"""See `AveragingConfig.own`."""
 _LAST = f"{HEAD}answers"
 _STAYS: Mapping[str, Callable[[str], bool]] = {
-    "shared": lambda name: False,
+    "nothing": lambda name: False,
     "bias": lambda name: name.startswith(_LAST) and name.endswith("bias"),
     "last": lambda name: name.startswith(_LAST),
-    "local": lambda name: True,
+    "head": lambda name: name.startswith(HEAD),
+    "tuned": lambda name: not name.startswith(HEAD),
 }
-"""Whether a tensor of the answer head stays at the site, by the option `head`."""
+"""Whether a trained tensor stays at the site, by the option `own`."""
 
 
 class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
     """Options of all averaging methods."""
 
-    head: Head = Field(
-        "shared",
-        description="what of the answer head stays at the site: nothing ('shared'), the bias of its last layer, its "
-        "last layer, or all of it ('local')",
+    own: Own = Field(
+        "nothing",
+        description="what is trained and stays at the site: nothing, the bias of the answer head's last layer, that "
+        "layer, the whole head, or what is tuned of the backbone, such as prompts",
     )
     weighting: Literal["rows", "uniform"] = Field("rows", description="the weight of a site in the mean")
     evaluated: Literal["shared", "personal"] = Field(
@@ -102,13 +103,15 @@ class Averaging(Stepwise[Config]):
             raise ConfigError("the number of rows is not released under differential privacy: use weighting 'uniform'")
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
-        if config.unseen and not (self.shares and config.head == "shared"):
+        if config.unseen and not (self.shares and config.own == "nothing"):
             raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
         if config.sampled is not None:
             self._check_sampling()
         check_mixing(config, dp, secagg, training=not config.unseen and config.sampled is None)
         if config.is_stepwise and config.evaluated == "personal":
             raise ConfigError("in a stepwise job no site has a model before the mean: leave out 'evaluated'")
+        if config.own == "tuned" and config.tuning == "classifier":
+            raise ConfigError("tuning 'classifier' trains the answer head alone: leave out 'own', or tune more")
         if self.steps_at_server:
             self._check_server_step()
 
@@ -120,7 +123,7 @@ class Averaging(Stepwise[Config]):
     @property
     def shares(self) -> bool:
         """Whether the sites share any part of the model."""
-        return self.config.head != "local" or self.config.tuning != "classifier"
+        return self.config.own != "head" or self.config.tuning != "classifier"
 
     @property
     def has_personal_models(self) -> bool:
@@ -155,9 +158,10 @@ class Averaging(Stepwise[Config]):
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
-        shape, stays = self.config.trained_shape(shape), _STAYS[self.config.head]
+        shape, stays = self.config.trained_shape(shape), _STAYS[self.config.own]
         head = self.config.head_of(len(self.answers or ())).shapes(shape)
-        return self.config.tuned.shapes(shape) | {name: size for name, size in head.items() if not stays(name)}
+        trained = self.config.tuned.shapes(shape) | head
+        return {name: size for name, size in trained.items() if not stays(name)}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
@@ -178,7 +182,7 @@ class Averaging(Stepwise[Config]):
         """The shared part starts alike at all sites, whatever their data. A local head starts from the site's seed."""
         self.check_answers(site.data.public_answers)
         model = self.model(site)
-        head_seed = site.task_seed("setup", 0) if self.config.head == "local" else site.seed
+        head_seed = site.task_seed("setup", 0) if self.config.own == "head" else site.seed
         values = model.initial(torch.Generator().manual_seed(site.seed), torch.Generator().manual_seed(head_seed))
         return {"values": values}
 
@@ -247,7 +251,7 @@ class Averaging(Stepwise[Config]):
         if not self.shares:
             raise ConfigError(
                 f"the server of '{self.name}' steps towards the sites' mean, and so configured they share nothing: "
-                "give 'head' as 'shared', or 'tuning' as more than 'classifier'"
+                "give 'own' as 'nothing', or 'tuning' as more than 'classifier'"
             )
         if self.secagg and any(isinstance(how, MeanOnShares) and how.hidden for how in self.on_shares.values()):
             raise ConfigError(
@@ -273,7 +277,7 @@ class Averaging(Stepwise[Config]):
     @property
     def _shares_answers(self) -> bool:
         """Whether a layer of answers is shared, so that all sites must have the same ones."""
-        return self.config.head in ("shared", "bias")
+        return self.config.own in ("nothing", "bias", "tuned")
 
 
 def _parameters(name: str, shape: tuple[int, ...], whose: str) -> TensorSpec:

@@ -34,7 +34,7 @@ from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
 from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
-from medfedvqa.training import Optimizer, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
+from medfedvqa.training import Optimizer, Part, Penalty, RowLoss, Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings, Secagg
 
 
@@ -225,8 +225,19 @@ class Alone(Method[Config]):
         return self.right(self.trainer(site), tested, examples)
 
     def begun_anew(self, state: State, values: Values) -> State:
-        """A state to continue training from, with these values and without an optimiser's memory of noise."""
-        return {**state, "values": values}
+        """A state to continue training from, with these values and new optimisers.
+
+        After noise, Adam's second moments would be those of the noise, and its steps too short.
+        """
+        return {**state, "values": values, "memory": {}}
+
+    def own_part(self, trainer: Trainer, state: State, group: str, values: Values, round: int) -> Part:
+        """A copy of values that stay at the site, with the optimiser that the state remembers for this group."""
+        return trainer.part(values, round, state.get("memory", {}).get(group))
+
+    def memory(self, own: Mapping[str, Part]) -> State:
+        """What a site's state keeps of the optimisers of its own values, by group."""
+        return {"memory": {group: part.optimizer.state_dict() for group, part in own.items()}}
 
     def used(self, received: Tensors) -> Tensors:
         """The part of the last message that the finished model continues to use."""

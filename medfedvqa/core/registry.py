@@ -81,6 +81,11 @@ def create(
     kind = method_type(name)
     if FINISH in options and FINISH not in kind.config_type.model_fields:
         raise ConfigError(f"method '{name}' keeps no model of its own at a site: leave out '{FINISH}'")
+    if "schedule" in options and "schedule" not in kind.config_type.model_fields:
+        raise ConfigError(
+            f"the sites of '{name}' train no values in common, along whose mean gradient a server steps: leave out "
+            "'schedule', or use 'fedavg', for prompts with 'tuning' as 'prompt'"
+        )
     method = kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
     method.gathering = gathering or Gathering()
     if method.gathering.robust and secagg:

@@ -22,7 +22,7 @@ from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import State, tensors_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import BackboneShape, Shapes, Values
-from medfedvqa.training import Part, Penalty, RowLoss, Site, Trainer, TrainingConfig
+from medfedvqa.training import Part, Penalty, RowLoss, Site, Trainer, TrainingConfig, copied
 from privacy import DPSettings, Secagg
 
 ServerState = dict[str, Any]
@@ -149,21 +149,14 @@ class Stepwise(Alone[Config]):
 
     def shared_part(self, trainer: Trainer, values: Values, round: int) -> Part:
         """A copy of shared values, to train until the next exchange: in a stepwise job by plain gradient descent."""
-        part = trainer.part(values, round)
         if not self.config.is_stepwise:
-            return part
-        rate = (self.config.learning_rate if round == 1 else 1.0) / self.config.local_epochs
-        return Part(part.values, torch.optim.SGD(part.values.values(), rate))
-
-    def own_part(self, trainer: Trainer, state: State, group: str, values: Values, round: int) -> Part:
-        """A copy of values that stay at the site. In a stepwise job their optimiser remembers earlier exchanges."""
-        return trainer.part(values, round, state.get("memory", {}).get(group))
+            return trainer.part(values, round)
+        rate, values = (self.config.learning_rate if round == 1 else 1.0) / self.config.local_epochs, copied(values)
+        return Part(values, torch.optim.SGD(values.values(), rate))
 
     def memory(self, own: Mapping[str, Part]) -> State:
-        """What the state of a site in a stepwise job keeps of the optimisers of its own values, by group."""
-        if not self.config.is_stepwise:
-            return {}
-        return {"memory": {group: part.optimizer.state_dict() for group, part in own.items()}}
+        """See `Alone.memory`. Only a stepwise job has any: elsewhere optimisers are new in every round."""
+        return super().memory(own) if self.config.is_stepwise else {}
 
     def trained_alone(self, site: Site, rounds: int) -> State:
         """See `Alone.trained_alone`. In a stepwise job the site takes the server's steps, too."""

@@ -28,7 +28,7 @@ class FedDATConfig(AveragingConfig, frozen=True):
     """Options; defaults follow the authors' code where it and the paper differ."""
 
     tuning: Literal["adapter"] = Field("adapter", description="what is trained beside the answer head")
-    head: Literal["shared", "local"] = Field("local", description="whether the answer head is averaged or stays")
+    own: Literal["nothing", "head"] = Field("head", description="whether the answer head stays or is averaged")
     weighting: Literal["rows", "uniform"] = Field(
         "uniform", description="the weight of a site in the mean (paper: rows in Eq. 3, uniform in Algorithm 1)"
     )
@@ -90,7 +90,7 @@ class FedDAT(Averaging[FedDATConfig]):
         frozen = {name: value for name, value in start.items() if not name.startswith(HEAD)}
         answer_head = {name: value for name, value in start.items() if name.startswith(HEAD)}
         shared, own = self.shared_part(trainer, frozen, round), {LOCAL: state[LOCAL]}
-        if config.head == "local":
+        if config.own == "head":
             own["head"] = answer_head
         kept = {name: self.own_part(trainer, state, name, values, round) for name, values in own.items()}
         local, head = kept[LOCAL], kept.get("head") or self.shared_part(trainer, answer_head, round)

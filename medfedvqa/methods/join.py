@@ -82,10 +82,10 @@ class Join(Averaging[JoinConfig]):
 
     def __init__(self, config: JoinConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
-        if config.head != "shared" or config.evaluated != "shared":
+        if config.own != "nothing" or config.evaluated != "shared":
             raise ConfigError(
-                "a hospital that joins answers with what the others share, so all of the answer head must be shared: "
-                "give the earlier job 'head' as 'shared'"
+                "a hospital that joins answers with what the others share, so they must share all that is trained: "
+                "give the earlier job 'own' as 'nothing'"
             )
 
     @property

@@ -7,7 +7,7 @@ from medfedvqa.models import BackboneShape, Shapes
 
 
 class LocalConfig(TrunkOptions, AveragingConfig, frozen=True):
-    """Options; `head` says whose answers the model knows: those of a shared head, or the site's own."""
+    """Options; `own` says whose answers the model knows: those of a shared head, or the site's own."""
 
 
 @register

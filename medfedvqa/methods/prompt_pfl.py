@@ -189,7 +189,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """New prompts and a new head. All sites start from the same prompts, so that similarities are comparable."""
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.seed)
-        return {"values": self.model(site).initial(generator, generator), "optimizer": None}
+        return {"values": self.model(site).initial(generator, generator)}
 
     def model(self, site: Site, shared: Values | None = None) -> TunedModel:
         """A site's model. The others' mixed prompts, if there are any, are constants. They come as they travel."""
@@ -211,10 +211,10 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8). Prompts and head have optimisers with memories."""
-        loss, penalty, memory = answer_losses(trainer.model), self._penalty(trainer), state["optimizer"] or {}
+        loss, penalty = answer_losses(trainer.model), self._penalty(trainer)
         prompts, config = _prompts(start), self.config
         values = {"prompts": prompts, "head": {n: value for n, value in start.items() if n not in prompts}}
-        parts = {name: trainer.part(each, round, memory.get(name)) for name, each in values.items() if each}
+        parts = {name: self.own_part(trainer, state, name, each, round) for name, each in values.items() if each}
         for name, part in parts.items():
             (group,) = part.optimizer.param_groups
             group |= {"momentum": config.momentum} if config.optimizer == "sgd" else {}
@@ -224,7 +224,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         for (draw,) in trainer.draws(seed):
             trainer.step([*parts.values()], loss, draw, penalty)
         trained = {name: value for part in parts.values() for name, value in part.trained().items()}
-        return {**state, "values": trained, "optimizer": {n: part.optimizer.state_dict() for n, part in parts.items()}}
+        return {**state, "values": trained, **self.memory(parts)}
 
     def reply(self, trainer: Trainer, state: State) -> Tensors:
         """The site's prompts, or the changes that training made in them, float32 [blocks, tokens, width] each."""
@@ -249,10 +249,6 @@ class PromptPFL(Alone[PromptPFLConfig]):
         """See `Alone.answering_with`. The model uses the shared prompts."""
         shared = {name: value.to(site.device) for name, value in received.items()}
         return Answering(self.model(site, shared), state["values"], self._space(site))
-
-    def begun_anew(self, state: State, values: Values) -> State:
-        """See `Alone.begun_anew`: Adam's second moments would be those of the noise, and its steps too short."""
-        return {**super().begun_anew(state, values), "optimizer": None}
 
     def used(self, received: Tensors) -> Tensors:
         """The last shared prompts."""

@@ -5,7 +5,7 @@ from medfedvqa.training.frozen_rows import FrozenRows
 from medfedvqa.training.private import Privacy
 from medfedvqa.training.rows import MakeCache, Penalty, RowLoss, Rows, SiteRows, answer_losses, cached
 from medfedvqa.training.site import Site
-from medfedvqa.training.trainer import Part, Trainer
+from medfedvqa.training.trainer import Part, Trainer, copied
 
 __all__ = [
     "FrozenRows",
@@ -22,4 +22,5 @@ __all__ = [
     "TrainingConfig",
     "answer_losses",
     "cached",
+    "copied",
 ]

@@ -36,6 +36,11 @@ class Part:
         self.optimizer.zero_grad()
 
 
+def copied(values: Mapping[str, torch.Tensor]) -> Values:
+    """Copies of these values, to train."""
+    return {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+
+
 class Trainer:
     """Trains and applies a model's values on one site's rows. It has no state beyond the backbone's cache."""
 
@@ -78,10 +83,8 @@ class Trainer:
         return part
 
     def part(self, start: Mapping[str, torch.Tensor], round: int, memory: Mapping[str, Any] | None = None) -> Part:
-        """A copy of these values to train in this round."""
-        if outside := len(self.site.data.train) - len(self.train_rows):
-            logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
-        values = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+        """A copy of these values to train in this round. `memory`: the optimiser's state after the last round."""
+        values = copied(start)
         return Part(values, self.config.make(values.values(), round, memory))
 
     def draws(self, seed: int | SeededChance, passes: int = 1) -> Iterator[tuple[Any, ...]]:
@@ -89,6 +92,8 @@ class Trainer:
 
         `seed` orders the rows and seeds dropout in plain training. A round that draws in parts passes a chance.
         """
+        if outside := len(self.site.data.train) - len(self.train_rows):
+            logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
         return self._gradients.draws(seed, passes)
 
     def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> None:

@@ -28,7 +28,7 @@ from medfedvqa.models import TunedModel
 SECRET = "Is there a pneumothorax of Zaphod?"
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
-    ("fedavg", {"keep": "best", "head": "local"}),
+    ("fedavg", {"keep": "best", "own": "head"}),
     ("fedkd", {"evaluated": "personal", "tuning": "classifier"}),
     ("feddat", {"inference": "both", "finish_epochs": 1}),
     ("prompt_pfl", {"finish_epochs": 1, "keep": "best"}),

@@ -117,7 +117,7 @@ def test_a_hospital_joins_what_the_others_trained_whatever_it_has_of_its_own(tmp
 def test_a_study_leaves_out_systems_without_a_model_to_join(tmp_path: Path) -> None:
     """prompt_pfl and local heads have no whole model for a hospital that was not there, and nobody trains on no row."""
     prompts = System("prompt_pfl (PM)", "prompt_pfl", {"local_baseline": False}, baseline=False)
-    heads = System("local head", "fedavg", {"head": "local"})
+    heads = System("local head", "fedavg", {"own": "head"})
     steps = System("FedAdam", "fedadam", {"tuning": "adapter"})
     base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts, heads), 1, {}, ("site-001", "site-002"))
     assert systems_of(base, Regime(joining=3)).systems == (*TRIO, steps)

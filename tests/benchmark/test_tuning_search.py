@@ -26,7 +26,7 @@ from medfedvqa.benchmark.tuning_search import (
 from medfedvqa.errors import ConfigError
 
 BUDGET = {"rounds": 4, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
-SYSTEM = System("local classifier", "local", {"tuning": "classifier", "head": "local"})
+SYSTEM = System("local classifier", "local", {"tuning": "classifier", "own": "head"})
 PAIRS = candidates([1e-5, 0.01, 0.02, 0.03], [0.0])
 
 

@@ -92,7 +92,7 @@ def test_a_shared_head_for_open_questions_needs_a_longer_list(method: str) -> No
     with pytest.raises(ConfigError, match="give the option 'answers' as 'public'"):
         JobSpec.from_dict(job)
     assert JobSpec.from_dict({**job, "options": {"answers": "public"}}).build().public_answers == training_answers()
-    JobSpec.from_dict({"method": "fedavg", "split": {"questions": "open"}, "options": {"head": "local"}})
+    JobSpec.from_dict({"method": "fedavg", "split": {"questions": "open"}, "options": {"own": "head"}})
 
 
 def test_a_job_of_an_earlier_version_asks_closed_questions() -> None:
@@ -103,7 +103,7 @@ def test_a_job_of_an_earlier_version_asks_closed_questions() -> None:
 def test_the_kind_of_each_test_row_stays_in_the_site_s_state(site: Callable[..., Site]) -> None:
     """So that accuracies can be told apart where the state is; what leaves are the counts of before."""
     there = replace(site(), data=site_of("all"), _derived={})
-    method = create("local", {"tuning": "classifier", "head": "local", "rounds": 1})
+    method = create("local", {"tuning": "classifier", "own": "head", "rounds": 1})
     state, up = method.evaluate(there, method.start(there, method.setup(there), {}, 1)[0], {}, 1)
     assert state["closed"].tolist() == [True, False] and state["right"].shape == (2,)
     assert up.keys() == {spec.name for spec in method.exchange(there.backbone.shape).task("evaluate").up}

@@ -66,7 +66,7 @@ def test_each_set_keeps_its_rule_for_validation_rows(tmp_path: Path) -> None:
 def test_one_job_trains_on_sites_of_different_sets(tmp_path: Path) -> None:
     """In process, through each site's own file: its reader, its root and its organ."""
     data = medfedvqa.load("phantom+image-classes", class_folder(tmp_path))
-    job = medfedvqa.Job("local", tuning="classifier", head="local", rounds=1, local_epochs=1, local_unit="batches")
+    job = medfedvqa.Job("local", tuning="classifier", own="head", rounds=1, local_epochs=1, local_unit="batches")
     sites = ["phantom-head", "image-classes-clipart"]
     results = medfedvqa.run(job, data, sites=sites, out=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "results.json").read_text())

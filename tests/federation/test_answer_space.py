@@ -20,7 +20,7 @@ Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 DP = {"noise": 2.0, "count_noise": 20.0, "sample_rate": 0.3}
 NOTICE = "medfedvqa.training.trainer"
-OWN = {"head": "local"}
+OWN = {"own": "head"}
 LOCAL_HEADS = {"prompt_pfl": {}, "feddat": {}, "san": {}, "mevf": {}, "pubmedclip": {}, "local": OWN, "fedavg": OWN}
 
 

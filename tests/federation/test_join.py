@@ -238,7 +238,7 @@ def test_figures_of_few_patients_stay_at_the_hospital(joins: Callable[..., Any])
     assert not any(entry.tensors for entry in read(config.audit) if entry.outcome is Outcome.SENT)
 
 
-@pytest.mark.parametrize("options", [{"head": "local"}, {"head": "bias"}])
+@pytest.mark.parametrize("options", [{"own": "head"}, {"own": "bias"}])
 def test_what_is_no_whole_model_is_joined_by_nobody(ran: Path, options: dict[str, Any]) -> None:
     """With a part of the head at each site, a new one would have nothing to answer with."""
     model = SharedModel.read(ran / MODEL)

@@ -24,7 +24,7 @@ from medfedvqa.models import shape_of
 
 QUICK = {
     "rounds": 1, "local_epochs": 1, "local_unit": "batches", "tuning": "classifier", "weighting": "uniform",
-    "head": "local", "answers": "closed", "finish_epochs": 2, "hidden": 16, "learning_rate": 0.01,
+    "own": "head", "answers": "closed", "finish_epochs": 2, "hidden": 16, "learning_rate": 0.01,
 }  # fmt: skip
 PRIVATE = {"noise": 1.5, "count_noise": 10.0}
 

@@ -269,7 +269,7 @@ def test_unseen_sites_must_be_there_and_leave_some_to_train(
         run(job_of("fedavg", unseen=unseen), configs, tmp_path / "out")
 
 
-@pytest.mark.parametrize("options", [{"head": "local"}, {"method": "local"}])
+@pytest.mark.parametrize("options", [{"own": "head"}, {"method": "local"}])
 def test_unseen_sites_need_something_shared(options: dict[str, str]) -> None:
     """A head that stays, or nothing shared at all, answers nobody else's questions."""
     with pytest.raises(ConfigError, match="unseen"):

@@ -32,11 +32,11 @@ def same(one, other) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("head", ["shared", "local"])
+@pytest.mark.parametrize("own", ["nothing", "head"])
 @pytest.mark.parametrize("tuning", KINDS)
-def test_what_travels_is_what_is_declared(site, federation, small, tuning, head):
+def test_what_travels_is_what_is_declared(site, federation, small, tuning, own):
     """In every task both ways, names, shapes and types, whatever is tuned."""
-    method = create("fedavg", {**small, "tuning": tuning, "head": head})
+    method = create("fedavg", {**small, "tuning": tuning, "own": own})
     run = federation(method, {"one": site("one"), "other": site("other")})
     run.run()
     exchange = method.exchange(site().backbone.shape)
@@ -44,23 +44,23 @@ def test_what_travels_is_what_is_declared(site, federation, small, tuning, head)
         for task, _, _, tensors in messages:
             expected = {spec.name: (spec.shape, spec.dtype) for spec in declared(exchange.task(task))}
             assert {name: (array.shape, str(array.dtype)) for name, array in tensors.items()} == expected
-    assert all(name.startswith("head.") is (head == "shared") or "head" not in name for name in run.sent[0][3])
+    assert all(name.startswith("head.") is (own == "nothing") or "head" not in name for name in run.sent[0][3])
 
 
 def test_names_and_shapes_that_travel_say_nothing_of_a_site(site, small):
     """A shared head has the public list's size; a head of the site's own answers stays."""
     shapes = [
-        create("fedavg", {**small, "head": head}).exchange(shape_of("medclip2-slake")).task("train").up
-        for head in ("shared", "local")
+        create("fedavg", {**small, "own": own}).exchange(shape_of("medclip2-slake")).task("train").up
+        for own in ("nothing", "head")
     ]
     heads = [{spec.name: spec.shape for spec in up if spec.name.startswith("head.")} for up in shapes]
     assert heads[0]["head.answers.weight"] == (48, 8) and heads[1] == {}
 
 
-@pytest.mark.parametrize("head", ["shared", "local"])
-def test_a_single_site_trains_as_if_alone(site, federation, small, head):
+@pytest.mark.parametrize("own", ["nothing", "head"])
+def test_a_single_site_trains_as_if_alone(site, federation, small, own):
     """K = 1 is local training, bit for bit."""
-    method = create("fedavg", {**small, "head": head})
+    method = create("fedavg", {**small, "own": own})
     run = federation(method, {"here": site()})
     run.run()
     there = site()
@@ -98,7 +98,7 @@ def test_a_uniform_mean_tells_no_number_of_rows(site, federation, small):
 
 
 def test_all_sites_begin_with_the_same_values_and_a_head_of_their_own_if_it_stays(site, small):
-    shared, local = (create("fedavg", {**small, "head": head}) for head in ("shared", "local"))
+    shared, local = (create("fedavg", {**small, "own": own}) for own in ("nothing", "head"))
     one, other = (shared.setup(site(name))["values"] for name in ("one", "other"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     one, other = (local.setup(site(name))["values"] for name in ("one", "other"))

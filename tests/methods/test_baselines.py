@@ -152,7 +152,7 @@ def test_local_training_sends_nothing_until_its_scores() -> None:
 
 def test_fedavg_of_nothing_is_local_training(phantom_site: Site, small_method: Small) -> None:
     """With a head that stays and nothing else tuned, FedAvg trains as 'local' does and shares nothing."""
-    options = {"tuning": "classifier", "head": "local"}
+    options = {"tuning": "classifier", "own": "head"}
     states = [small_method(name, **options) for name in ("fedavg", "local")]
     fedavg, local = (method.start(phantom_site, method.setup(phantom_site), {}, 1) for method in states)
     assert fedavg[1] == local[1] == {}

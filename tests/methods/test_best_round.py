@@ -72,7 +72,7 @@ def test_a_site_tests_the_best_of_what_it_would_have_tested_after_each_round(
 
 def test_a_worse_round_does_not_replace_the_best_one_and_an_equal_one_does(site: Make) -> None:
     """Values are put by hand: those that answer every validation row, then none, then every row again."""
-    there, method = site(questions=4), method_of("local", keep="best", head="local", tuning="classifier", answers=None)
+    there, method = site(questions=4), method_of("local", keep="best", own="head", tuning="classifier", answers=None)
     state = method.trained_alone(there, 1)
     answers = there.data.validate.answers
     right, wrong = int(answers.mode().values), (int(answers.mode().values) + 1) % len(there.data.answers)

@@ -64,7 +64,7 @@ def test_without_distillation_and_with_a_head_of_its_own_it_is_averaging_of_adap
     """alpha = beta = 0, the head trained by the student only: FedAvg with adapters and local heads, bit for bit."""
     none = {"alpha": 0.0, "beta": 0.0, "head_update": "student_only"}
     dat = federation(create("feddat", {**small, **none}), two(site))
-    plain = federation(create("fedavg", {**small, "head": "local", "weighting": "uniform"}), two(site))
+    plain = federation(create("fedavg", {**small, "own": "head", "weighting": "uniform"}), two(site))
     assert dat.run().keys() == plain.run().keys()
     for one, other in zip(dat.sent, plain.sent, strict=True):
         assert one[:3] == other[:3] and same(one[3], other[3])

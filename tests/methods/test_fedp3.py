@@ -195,7 +195,7 @@ def test_the_paper_s_tuning_is_the_last_three_blocks_and_the_head() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"answers": ["a", "b", "c"], "top": 3}, {"answers": "closed", "top": 48}, {"head": "local"}],
+    [{"answers": ["a", "b", "c"], "top": 3}, {"answers": "closed", "top": 48}, {"own": "head"}],
 )
 def test_a_filter_that_leaves_nothing_out_is_refused(options: dict[str, object]) -> None:
     """It would equal no filter, silently; without a filter the same lists are fine."""
@@ -207,6 +207,6 @@ def test_a_filter_that_leaves_nothing_out_is_refused(options: dict[str, object])
 
 def test_a_declared_list_of_a_site_is_checked_at_the_site(site: Callable[..., Site]) -> None:
     """Three answers and a filter of three."""
-    method = create("fedp3", {"head": "local", "answers": "site", "top": 3, "blocks": 1})
+    method = create("fedp3", {"own": "head", "answers": "site", "top": 3, "blocks": 1})
     with pytest.raises(ConfigError, match="leaves nothing out"):
         method.setup(site())

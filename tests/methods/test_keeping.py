@@ -20,14 +20,14 @@ SMALL = {
 }  # fmt: skip
 PERSONAL = [
     ("prompt_pfl", {}),
-    ("fedavg", {"head": "local", "weighting": "uniform"}),
+    ("fedavg", {"own": "head", "weighting": "uniform"}),
     ("fedavg", {"evaluated": "personal", "weighting": "uniform"}),
     ("fedavg", {"weighting": "uniform"}),
     ("fedavg", {"weighting": "uniform", "schedule": "stepwise", "local_unit": "batches"}),
     ("feddat", {}),
-    ("fedp3", {"head": "local", "weighting": "uniform", "tuning": "adapter"}),
+    ("fedp3", {"own": "head", "weighting": "uniform", "tuning": "adapter"}),
     ("fedkd", {"evaluated": "personal", "weighting": "uniform", "mentor_blocks": 1}),
-    ("feddc", {"head": "local", "weighting": "uniform"}),
+    ("feddc", {"own": "head", "weighting": "uniform"}),
     ("creamfl", {"public_pairs": 8, "trunk": "medclip2-slake", "weighting": "uniform"}),
     ("local", {"weighting": "uniform"}),
     ("san", {}),
@@ -88,10 +88,10 @@ def test_finishing_is_training_without_noise_from_the_site_s_own_state(site: Mak
     a new optimiser, since the moments of the old one are those of the noise."""
     private, plain, here = method_of("prompt_pfl", {}, PRIVATE), method_of("prompt_pfl", {}), site("here")
     state, received = after_two_rounds(private, here)
-    assert state["optimizer"] is not None
+    assert state["memory"]
     finished = Keeping(private, here, state, received, 2).finished
     longer = plain.without_others(3)
-    by_hand, _ = longer.train(here, {**state, "optimizer": None}, received, 2)
+    by_hand, _ = longer.train(here, {**state, "memory": {}}, received, 2)
     assert all(torch.equal(by_hand["values"][name], value) for name, value in finished["values"].items())
 
 

@@ -235,7 +235,7 @@ def test_a_patient_with_a_rare_answer_changes_no_other_s_answer(single: Backbone
     """A model has no output more because one patient has an answer that nobody else gives."""
     rows = VQAData("rare", ("chest",), list(rows_with_a_rare_answer()), drawn)
     neighbours = Neighbours(rows, "chest", single)
-    head = {"head": "local"} if name == "fedavg" else {}
+    head = {"own": "head"} if name == "fedavg" else {}
     method = create(name, quick(name, **head), private(name))
     reference = neighbours.run(method)
     without = neighbours.run(method, "patient 3")

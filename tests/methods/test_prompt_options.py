@@ -40,7 +40,7 @@ def test_a_rate_of_their_own_decays_with_the_head_s_and_lasts_over_rounds(site) 
     state = method.setup(here)
     for number in (1, 2):
         state, _ = method.train(here, state, {}, number)
-        rates.append({name: memory["param_groups"][0]["lr"] for name, memory in state["optimizer"].items()})
+        rates.append({name: memory["param_groups"][0]["lr"] for name, memory in state["memory"].items()})
     assert rates[0] == pytest.approx({"prompts": 0.5, "head": 0.01})
     assert rates[1] == pytest.approx({"prompts": 0.05, "head": 0.001})
 

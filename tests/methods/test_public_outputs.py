@@ -260,7 +260,7 @@ def test_private_steps_are_paid_for_and_public_ones_are_free(
     ("options", "said"),
     [
         ({"answers": ["yes", "no"]}, "bright, dark"),
-        ({"head": "local"}, "compares answers"),
+        ({"own": "head"}, "compares answers"),
         ({"unseen": ["here"]}, "unseen"),
     ],
 )

@@ -1,14 +1,10 @@
 """Methods whose server steps from what it sent towards the mean: FedAvgM, FedAdam, FedYogi."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.core import MeanOnShares, create
 from medfedvqa.core.averaging import Averaging
-from medfedvqa.data.site_data import united
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.fedavgm import FedAvgM
 
@@ -67,20 +63,6 @@ def test_the_first_mean_is_sent_as_it_is(name: str, site, federation, small):
         assert all(np.array_equal(each[0][tensor], each[1][tensor]) for each in down.values())
 
 
-def test_the_mean_of_one_step_at_each_site_is_one_step_on_all_rows(site):
-    """So the server of the benchmark's line steps along the gradient of all sites' rows."""
-    (system,) = systems_named(["FedAdam adapter (a step a round)"])
-    method = create(system.method, system.options | {"reduction": 4, "dropout": 0.0})
-    sites = [site(name, questions=count) for name, count in (("here", 2), ("there", 3))]
-    everywhere = replace(sites[0], name="all", data=united([each.data for each in sites]), _derived={})
-    begun = {name: value.numpy() for name, value in method.setup(everywhere)["values"].items()}
-    one, other, pooled = (method.start(there, method.setup(there), {}, 1)[1] for there in (*sites, everywhere))
-    share = one.pop("train_rows") / pooled.pop("train_rows")
-    assert 0 < share < 0.5 and max(np.abs(pooled[name] - begun[name]).max() for name in pooled) > 1e-3
-    for name, array in pooled.items():
-        np.testing.assert_allclose(share * one[name] + (1 - share) * other[name], array, rtol=0, atol=1e-6)
-
-
 def test_a_server_that_never_knows_the_mean_is_refused_when_the_job_is_made() -> None:
     """Where nothing is shared, and where the mean on shares is opened to the sites alone."""
 
@@ -89,7 +71,7 @@ def test_a_server_that_never_knows_the_mean_is_refused_when_the_job_is_made() ->
         on_shares = {"train": MeanOnShares(to="sites")}
 
     with pytest.raises(ConfigError, match="share nothing"):
-        create("fedavgm", {"tuning": "classifier", "head": "local"})
+        create("fedavgm", {"tuning": "classifier", "own": "head"})
     OfSites(OfSites.config_type())
     with pytest.raises(ConfigError, match="only the sites know"):
         OfSites(OfSites.config_type(), secagg=True)

@@ -12,7 +12,7 @@ from medfedvqa.core import Site, create
 from medfedvqa.core.stepwise import DEFAULTS, Stepwise
 from medfedvqa.data.site_data import united
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD
+from medfedvqa.models import HEAD, PROMPT
 from privacy import DPSettings
 
 STEP = {"schedule": "stepwise", "rounds": 4, "tuning": "classifier", "hidden": 8, "dropout": 0.0, "batch_rows": 64}
@@ -57,7 +57,7 @@ def test_a_stepwise_job_trains_the_model_of_all_rows(site: Make, federation: Any
 
 def test_one_site_by_itself_takes_the_steps_of_a_job_of_one_site(site: Make, federation: Any) -> None:
     """Bit for bit: what stands in tables as training alone is the same training without the others."""
-    method, here = create("fedavg", STEP | {"head": "bias"}), site("here")
+    method, here = create("fedavg", STEP | {"own": "bias"}), site("here")
     run = federation(method, {"here": here})
     run.run()
     alone = method.trained_alone(here, 4)["values"]
@@ -68,23 +68,28 @@ def test_one_site_by_itself_takes_the_steps_of_a_job_of_one_site(site: Make, fed
 
 
 @pytest.mark.parametrize(
-    ("head", "stays"),
+    ("own", "begins"),
     [
-        ("shared", ()),
+        ("nothing", ()),
         ("bias", (f"{HEAD}answers.bias",)),
-        ("last", (f"{HEAD}answers.weight", f"{HEAD}answers.bias")),
+        ("last", (f"{HEAD}answers.",)),
+        ("head", (HEAD,)),
+        ("tuned", (PROMPT,)),
     ],
 )
 def test_what_stays_at_a_site_is_in_no_message_and_learns_there(
-    head: str, stays: tuple[str, ...], site: Make, federation: Any
+    own: str, begins: tuple[str, ...], site: Make, federation: Any
 ) -> None:
-    """The named tensors of the head, at two sites: each moves, further than one step, and to another place."""
-    method, sites = create("fedavg", STEP | {"head": head}), sites_of(site)
+    """The named tensors, at two sites: each moves, further than one step, and to another place. What is shared moves
+    to one place: with prompts of their own, sites share a head that sees them."""
+    options = {"tuning": "prompt", "blocks": 1} if own in ("head", "tuned") else {}
+    method, sites = create("fedavg", STEP | options | {"own": own}), sites_of(site)
     run = federation(method, sites, forgetful=True)
     run.run()
     begun = method.setup(sites["here"])["values"]
-    assert {*begun} - {*last_model(run)} == set(stays)
-    assert not any(set(stays) & set(tensors) for *_, tensors in (*run.sent, *run.received))
+    stays = {name for name in begun if name.startswith(begins)}
+    assert {*begun} - {*last_model(run)} == stays and bool(stays) is bool(begins)
+    assert not any(stays & set(tensors) for *_, tensors in (*run.sent, *run.received))
     for name in stays:
         one, other = (run.states[place]["values"][name] for place in sites)
         assert not torch.equal(one, other) and (one - begun[name]).abs().max() > 1.5 * DEFAULTS["learning_rate"]
@@ -92,7 +97,7 @@ def test_what_stays_at_a_site_is_in_no_message_and_learns_there(
 
 def test_the_optimiser_of_a_sites_own_values_remembers_earlier_exchanges(site: Make, federation: Any) -> None:
     """Without its memory, Adam's every step would be its first, as long as the rate whatever the gradient."""
-    method = create("fedavg", STEP | {"head": "last"})
+    method = create("fedavg", STEP | {"own": "last"})
     run = federation(method, {"here": site("here")}, forgetful=True)
     run.run()
     (states,) = run.states["here"]["memory"].values()
@@ -129,10 +134,12 @@ def test_under_differential_privacy_each_exchange_costs_one_step(site: Make, fed
     [
         ("feddc", {}, "'feddc' changes what happens in a round: with 'schedule' stepwise use 'fedavg'"),
         ("fedadam", {}, "'fedadam' changes what happens in a round"),
-        ("fedavg", {"head": "local", "tuning": "classifier"}, "its sites share nothing: use 'rounds'"),
+        ("fedavg", {"own": "head", "tuning": "classifier"}, "its sites share nothing: use 'rounds'"),
+        ("fedavg", {"own": "tuned", "tuning": "classifier"}, "trains the answer head alone: leave out 'own', or tune"),
         ("fedavg", {"local_unit": "epochs"}, "'schedule' stepwise counts batches"),
         ("fedavg", {"evaluated": "personal"}, "no site has a model before the mean: leave out 'evaluated'"),
-        ("ridge", {}, "method 'ridge': an unknown key"),
+        ("ridge", {}, "'ridge' train no values in common"),
+        ("prompt_pfl", {}, "'prompt_pfl' train no values in common, .* use 'fedavg', for prompts with 'tuning'"),
     ],
 )
 def test_a_job_that_cannot_go_step_by_step_is_refused_when_it_is_made(

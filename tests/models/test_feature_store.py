@@ -13,7 +13,7 @@ from medfedvqa.core import Site, create
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import FeatureStore
 
-OPTIONS = {"rounds": 2, "local_epochs": 1, "batch_rows": 6, "hidden": 8, "head": "local"}
+OPTIONS = {"rounds": 2, "local_epochs": 1, "batch_rows": 6, "hidden": 8, "own": "head"}
 
 
 def values_of(site: Site, store: FeatureStore | None, **options: object) -> dict[str, torch.Tensor]:
