@@ -29,7 +29,7 @@ ENSEMBLE = ("received", "alone")
 
 
 class Keeping:
-    """Trains a site's candidate models after the last round, and keeps the best on validation rows."""
+    """Trains a site's candidate models after the last round, and keeps one of them."""
 
     def __init__(self, method: "Alone[Any]", site: Site, state: State, received: Tensors, rounds: int) -> None:
         """`state` and `received` are those of `evaluate`; `rounds` is the job's number of rounds."""
@@ -62,13 +62,24 @@ class Keeping:
         values = self._method.tested(self._site, self._state, tensors_of(self._received, self._site.device))
         return self._method.begun_anew(self._state, values)
 
+    @property
+    def first_choice(self) -> str:
+        """The model that is kept unless another one is better beyond chance."""
+        return "finished"
+
     @cached_property
     def kept(self) -> State:
-        """The best candidate on validation rows; of equals, the first of `KEPT_MODELS`."""
-        right = {name: int(self.right(name, self._site.data.validate).sum()) for name in KEPT_MODELS}
-        best = max(KEPT_MODELS, key=lambda name: right[name])
-        first, *rest = [self._saved(name) for name in (ENSEMBLE if best == "ensemble" else (best,))]
-        return {"model": best, **first, "together": rest, RIGHT: self._tested}
+        """The first choice, or the best on validation rows if it is better by more than one standard error.
+
+        Of n rows that one of the two alone answers right, chance gives each n/2 with a standard deviation of sqrt(n)/2.
+        Without this rule the best of five on a few rows is mostly the luckiest. Of equals, the first of `KEPT_MODELS`.
+        """
+        right = {name: self.right(name, self._site.data.validate) for name in KEPT_MODELS}
+        best, usual = max(KEPT_MODELS, key=lambda name: int(right[name].sum())), right[self.first_choice]
+        gained, lost = int((right[best] & ~usual).sum()), int((usual & ~right[best]).sum())
+        name = best if gained - lost > (gained + lost) ** 0.5 else self.first_choice
+        first, *rest = [self._saved(each) for each in (ENSEMBLE if name == "ensemble" else (name,))]
+        return {"model": name, **first, "together": rest, RIGHT: self._tested}
 
     @property
     def counted(self) -> dict[str, int]:

@@ -71,7 +71,7 @@ class History:
 
 
 KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")
-"""The models of which a site keeps the one that is best on its validation rows; of equals, the first: finished after
+"""The models of which a site keeps one (`core.kept_model.Keeping.kept`), in order of preference: finished after
 the last release, as it was tested then, that one and the one trained alone together, and two trained alone."""
 
 

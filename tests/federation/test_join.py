@@ -17,6 +17,7 @@ from tiny_clip import TINY
 
 from audits import Event, Outcome, Refusal, read
 from medfedvqa.answering.kept_run import load_kept
+from medfedvqa.benchmark.regimes import newcomer
 from medfedvqa.cli.join import remarks
 from medfedvqa.core import Site
 from medfedvqa.core.kept_model import KEPT, Keeping
@@ -93,7 +94,7 @@ def test_the_server_keeps_what_the_sites_tested_with(ran: Path) -> None:
         assert {*arrays.files} == {"job", *model.tensors}
 
 
-def test_a_hospital_with_rows_keeps_the_best_and_sends_counts_alone(joins: Callable[..., Any], ran: Path) -> None:
+def test_a_hospital_with_rows_keeps_one_model_and_sends_counts_alone(joins: Callable[..., Any], ran: Path) -> None:
     """The model comes down, ten numbers go up; as received it answers as the run's model does, and it trained on."""
     results, config, engine = joins()
     state, model = saved(config), SharedModel.read(ran / MODEL)
@@ -243,7 +244,7 @@ def test_what_is_no_whole_model_is_joined_by_nobody(ran: Path, options: dict[str
     """With a part of the head at each site, a new one would have nothing to answer with."""
     model = SharedModel.read(ran / MODEL)
     job = model.job.model_copy(update={"options": {**model.job.options, "tuning": "bias", **options}})
-    with pytest.raises(ConfigError, match="all of the answer head must be shared"):
+    with pytest.raises(ConfigError, match="must share all that is trained"):
         SharedModel(job, model.tensors).joining()
 
 
@@ -287,23 +288,30 @@ def test_by_command_a_hospital_joins_and_its_model_answers(
         ((), "111100000", "received"),  # nothing gained beside chance: 4 rows of 9 against 3
         (("abdomen",), "111100000", "received"),
         (("abdomen",), "111111100", "finished"),  # 4 gained and none lost: more than 2, a standard error
-        (("chest",), "111100000", "finished"),
-        (("chest",), "", "finished"),
+        (("chest",), "111100000", "alone"),  # a new organ, with ten labelled patients or more
+        (("chest",), "111111100", "finished"),
+        (("chest",), "", "alone"),
         (("abdomen",), "", "received"),
     ],
 )
-def test_a_known_model_gives_way_only_to_one_that_is_better_beyond_chance(
+def test_a_hospitals_first_choice_gives_way_only_to_one_that_is_better_beyond_chance(
     ran: Path, tiny_backbone: Path, organs: tuple[str, ...], finished: str, kept: str
 ) -> None:
-    """Of an organ that others had; of a new one the best is kept, and without validation rows the finished one."""
+    """Of an organ that others had it is the received model; of a new one the one trained alone, or with few labelled
+    patients the finished one."""
     received = "111000000"[: len(finished)]
 
     class Counted(JoinersKeeping):
         def right(self, name: str, examples: Any) -> torch.Tensor:
-            rows = {"finished": finished, "received": received}.get(name, "0" * len(finished))
+            rows = {"finished": finished, "received": received, "alone": received}.get(name, "0" * len(finished))
             return torch.tensor([row == "1" for row in rows], dtype=torch.bool)
 
     model = SharedModel.read(ran / MODEL)
     method, backbone = model.joining(organs, finish=1).build(), load_backbone(TINY, {TINY: tiny_backbone})
-    site = Site("new", data_of(model.job, None, "abdomen"), backbone, "cpu", model.job.seed)
+    data = data_of(model.job, None, "abdomen")
+    site = Site("new", data, backbone, "cpu", model.job.seed)
+    assert len(data.trained_patients) >= 10
     assert Counted(method, site, method.setup(site), model.tensors, 1).kept["model"] == kept
+    few = Site("new", newcomer(data, 3), backbone, "cpu", model.job.seed)
+    small = Counted(method, few, method.setup(few), model.tensors, 1).kept["model"]
+    assert small == ("finished" if kept == "alone" else kept)

@@ -61,11 +61,11 @@ def after_two_rounds(method: Any, site: Site) -> tuple[dict[str, Any], Tensors]:
     "dp", [pytest.param(None, id="plain", marks=pytest.mark.slow), pytest.param(PRIVATE, id="private")]
 )
 @pytest.mark.parametrize(("name", "options"), PERSONAL, ids=[f"{n}-{i}" for i, (n, _) in enumerate(PERSONAL)])
-def test_a_site_finishes_its_model_after_the_last_release_and_keeps_the_best(
+def test_a_site_finishes_its_model_after_the_last_release_and_keeps_what_is_good(
     site: Make, name: str, options: dict[str, Any], dp: DPSettings | None
 ) -> None:
     """For every method with a personal part: training moves the values, no task is charged for it, the kept model is
-    the best on validation rows, and the released model's test rows stay what they are."""
+    on validation rows the finished one or better, and the released model's test rows stay what they are."""
     method, here = method_of(name, options, dp), site("here")
     state, received = after_two_rounds(method, here)
     released = method.answered(here, state, received, here.data.test)
@@ -76,7 +76,7 @@ def test_a_site_finishes_its_model_after_the_last_release_and_keeps_the_best(
     assert set(kept[RIGHT]) == set(KEPT_MODELS) and set(FINISHED) <= counts.keys()
     again = Keeping(method, here, state, received, 2)
     right = {name: int(again.right(name, here.data.validate).sum()) for name in kept[RIGHT]}
-    assert right[kept["model"]] == max(right.values())
+    assert kept["model"] == "finished" or right[kept["model"]] == max(right.values()) > right["finished"]
     assert KEPT_MODELS[int(counts["kept_model"])] == kept["model"]
     assert torch.equal(kept[RIGHT]["received"], released)
     before, after = state["values"], again.finished["values"]
