@@ -13,6 +13,8 @@ class GroupMean(NamedTuple):
 
     tensors: Tensors
     weight: float
+    lost: bool = False
+    """Whether these could not be opened, and the ones before them are given again."""
 
 
 class Hub(Protocol):

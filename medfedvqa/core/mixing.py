@@ -101,11 +101,15 @@ class Mixer:
     def take(self, means: Mapping[str, GroupMean]) -> dict[str, dict[str, float]]:
         """Step each model along its mixture, and return the weight of each site's gradient for each site's model.
 
+        A mean that is lost takes no part, and its group keeps its model: what sites made of an earlier model is no
+        gradient of this one.
         `means`: by group, what the sites made of the model that they were sent. The returned weights sum to 1 for each
         model. They are those by organ or reliability alone: in the mixture, a site's rows count beside them.
         """
+        moving = [name for name in self.groups if name not in means or not means[name].lost]
+        means = {name: mean for name, mean in means.items() if not mean.lost}
         accuracies = np.array([float(mean.tensors.pop(ACCURACY, 0.0)) for mean in means.values()])
-        if len(self.groups) == 1:
+        if len(self.groups) == 1 or not means:
             self._move({name: mean.tensors for name, mean in means.items()})
             return {}
         gradients = {name: self._gradient(name, mean.tensors) for name, mean in means.items()}
@@ -113,7 +117,8 @@ class Mixer:
         shares = _normed(weights * [mean.weight for mean in means.values()])
         mixed = shares.astype(np.float32) @ np.stack([*gradients.values()])
         like = next(iter(means.values())).tensors
-        self._move({name: self._moved(name, along, like) for name, along in zip(self.groups, mixed, strict=True)})
+        along = dict(zip(self.groups, mixed, strict=True))
+        self._move({name: self._moved(name, along[name], like) for name in moving})
         return self._by_site(list(means), weights)
 
     def _gradient(self, group: str, mean: Tensors) -> Floats:

@@ -214,7 +214,7 @@ class SecureHub(ServerHub):
 
     def _group_mean(self, task: str, how: MeanOnShares, group: str, addressed: Collection[str]) -> GroupMean:
         """The mean over these sites, of what they answered last."""
-        place, self._number = (self._layouts[task], group), 0
+        place, self._number, lost = (self._layouts[task], group), 0, False
         try:
             attempt, total, contributors = self._sum(task, how, addressed)
             if how.hidden:
@@ -226,9 +226,9 @@ class SecureHub(ServerHub):
             if place not in self._means:
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
                 raise FederationError(sentence) from None
-            self.history.lost[self._round] = str(error)
-        mean, weight = self._means[place]
-        return GroupMean({name: array.copy() for name, array in mean.items()}, weight)
+            self.history.lost[self._round], lost = str(error), True
+        known = self._means[place]
+        return known._replace(tensors={name: array.copy() for name, array in known.tensors.items()}, lost=lost)
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
         """The mean of a sum. Raises `SecureAggregationError` for a sum that sites cannot reach by the declaration."""

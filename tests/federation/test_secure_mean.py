@@ -13,6 +13,7 @@ from untrained import Averaged, AveragedAtSites, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
 from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
+from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
@@ -146,9 +147,17 @@ def test_a_mean_that_cannot_be_opened_is_not_asked_for_again(
     """Two of five members die and the others, too few, open nothing: the mean before stays, and the results say so."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
     configs, job = job_on_shares(method, FIVE, rounds=2)
-    engine = Engine(configs, job)
+    engine, lost, opened = Engine(configs, job), list[bool](), SecureHub._group_mean
     engine.before["train/unmask"] = {"a", "b"}
+
+    def noted(*arguments: Any) -> GroupMean:
+        mean = opened(*arguments)
+        lost.append(mean.lost)
+        return mean
+
+    monkeypatch.setattr(SecureHub, "_group_mean", noted)
     results = serve_job(job, FIVE, engine.call, tmp_path, "local")
+    assert lost == [False, True]
     assert any("Round 2 gave no mean, and the one before it stayed in use: 0 members" in n for n in results["notes"])
     for site in "cde":
         assert_alike(given(configs[site], 2), mean_of(FIVE, 1))

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from medfedvqa.core import Site, create
+from medfedvqa.core.hub import GroupMean
+from medfedvqa.core.mixing import Mixer
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import reliability_test
 from privacy import DPSettings
@@ -141,3 +143,25 @@ def test_sites_whose_names_say_no_organ_need_groups(site: Make, federation: Any)
         ConfigError, match="no site's name says its organ, as 'lung-1of2' does: give the option 'groups'"
     ):
         trained(federation, {name: site(name) for name in ("here", "there")}, mixing="organ")
+
+
+def test_a_lost_mean_moves_no_model() -> None:
+    """What sites made of an earlier model is no gradient of the one held now. The next mean moves the model as if the
+    lost one had not been asked for; with two groups the other one goes on alone."""
+    method = create("fedavg", STEP | {"rounds": 4})
+    sites = tuple(name for names in ORGANS.values() for name in names)
+    means = [GroupMean({"x": np.full(3, value, np.float32)}, 1.0) for value in (1.0, 0.8, 0.5)]
+    ended = []
+    for sent in (means, [*means[:2], means[1]._replace(lost=True), means[2]]):
+        mixer = Mixer(method.config, sites, False, method.server_step)
+        for mean in sent:
+            mixer.take({"": GroupMean(dict(mean.tensors), mean.weight, mean.lost)})
+        ended.append(mixer.shared["x"])
+    assert np.array_equal(*ended) and not np.array_equal(ended[0], means[0].tensors["x"])
+    apart = create("fedavg", STEP | {"rounds": 4, "mixing": "organ", "others": 0.0})
+    mixer = Mixer(apart.config, sites, False, apart.server_step)
+    lung, brain = (next(name for name, each in mixer.groups.items() if names[0] in each) for names in ORGANS.values())
+    for mean, lost in ((means[0], False), (means[1], True)):
+        mixer.take({lung: mean._replace(lost=lost), brain: mean})
+    kept, moved = (mixer.model(names[0])["x"] for names in ORGANS.values())
+    assert np.array_equal(kept, means[0].tensors["x"]) and not np.array_equal(moved, kept)
