@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 TABLES = ("slake", "vqa-rad", "slake-all", "vqa-rad-all")
 """The files of raw results whose tables stand in docs/benchmark.md, in this order."""
 STUDY = "slake-study"
-TWO, THREE = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3))
+ONE = "slake-hospitals: all rows"
+TWO, THREE, FOUR = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3, 4))
+WRONG = "% of the first one's labels exchanged"
 TABLE = re.compile(r"^Data .*?processor hours\.$", re.MULTILINE | re.DOTALL)
 ROWS = re.compile(rf"{TABLE.pattern}|^\|[^\n]*$", TABLE.flags)
 """What is no text: those tables, and the rows of all others."""
@@ -102,7 +104,8 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("vqa-rad-all", "local full", "FedAvg full"),
         (TWO, "stepwise", "frozen features"),
         (THREE, "stepwise", "frozen features"),
-        ("slake-hospitals: all rows", "stepwise", "frozen features"),
+        (FOUR, "stepwise", "frozen features"),
+        (ONE, "stepwise", "frozen features"),
         (TWO, "stepwise", POOLED),
         (THREE, "stepwise", POOLED),
         (TWO, "FedAvg classifier", "local classifier"),
@@ -110,10 +113,16 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (TWO, "ridge", "ridge (not shared)"),
         (TWO, "stepwise", "stepwise (own bias)"),
         (TWO, "stepwise", "stepwise (own last layer)"),
+        (TWO, "stepwise (100 exchanges of 2 batches)", "stepwise"),
+        (TWO, "stepwise (50 exchanges of 4 batches)", "stepwise"),
+        (f"{TWO}, 50 {WRONG}", "stepwise", "frozen features"),
+        (f"{TWO}, 100 {WRONG}", "stepwise", "frozen features"),
         (TWO, "stepwise (by organ)", "stepwise"),
         (TWO, "stepwise (organ alone)", "stepwise"),
         (TWO, "stepwise (by reliability)", "stepwise"),
         (TWO, "stepwise (by reliability)", "frozen features"),
+        (ONE, "stepwise (by organ)", "stepwise"),
+        (THREE, "stepwise (by organ)", "stepwise"),
         ("vqa-rad-hospitals", "stepwise", "frozen features"),
         (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
         (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
