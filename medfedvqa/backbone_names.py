@@ -3,6 +3,7 @@
 | name                     | weights                                                                       |
 |--------------------------|-------------------------------------------------------------------------------|
 | `medclip2-slake`         | shipped, as is `medclip2-vqarad`                                              |
+| `medclip3-open`          | shipped in part; the rest comes with the extra `words`                        |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
 | `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or `FUSED`    |
@@ -29,11 +30,13 @@ from typing import Any, Literal
 from medfedvqa.errors import BackboneError
 from medfedvqa.near_miss import suggestion
 
-BUNDLED_NAMES: Mapping[str, str] = MappingProxyType({"medclip2-slake": "medclip2", "medclip2-vqarad": "medclip2"})
+BUNDLED_NAMES: Mapping[str, str] = MappingProxyType(
+    {"medclip2-slake": "medclip2", "medclip2-vqarad": "medclip2", "medclip3-open": "medclip3"}
+)
 """The bundled backbones, each with its architecture."""
 FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
 """The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
-OWN = ("medclip", "medclip2")
+OWN = ("medclip", "medclip2", "medclip3")
 """The project's own architectures."""
 FUSED = ("vilt-b32", "vault-b32", "albef-b16")
 """Architectures that read picture and question together; they have local files only."""

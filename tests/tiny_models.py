@@ -13,6 +13,7 @@ from torch import nn
 
 from medfedvqa.backbone_names import configuration
 from medfedvqa.models import BackboneShape, ClipBackbone
+from medfedvqa.models.bundled import ARCHITECTURES
 from medfedvqa.models.families import shape_from
 from medfedvqa.models.open_clip_models import TEXT_CONFIGURATIONS, build
 
@@ -47,18 +48,21 @@ def small_timm() -> Iterator[None]:
 
 def tiny_configuration(architecture: str) -> dict[str, Any]:
     """open_clip's configuration of an architecture with few and narrow blocks."""
-    small = {name: dict(part) if isinstance(part, dict) else part for name, part in configuration(architecture).items()}
+    whole = ARCHITECTURES[architecture] if architecture in ARCHITECTURES else configuration(architecture)
+    small = {name: dict(part) if isinstance(part, dict) else part for name, part in whole.items()}
     vision, text = small["vision_cfg"], small["text_cfg"]
     if isinstance(vision.get("layers"), list):
         vision |= {"layers": [1, 1, 1, 1], "width": 8}
     elif "layers" in vision:
         vision |= {"layers": 2, "width": 64, "head_width": 32}
     if text.get("hf_model_name"):
-        known = TEXT_CONFIGURATIONS[text["hf_model_name"]]
+        known = text.get("hf_config") or TEXT_CONFIGURATIONS[text["hf_model_name"]]
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
         text["hf_config"] = {**known, **sizes, "vocab_size": WORDS}
     else:
         text |= {"layers": 2, "width": 32, "heads": 2, "vocab_size": WORDS}
+    if architecture == "medclip3":
+        vision |= {"image_size": 64}
     if "multimodal_cfg" in small:
         small["multimodal_cfg"] |= {"width": 32, "heads": 2, "layers": 1}
     return {**small, "embed_dim": EMBED}

@@ -19,6 +19,10 @@ def pretrain(
     benchmark: Annotated[
         Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set whose questions are learned, or none.")
     ] = "none",
+    architecture: Annotated[
+        Literal["medclip2", "medclip3"],
+        typer.Option(help="What is trained; medclip3 stands on published networks: medfedvqa[words]."),
+    ] = "medclip2",
     steps: Annotated[int, typer.Option(help="Training steps of 64 pictures.", min=1)] = 1500,
     start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,
     text: Annotated[
@@ -33,15 +37,19 @@ def pretrain(
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from medfedvqa.errors import ConfigError
     from medfedvqa.pretraining.card import write_card
-    from medfedvqa.pretraining.corpus import load
+    from medfedvqa.pretraining.corpus import PIXELS, load
     from medfedvqa.pretraining.train import Recipe, stages_of, train, write_weights
 
+    if text and architecture == "medclip3":
+        raise ConfigError("medclip3 has a published text tower: leave --text out")
     console = Terminal(quiet=quiet)
     stages = stages_of(start) if start else []
     with console.status("Reading pictures"):
-        corpus = load(data_root, None if benchmark == "none" else benchmark, share_alike)
-    recipe, began = Recipe(steps=steps, seed=seed), time.monotonic()
+        side = 224 if architecture == "medclip3" else PIXELS
+        corpus = load(data_root, None if benchmark == "none" else benchmark, share_alike, side)
+    recipe, began = Recipe(steps=steps, architecture=architecture, seed=seed), time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     columns = (
         TextColumn("pre-training"),

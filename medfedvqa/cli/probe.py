@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -40,7 +41,7 @@ def probe(
     files = check_backbone_file(local[0] if local else "", backbone_file)
     reader, root = find_root(data, data_root)
     backbones = {name: load_backbone(name, files) for name in names}
-    probes = compared(probed_rows(read(reader, root)), backbones, plain=True)
+    probes = compared(partial(probed_rows, read(reader, root)), backbones, plain=True)
     if as_json:
         typer.echo(json.dumps({"data": reader, "probes": [asdict(each) for each in probes]}, indent=2))
         return

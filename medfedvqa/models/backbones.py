@@ -21,13 +21,15 @@ from medfedvqa.errors import BackboneError
 from medfedvqa.models.albef_files import ALBEF
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
-from medfedvqa.models.bundled import BUNDLED, MEAN, STD, ShortVocabulary
+from medfedvqa.models.bundled import BUNDLED, has_published_parts, normalisation
+from medfedvqa.models.bundled import tokenizer as own_tokenizer
 from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.fused_files import Family
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import asking_the_hub, build
+from medfedvqa.models.published_parts import parts_are_installed, published_weights
 from medfedvqa.models.region_files import RegionBackbone, RegionFiles
 from medfedvqa.models.vault_files import VAULT
 from medfedvqa.models.vilt_files import VILT
@@ -107,8 +109,8 @@ def has_seen(name: str, data: str) -> bool:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether the backbone ships with the project, so that loading it fetches nothing."""
-    return name in BUNDLED
+    """Whether the backbone ships with the project, and its parts are installed: loading it fetches nothing."""
+    return name in BUNDLED and (not has_published_parts(_parsed(name).architecture) or parts_are_installed())
 
 
 def bundled_for(data: str) -> str:
@@ -172,7 +174,7 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
             model = _filled(name, shape.build, path, notes)
     elif name.label is not None:
         path = files[name.full]
-        if has_own_words(configured) and not path.is_dir():
+        if name.architecture not in OWN and has_own_words(configured) and not path.is_dir():
             raise BackboneError(
                 f"'{name.full}' has a tokenizer of its own: give a folder with the weights and the tokenizer's files"
             )
@@ -240,7 +242,8 @@ def _filled(name: BackboneName, make: "Callable[[], nn.Module]", path: Path, not
         hint = "`medfedvqa pretrain` makes it" if bundled else "check the path that this machine gives for it"
         raise BackboneError(f"the {name.architecture} checkpoint of the backbone '{name.full}' is missing; {hint}")
     model = make()
-    fill(model, name.full, name.architecture, path, partial(fitted, model, notes))
+    parts = published_weights(model) if name.architecture in OWN and has_published_parts(name.architecture) else {}
+    fill(model, name.full, name.architecture, path, lambda weights: parts | fitted(model, notes, weights))
     return model
 
 
@@ -269,7 +272,7 @@ def _from_open_clip(name: BackboneName) -> "nn.Module":
 
 def _normalisation(architecture: str, clip: "nn.Module") -> tuple[tuple[float, ...], tuple[float, ...]]:
     if architecture in OWN:
-        return MEAN, STD
+        return normalisation(architecture)
     import open_clip
 
     preprocessing = _agreed(architecture) | open_clip.get_model_preprocess_cfg(clip)
@@ -290,7 +293,7 @@ def _agreed(architecture: str) -> dict[str, Any]:
 
 def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
     if architecture in OWN:
-        return ShortVocabulary()
+        return own_tokenizer(architecture)
     import open_clip
 
     try:

@@ -1,12 +1,14 @@
 """The project's own small CLIPs: their architectures and their tokenizer. `pretraining` makes their weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from medfedvqa.models.local_folders import HALF
 from medfedvqa.models.open_clip_models import build as build_open_clip
+from medfedvqa.models.published_parts import MINILM, PREFIXES, sentence_tokenizer
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP
@@ -31,8 +33,20 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         "text_cfg": _TEXT,
         "keeps_place": True,
     },
+    "medclip3": {
+        "embed_dim": 256,
+        "vision_cfg": {"image_size": 224, "patch_size": 32, "width": 384, "head_width": 64, "layers": 2},
+        "text_cfg": {
+            "hf_model_name": "all-MiniLM-L6-v2",
+            "hf_config": MINILM,
+            "hf_proj_type": "linear",
+            "context_length": CONTEXT,
+        },
+        "published_parts": True,
+    },
 }
-"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`.
+"""Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`. With `published_parts`
+it is one too, on an EfficientNet-Lite0, and texts are pooled by a `SentencePooler`.
 
 Of `medclip`, the first edition, no weights ship any more: files of version 0.2.0 load as `medclip@LABEL`.
 """
@@ -51,14 +65,35 @@ class BundledModel:
 BUNDLED = {
     "medclip2-slake": BundledModel("medclip2-slake.safetensors", ("open", "slake")),
     "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", ("open", "vqa-rad")),
+    "medclip3-open": BundledModel("medclip3-open.safetensors", ("open",)),
 }
 """`auto` takes the first that has not seen the data."""
+
+
+def has_published_parts(architecture: str) -> bool:
+    """Whether the towers stand on networks that packages bring, so that a file holds what is aligned of it alone."""
+    return bool(ARCHITECTURES[architecture].get("published_parts"))
+
+
+def aligned(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights without those of published parts."""
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(PREFIXES)}
+
+
+def normalisation(architecture: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of pictures per channel, on the scale 0..1."""
+    return (HALF, HALF) if has_published_parts(architecture) else (MEAN, STD)
 
 
 def build(architecture: str = "medclip2") -> "CLIP":
     """An architecture with random weights, float32."""
     clip: CLIP = build_open_clip(ARCHITECTURES[architecture])
     return clip
+
+
+def tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
+    """Questions to token ids, int64 [questions, 64]. Raises `BackboneError` for a published part that is missing."""
+    return sentence_tokenizer(CONTEXT) if has_published_parts(architecture) else ShortVocabulary()
 
 
 class ShortVocabulary:

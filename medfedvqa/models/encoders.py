@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.published_parts import sentence_means
 
 
 class ImageEncoder(ABC):
@@ -271,6 +272,8 @@ class BertText(TextEncoder):
         kind = type(self._tower.pooler).__name__
         if kind == "MeanPooler":
             return (hidden * present[..., None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
+        if kind == "SentencePooler":
+            return sentence_means(hidden, present)
         if kind == "ClsPooler" and self._tower.transformer.pooler is not None:
             pooled: torch.Tensor = self._tower.transformer.pooler(hidden)
             return pooled

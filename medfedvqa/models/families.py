@@ -74,7 +74,7 @@ def shape_from(build: Callable[[], nn.Module], image_size: int, context: int) ->
 def _image_shape(model: Any) -> tuple[TowerShape, tuple[str, ...]]:
     if _is_open_clip_vit(model):
         visual = model.visual
-        width, block = visual.conv1.out_channels, visual.transformer.resblocks[0]
+        width, block = len(visual.class_embedding), visual.transformer.resblocks[0]
         features = 0 if visual.attn_pool is None else visual.ln_post.normalized_shape[0]
         layers = len(visual.transformer.resblocks)
         tower = plain_tower(layers, width, block.attn.num_heads, "visual.")

@@ -77,31 +77,33 @@ def _nothing(record: logging.LogRecord) -> bool:
 def build(configuration: Mapping[str, Any]) -> nn.Module:
     """A model of this configuration with arbitrary weights. Raises `BackboneError` for an unknown text tower.
 
-    With `keeps_place`, which open_clip does not know, the picture tower is a `PlaceTower`.
+    `keeps_place` and `published_parts`, which open_clip does not know, are explained in `bundled`.
     """
     from open_clip.coca_model import CoCa
     from open_clip.model import CLIP, CustomTextCLIP
 
     options = {name: dict(part) if isinstance(part, Mapping) else part for name, part in configuration.items()}
     text, custom = options["text_cfg"], options.pop("custom_text", False)
-    known, keeps_place = text.pop("hf_config", None), options.pop("keeps_place", False)
+    known, published = text.pop("hf_config", None), bool(options.pop("published_parts", False))
+    keeps_place = options.pop("keeps_place", published)
     options["vision_cfg"]["timm_model_pretrained"] = False
     kind = CoCa if "multimodal_cfg" in options else CustomTextCLIP if custom or text.get("hf_model_name") else CLIP
-    if not text.get("hf_model_name"):
-        model: nn.Module = kind(**options)
-        if keeps_place:
-            model.visual = _place_tower(configuration["vision_cfg"], int(configuration["embed_dim"]))
-        return model
     stand_in = {"context_length": 4, "vocab_size": 8, "width": 8, "heads": 1, "layers": 1}
-    model = kind(**{**options, "text_cfg": stand_in})
-    model.text = _text_tower(int(configuration["embed_dim"]), text, known)
+    other = bool(text.get("hf_model_name"))
+    model: nn.Module = kind(**{**options, "text_cfg": stand_in} if other else options)
+    if keeps_place:
+        model.visual = _place_tower(configuration["vision_cfg"], int(configuration["embed_dim"]), published)
+    if other:
+        model.text = _text_tower(int(configuration["embed_dim"]), text, known, published)
     return model
 
 
-def _place_tower(vision: Mapping[str, Any], embed: int) -> nn.Module:
+def _place_tower(vision: Mapping[str, Any], embed: int, published: bool) -> nn.Module:
     from medfedvqa.models.place_tower import PlaceTower
+    from medfedvqa.models.published_parts import PublishedStem
 
     return PlaceTower(
+        **({"stem": PublishedStem(vision["width"]), "whole": vision["width"] // 2} if published else {}),
         width=vision["width"],
         image_size=vision["image_size"],
         patch_size=vision["patch_size"],
@@ -112,7 +114,9 @@ def _place_tower(vision: Mapping[str, Any], embed: int) -> nn.Module:
     )
 
 
-def _text_tower(embed: int, text: Mapping[str, Any], known: Mapping[str, Any] | None) -> "HFTextEncoder":
+def _text_tower(
+    embed: int, text: Mapping[str, Any], known: Mapping[str, Any] | None, published: bool
+) -> "HFTextEncoder":
     """A text tower of transformers in open_clip's wrapper, which would fetch its configuration."""
     from open_clip.hf_model import HFTextEncoder
 
@@ -136,4 +140,8 @@ def _text_tower(embed: int, text: Mapping[str, Any], known: Mapping[str, Any] | 
     )
     if pooler != "cls_pooler":  # open_clip builds no pooling layer then, and no checkpoint has one
         tower.transformer.pooler = None
+    if published:
+        from medfedvqa.models.published_parts import SentencePooler
+
+        tower.pooler = SentencePooler()
     return tower

@@ -22,23 +22,28 @@ STEM = (48, 96)
 class PlaceTower(VisionTransformer):  # type: ignore[misc]  # open_clip has no annotations
     """open_clip's vision transformer with another stem and another pooling, and with `pool_type` `places`.
 
-    Its width is a multiple of `PLACES` squared.
+    Its width less `whole` is a multiple of `PLACES` squared.
     """
 
-    def __init__(self, width: int, **options: Any) -> None:
-        """`options`: those of open_clip's class."""
+    def __init__(self, width: int, stem: nn.Module | None = None, whole: int = 0, **options: Any) -> None:
+        """`stem`: pictures to [n, width, rows, columns], whose scale means something; None: convolutions of its own.
+        `whole`: how many numbers of the pooled output are of the picture as a whole. `options`: those of open_clip."""
         super().__init__(width=width, pool_type="avg", **options)
         # open_clip admits only the names of its own kinds of pooling.
         self.pool_type = "places"
-        self.conv1 = _stem(width)
-        self.narrow = nn.Linear(width, width // PLACES**2)
+        self.conv1 = _stem(width) if stem is None else stem
+        if stem is not None:
+            self.ln_pre, self.ln_post = nn.Identity(), nn.Identity()
+        self.narrow = nn.Linear(width, (width - whole) // PLACES**2)
+        self.whole = nn.Linear(width, whole) if whole else None
 
     def _pool(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [n, 1 + cells, width] to the pooled output [n, width] and the cells [n, cells, width]."""
         cells = self.ln_post(x)[:, 1:]
         grid = cells.transpose(1, 2).unflatten(2, self.grid_size)
         places = F.adaptive_avg_pool2d(grid, PLACES).flatten(2).transpose(1, 2)
-        return self.narrow(places).flatten(1), cells
+        pooled = self.narrow(places).flatten(1)
+        return pooled if self.whole is None else torch.cat([self.whole(cells.mean(1)), pooled], dim=1), cells
 
 
 def _stem(width: int) -> nn.Sequential:

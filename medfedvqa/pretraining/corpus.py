@@ -24,7 +24,7 @@ SHARE_ALIKE = ("mednist",)
 LABELS = ("organ", "modality", "plane", "finding")
 BENCHMARKS = {"slake": slake.read, "vqa-rad": vqa_rad.read}
 PIXELS = 160
-"""Side of the stored pictures: a quarter more than the backbone's input, so that crops stay sharp."""
+"""Side of the stored pictures: a quarter more than the second edition's input, so that crops stay sharp."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pictures and their pixels, uint8 [pictures, 160, 160], in the same order."""
+    """Pictures and their pixels, uint8 [pictures, side, side], in the same order."""
 
     pictures: Sequence[Picture]
     pixels: torch.Tensor
@@ -51,16 +51,16 @@ def is_for_probes(index: int) -> bool:
     return index % 20 == 0
 
 
-def load(root: Path, benchmark: str | None, share_alike: bool = True) -> Corpus:
-    """The open sets under `root/open` and, if named, one benchmark. Raises `DataError`."""
+def load(root: Path, benchmark: str | None, share_alike: bool = True, side: int = PIXELS) -> Corpus:
+    """The open sets under `root/open` and, if named, one benchmark, `side` pixels wide. Raises `DataError`."""
     sets = [name for name in OPEN_SETS if share_alike or name not in SHARE_ALIKE]
-    pairs = [pair for name in sets for pair in _open_set(root / "open" / f"{name}.zip", name)]
+    pairs = [pair for name in sets for pair in _open_set(root / "open" / f"{name}.zip", name, side)]
     if benchmark:
-        pairs.extend(_benchmark(root / benchmark, benchmark))
+        pairs.extend(_benchmark(root / benchmark, benchmark, side))
     return Corpus([picture for picture, _ in pairs], torch.stack([pixels for _, pixels in pairs]))
 
 
-def _open_set(path: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
+def _open_set(path: Path, name: str, side: int) -> Iterator[tuple[Picture, torch.Tensor]]:
     if not path.is_file():
         raise DataError(f"'{path.name}' is missing under the folder 'open'")
     with zipfile.ZipFile(path) as archive:
@@ -68,7 +68,7 @@ def _open_set(path: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
             entry = json.loads(line)
             labels = {key: entry[key] for key in LABELS if entry[key]}
             with Image.open(io.BytesIO(archive.read(entry["file"]))) as picture:
-                pixels = square(np.asarray(picture.convert("L")), PIXELS)
+                pixels = square(np.asarray(picture.convert("L")), side)
             words = Picture(
                 source=name,
                 meaning=tuple(labels.get(key) for key in LABELS),
@@ -116,7 +116,7 @@ def _finding_questions(finding: str, organ: str) -> Iterator[tuple[str, str]]:
         yield "is there consolidation or opacity in the lungs", "no" if healthy else "yes"
 
 
-def _benchmark(root: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
+def _benchmark(root: Path, name: str, side: int) -> Iterator[tuple[Picture, torch.Tensor]]:
     """A benchmark's pictures: captions from its annotations, and all its questions and answers."""
     by_image: defaultdict[Path, list[Row]] = defaultdict(list)
     for row in BENCHMARKS[name](root).rows:
@@ -132,7 +132,7 @@ def _benchmark(root: Path, name: str) -> Iterator[tuple[Picture, torch.Tensor]]:
             questions=questions,
             labels={},
         )
-        pixels = load_image(image, PIXELS, rows[0].index)[0]
+        pixels = load_image(image, side, rows[0].index)[0]
         yield words, (pixels * 255).round().to(torch.uint8)
 
 

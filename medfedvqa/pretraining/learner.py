@@ -10,16 +10,13 @@ import torch.nn.functional as F
 from open_clip.model import CLIP
 from torch import nn
 
-from medfedvqa.models.bundled import ARCHITECTURES, STD, ShortVocabulary, build
+from medfedvqa.models.bundled import ARCHITECTURES, build, normalisation, tokenizer
+from medfedvqa.models.families import text_tower
+from medfedvqa.models.layouts import Packed
 from medfedvqa.pretraining.corpus import LABELS, Picture
 from medfedvqa.pretraining.pair_batches import PairBatch
 from medfedvqa.pretraining.picture_targets import BINS, ORIENTATIONS, edge_histograms, thumbnails
 
-ARCHITECTURE = ARCHITECTURES["medclip2"]
-WIDTH: int = ARCHITECTURE["vision_cfg"]["width"]
-TEXT_WIDTH: int = ARCHITECTURE["text_cfg"]["width"]
-SPACE: int = ARCHITECTURE["embed_dim"]
-CELLS = ARCHITECTURE["vision_cfg"]["image_size"] // ARCHITECTURE["vision_cfg"]["patch_size"]
 THUMBNAIL = 16
 
 Classes = dict[str, list[str]]
@@ -29,8 +26,8 @@ Classes = dict[str, list[str]]
 class FrozenTexts:
     """The text tower's output for each text that was ever asked for, computed once."""
 
-    def __init__(self, clip: CLIP) -> None:
-        self._clip, self._tokenize = clip, ShortVocabulary()
+    def __init__(self, clip: CLIP, architecture: str = "medclip2") -> None:
+        self._clip, self._tokenize = clip, tokenizer(architecture)
         self._known: dict[str, torch.Tensor] = {}
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
@@ -46,27 +43,29 @@ class FrozenTexts:
 
 
 def text_features(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
-    """The text tower's output at the end token before its projection, [n, width]."""
-    ends = tokens.argmax(dim=-1)
-    length = int(ends.max()) + 1
-    hidden = clip.token_embedding(tokens[:, :length]) + clip.positional_embedding[:length]
-    hidden = clip.ln_final(clip.transformer(hidden, attn_mask=clip.attn_mask[:length, :length]))
-    pooled: torch.Tensor = hidden[torch.arange(len(tokens), device=tokens.device), ends]
-    return pooled
+    """The text tower's pooled output before its projection, [n, width]."""
+    tower = text_tower(clip, 1)
+    layout = Packed(tower.beginnings(tokens), torch.arange(len(tokens), device=tokens.device))
+    return tower.features(tower.trunk(tokens, layout), layout)
 
 
 class Learner(nn.Module):
     """The CLIP, and heads that only training needs."""
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, classes: Classes, architecture: str = "medclip2") -> None:
         super().__init__()
-        self.clip: CLIP = build("medclip2")
-        self.labels = nn.ModuleDict({label: nn.Linear(WIDTH, len(classes[label])) for label in LABELS})
-        self.orientation = nn.Linear(WIDTH, ORIENTATIONS)
-        self.edges = nn.Linear(WIDTH, BINS)
-        self.thumbnail = nn.Linear(WIDTH, THUMBNAIL**2)
-        self.look = nn.Linear(TEXT_WIDTH, WIDTH)
-        joined = 2 * WIDTH + TEXT_WIDTH + SPACE
+        self.clip: CLIP = build(architecture)
+        vision, words = (ARCHITECTURES[architecture][part] for part in ("vision_cfg", "text_cfg"))
+        self._deviation = normalisation(architecture)[1][0]
+        self._cells = vision["image_size"] // vision["patch_size"]
+        width: int = vision["width"]
+        text: int = words.get("width") or words["hf_config"]["hidden_size"]
+        self.labels = nn.ModuleDict({label: nn.Linear(width, len(classes[label])) for label in LABELS})
+        self.orientation = nn.Linear(width, ORIENTATIONS)
+        self.edges = nn.Linear(width, BINS)
+        self.thumbnail = nn.Linear(width, THUMBNAIL**2)
+        self.look = nn.Linear(text, width)
+        joined = 2 * width + text + ARCHITECTURES[architecture]["embed_dim"]
         self.answer = nn.Sequential(
             nn.Linear(joined, 512), nn.GELU(), nn.Dropout(0.2), nn.Linear(512, len(classes["answer"]))
         )
@@ -94,9 +93,9 @@ class Learner(nn.Module):
 
     def _from_pixels(self, pooled: torch.Tensor, cells: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Edges from each cell, the whole picture's thumbnail from the pooled output."""
-        grey = images[:, :1] * STD[0]
-        edges = edge_histograms(grey, CELLS).flatten(1, 2)
-        small = thumbnails(grey, THUMBNAIL) / STD[0]
+        grey = images[:, :1] * self._deviation
+        edges = edge_histograms(grey, self._cells).flatten(1, 2)
+        small = thumbnails(grey, THUMBNAIL) / self._deviation
         return F.mse_loss(self.edges(cells), edges) * BINS + 0.5 * F.mse_loss(self.thumbnail(pooled), small)
 
     def _from_labels(self, pooled: torch.Tensor, pictures: Sequence[Picture]) -> torch.Tensor:
@@ -120,10 +119,17 @@ class Learner(nn.Module):
         same = torch.tensor([[picture.meaning in meanings[caption] for caption in distinct] for picture in pictures])
         same = same.to(pooled.device, torch.float32)
         images = F.normalize(pooled @ self.clip.visual.proj, dim=-1)
-        words = F.normalize(texts(distinct) @ self.clip.text_projection, dim=-1)
+        words = F.normalize(self._projected(texts(distinct)), dim=-1)
         logits = images @ words.T * self.clip.logit_scale.exp().clamp(max=100)
         forth = F.cross_entropy(logits, same / same.sum(1, keepdim=True))
         return (forth + F.cross_entropy(logits.T, (same / same.sum(0)).T)) / 2
+
+    def _projected(self, words: torch.Tensor) -> torch.Tensor:
+        """The text tower's outputs in the common space, of any length."""
+        projected: torch.Tensor = (
+            self.clip.text.proj(words) if hasattr(self.clip, "text") else words @ self.clip.text_projection
+        )
+        return projected
 
     def _answers(
         self,
@@ -138,8 +144,8 @@ class Learner(nn.Module):
             return pooled.new_zeros(())
         rows = torch.tensor([row for row, _, _ in triples], device=pooled.device)
         words = texts([question for _, question, _ in triples])
-        look = torch.einsum("rw,rcw->rc", self.look(words), cells[rows]) * WIDTH**-0.5
+        look = torch.einsum("rw,rcw->rc", self.look(words), cells[rows]) * pooled.shape[1] ** -0.5
         looked = torch.einsum("rc,rcw->rw", look.softmax(dim=1), cells[rows])
-        product = (pooled @ self.clip.visual.proj)[rows] * (words @ self.clip.text_projection)
+        product = (pooled @ self.clip.visual.proj)[rows] * self._projected(words)
         targets = torch.tensor([self._numbers["answer"][answer] for _, _, answer in triples], device=pooled.device)
         return F.cross_entropy(self.answer(torch.cat([pooled[rows], looked, words, product], dim=1)), targets)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.models.bundled import MEAN, SIZE, STD
+from medfedvqa.models.bundled import ARCHITECTURES, normalisation
 from medfedvqa.pretraining.corpus import Corpus, Picture
 from medfedvqa.pretraining.picture_targets import ORIENTATIONS, turned
 
@@ -22,7 +22,7 @@ TURNED = 0.25
 
 @dataclass(frozen=True)
 class PairBatch:
-    """`images` are float32 [n, 3, 128, 128], turned by `orientations`, int64 [n]. Each picture has a caption, and the
+    """`images` are float32 [n, 3, side, side], turned by `orientations`, int64 [n]. Each picture has a caption, and the
     questions that have an answer among the classes, with these answers."""
 
     images: torch.Tensor
@@ -36,13 +36,15 @@ class PairBatch:
         return replace(self, images=self.images.to(device), orientations=self.orientations.to(device))
 
 
-def draw(corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator) -> PairBatch:
-    """One batch of the pictures at `indices`, with newly drawn texts and orientations."""
+def draw(
+    corpus: Corpus, indices: list[int], answers: set[str], generator: torch.Generator, architecture: str = "medclip2"
+) -> PairBatch:
+    """One batch of the pictures at `indices` for an architecture, with newly drawn texts and orientations."""
     pictures = [corpus.pictures[i] for i in indices]
     # Python's generator picks words, torch's picks pixels; one seeds the other.
     words = random.Random(int(torch.randint(2**31, (), generator=generator)))
     questions = [_questions(picture, answers, words) for picture in pictures]
-    images = augment(corpus.pixels[indices], generator)
+    images = augment(corpus.pixels[indices], generator, architecture)
     orientations = torch.randint(1, ORIENTATIONS, (len(indices),), generator=generator)
     orientations *= torch.rand(len(indices), generator=generator) < TURNED
     captions = [_caption(picture, words) for picture in pictures]
@@ -62,12 +64,12 @@ def _questions(picture: Picture, answers: set[str], words: random.Random) -> lis
     return words.sample(pairs, min(QUESTIONS, len(pairs)))
 
 
-def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def augment(pixels: torch.Tensor, generator: torch.Generator, architecture: str = "medclip2") -> torch.Tensor:
     """Applies random crop, shift, small rotation, brightness and contrast to uint8 [n, h, w].
 
-    Returns normalised float32 [n, 3, 128, 128].
+    Returns normalised float32 [n, 3, side, side], as the architecture takes pictures.
     """
-    count = len(pixels)
+    count, side = len(pixels), ARCHITECTURES[architecture]["vision_cfg"]["image_size"]
 
     def uniform(low: float, high: float) -> torch.Tensor:
         return torch.rand(count, generator=generator) * (high - low) + low
@@ -78,13 +80,10 @@ def augment(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         + [scale * stretch * angle.sin(), scale * stretch * angle.cos(), uniform(-0.12, 0.12)],
         dim=1,
     ).view(count, 2, 3)
-    grid = F.affine_grid(rotation, [count, 1, SIZE, SIZE], align_corners=False)
+    grid = F.affine_grid(rotation, [count, 1, side, side], align_corners=False)
     grey = F.grid_sample(pixels[:, None].float() / 255, grid, align_corners=False)
     gain, shift, gamma = uniform(0.75, 1.25), uniform(-0.1, 0.1), uniform(0.8, 1.25)
     grey = grey.clamp(1e-4, 1) ** gamma.view(-1, 1, 1, 1)
-    return normalise(grey * gain.view(-1, 1, 1, 1) + shift.view(-1, 1, 1, 1))
-
-
-def normalise(grey: torch.Tensor) -> torch.Tensor:
-    """Grey [n, 1, h, w] in 0..1 as the towers expect it: three channels, the bundled mean and deviation."""
-    return (grey - MEAN[0]).div_(STD[0]).expand(-1, 3, -1, -1)
+    grey = grey * gain.view(-1, 1, 1, 1) + shift.view(-1, 1, 1, 1)
+    mean, deviation = normalisation(architecture)
+    return (grey - mean[0]).div_(deviation[0]).expand(-1, 3, -1, -1)

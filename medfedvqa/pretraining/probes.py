@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from open_clip.model import CLIP
 from torch import nn
 
-from medfedvqa.models.bundled import SIZE
+from medfedvqa.models import Backbone
+from medfedvqa.pretraining.answer_probes import pooled
 from medfedvqa.pretraining.corpus import LABELS, Corpus, is_for_probes
-from medfedvqa.pretraining.pair_batches import normalise
-from medfedvqa.pretraining.train import image_features
 
 
 @dataclass(frozen=True)
@@ -25,13 +23,13 @@ class LabelProbe:
     rows: int
 
 
-def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[LabelProbe]:
+def linear_probes(backbone: Backbone, corpus: Corpus, fit_on: int = 6000) -> list[LabelProbe]:
     """Logistic regression per label: fitted on at most `fit_on` training pictures, scored on the held-out ones."""
     labelled = [i for i, picture in enumerate(corpus.pictures) if picture.labels]
     test = [i for i in labelled if is_for_probes(i)]
     train = [i for i in labelled if not is_for_probes(i)]
     train = train[:: max(1, len(train) // fit_on)]
-    features = {part: _features(clip, corpus.pixels[list(part)]) for part in (tuple(train), tuple(test))}
+    features = {part: _features(backbone, corpus.pixels[list(part)]) for part in (tuple(train), tuple(test))}
     probes = []
     for label in LABELS:
         names = sorted({corpus.pictures[i].labels[label] for i in train if label in corpus.pictures[i].labels})
@@ -47,12 +45,13 @@ def linear_probes(clip: CLIP, corpus: Corpus, fit_on: int = 6000) -> list[LabelP
 
 
 @torch.no_grad()
-def _features(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
+def _features(backbone: Backbone, pixels: torch.Tensor) -> torch.Tensor:
     """The image features of uint8 [n, h, w], scaled to the backbone's input size."""
+    size = (backbone.shape.image_size,) * 2
     chunks = []
     for chunk in torch.split(pixels, 128):
-        grey = F.interpolate(chunk[:, None].float() / 255, size=(SIZE, SIZE), mode="area")
-        chunks.append(image_features(clip, normalise(grey)))
+        grey = F.interpolate(chunk[:, None].float() / 255, size=size, mode="area")
+        chunks.append(pooled(backbone, grey))
     return torch.cat(chunks)
 
 

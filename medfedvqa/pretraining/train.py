@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.bundled import aligned, has_published_parts
+from medfedvqa.models.published_parts import PREFIXES, published_weights
 from medfedvqa.pretraining.corpus import LABELS, Corpus, is_for_probes
 from medfedvqa.pretraining.learner import Classes, FrozenTexts, Learner
 from medfedvqa.pretraining.pair_batches import draw
@@ -29,6 +31,7 @@ class Recipe:
     """The settings of training. The model card prints them."""
 
     steps: int
+    architecture: str = "medclip2"
     batch: int = 64
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
@@ -38,12 +41,6 @@ class Recipe:
     checkpoint_every: int = 100
     """Steps between checkpoints, from which an interrupted training resumes."""
     seed: int = 7
-
-
-def image_features(clip: CLIP, images: torch.Tensor) -> torch.Tensor:
-    """The image tower's pooled output before its projection, [n, width]."""
-    pooled: torch.Tensor = clip.visual._pool(clip.visual.transformer(clip.visual._embeds(images)))[0]
-    return pooled
 
 
 def frequent_answers(corpus: Corpus, least: int = 5) -> list[str]:
@@ -81,19 +78,23 @@ def train(
 ) -> CLIP:
     """Trains, and resumes from `checkpoint` if it exists. Returns the CLIP.
 
-    `start`: first weights of the whole CLIP. `text`: weights whose text tower is taken over, of any edition; without
-    it only the tasks that need no words are learned. The text tower itself is never trained.
+    `start`: first weights of the whole CLIP. `text`: weights whose text tower is taken over, of the first two editions;
+    without it they learn only the tasks that need no words. Neither the text tower nor a published part is trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(recipe.seed)
     generator = torch.Generator().manual_seed(recipe.seed)
     classes = classes_of(corpus)
-    learner = Learner(classes).to(device)
-    if start:
-        learner.clip.load_state_dict(load_file(start))
+    learner = Learner(classes, recipe.architecture).to(device)
+    published = has_published_parts(recipe.architecture)
+    parts = published_weights(learner.clip) if published else {}
+    if start or published:
+        learner.clip.load_state_dict(parts | (load_file(start) if start else aligned(learner.clip.state_dict())))
+    if published and not start:
+        _begin_as_principal_components(learner.clip.visual, corpus)
     if text:
         _take_text_tower(learner.clip, text)
-    texts = FrozenTexts(learner.clip) if text else None
+    texts = FrozenTexts(learner.clip, recipe.architecture) if text or published else None
     optimizer = torch.optim.AdamW(_groups(learner, recipe), lr=recipe.learning_rate, betas=(0.9, 0.98))
     first = _resume(checkpoint, learner, optimizer) if checkpoint.exists() else 0
     answers = set(classes["answer"])
@@ -101,11 +102,11 @@ def train(
     for step, indices in enumerate(batches, start=first):
         # Each step has its own seed, so that a resumed run draws the same numbers as an uninterrupted one.
         torch.manual_seed(recipe.seed + step)
-        batch = draw(corpus, indices, answers, torch.Generator().manual_seed(recipe.seed + step))
+        batch = draw(corpus, indices, answers, torch.Generator().manual_seed(recipe.seed + step), recipe.architecture)
         learner.train()
         value = learner.loss(batch.on(device), texts)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * _schedule(step, recipe)
+            group["lr"] = recipe.learning_rate * group["pace"] * _schedule(step, recipe)
         optimizer.zero_grad()
         torch.autograd.backward(value)
         nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
@@ -114,6 +115,35 @@ def train(
         if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == recipe.steps:
             _save(checkpoint, learner, optimizer, step + 1)
     return learner.clip.eval()
+
+
+@torch.no_grad()
+def _begin_as_principal_components(visual: Any, corpus: Corpus) -> None:
+    """Lets a picture tower on a published network begin as the leading directions of open pictures' cells.
+
+    Its blocks add nothing yet. The pooled output is the first directions of the whole picture and of each place, scaled
+    so that those of places have a mean square of about 1. All open sets count alike, whatever their sizes.
+    """
+    by_source: dict[str, list[int]] = {}
+    for place, picture in enumerate(corpus.pictures):
+        if picture.labels:
+            by_source.setdefault(picture.source, []).append(place)
+    chosen = [place for places in by_source.values() for place in places[:: max(1, len(places) // 150)]]
+    some = corpus.pixels[chosen, None].expand(-1, 3, -1, -1)
+    grids = torch.cat([visual.conv1.network.forward_features(part / 127.5 - 1) for part in torch.split(some, 64)])
+    cells = grids.movedim(1, -1).flatten(0, 2)
+    mean, few = cells.mean(dim=0), visual.narrow.out_features
+    variances, directions = torch.linalg.eigh((cells - mean).T @ (cells - mean) / len(cells))
+    weights = directions.flip(1).T[: len(visual.class_embedding)] / variances.flip(0)[:few].mean().sqrt()
+    visual.conv1.narrow.weight.copy_(weights[..., None, None])
+    visual.conv1.narrow.bias.copy_(-(weights @ mean))
+    for layer in (visual.whole, visual.narrow):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    for block in visual.transformer.resblocks:
+        for layer in (block.attn.out_proj, block.mlp.c_proj):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
 
 def _take_text_tower(clip: CLIP, path: Path) -> None:
@@ -128,8 +158,8 @@ def _take_text_tower(clip: CLIP, path: Path) -> None:
 
 
 def write_weights(clip: CLIP, path: Path, stages: list[dict[str, Any]]) -> None:
-    """Writes the CLIP as float16 safetensors, with the `stages` of its training in the file's metadata."""
-    tensors = {name: tensor.half().cpu().contiguous() for name, tensor in clip.state_dict().items()}
+    """Writes the CLIP without published parts as float16 safetensors, with the `stages` of its training as metadata."""
+    tensors = {name: tensor.half().cpu().contiguous() for name, tensor in aligned(clip.state_dict()).items()}
     save_file(tensors, path, metadata={"stages": json.dumps(stages)})
 
 
@@ -143,12 +173,24 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:
-    """Parameters that are trained: all but the text tower, whose projection meets the pictures and learns with them."""
-    apart = ("clip.visual.", "clip.text_projection", "clip.logit_scale")
-    trained = [p for name, p in learner.named_parameters() if not name.startswith("clip.") or name.startswith(apart)]
-    matrices = [p for p in trained if p.ndim >= 2]
-    vectors = [p for p in trained if p.ndim < 2]
-    return [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    """Parameters that are trained: all but published parts and the text tower, whose projection meets the pictures.
+
+    What a published network gave is not trained away: its directions stay, and blocks on it learn at a hundredth
+    of the pace, so that what they add does not hide the weaker directions.
+    """
+    published = has_published_parts(recipe.architecture)
+    apart = ("clip.visual.", "clip.text_projection", "clip.text.proj.", "clip.logit_scale")
+    kept = ("visual.conv1.", "visual.whole.", "visual.narrow.") if published else ()
+    frozen = tuple(f"clip.{prefix}" for prefix in (*PREFIXES, *kept))
+    for name, parameter in learner.clip.named_parameters(prefix="clip"):
+        parameter.requires_grad_(name.startswith(apart) and not name.startswith(frozen))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in learner.named_parameters():
+        if parameter.requires_grad:
+            on_it = published and name.startswith("clip.visual.") and name != "clip.visual.proj"
+            pace = 0.01 if on_it else 1.0
+            groups.setdefault((pace, recipe.weight_decay if parameter.ndim >= 2 else 0.0), []).append(parameter)
+    return [{"params": part, "weight_decay": decay, "pace": pace} for (pace, decay), part in groups.items()]
 
 
 def _schedule(step: int, recipe: Recipe) -> float:

@@ -49,6 +49,10 @@ MISTAKES = [
     ((*DRAWN, "--engine", "simulater"), "did you mean 'simulator'?"),
     (("rum",), "no such command 'rum'. Did you mean 'run'?"),
     (("audit", "shwo"), "no such command 'shwo'. Did you mean 'show'?"),
+    (
+        ("pretrain", "--data-root", "{empty}", "--out", "{empty}/x", "--architecture", "medclip3", "--text", "{file}"),
+        "medclip3 has a published text tower: leave --text out",
+    ),
     # A second name for the same option, and two values of one.
     (("benchmark", "--budget", "rounds=3"), "'--budget rounds=3' is no longer an option: write --rounds 3"),
     (("benchmark", "--budget", "steps=3"), "'--budget steps=3' is no longer an option: write -O steps=3"),

@@ -84,12 +84,13 @@ def test_only_different_sets_that_need_no_ledger_of_their_own_join(name: str) ->
 
 
 def test_a_missing_set_and_a_backbone_that_has_seen_one_are_refused(tmp_path: Path) -> None:
-    """By the set's name. Both bundled backbones have seen one of the two published sets."""
+    """By the set's name. One bundled backbone has seen neither of the published sets, and none is without open sets."""
     with pytest.raises(DataError, match="no slake data is found"):
         find_root("phantom+slake", tmp_path)
     assert bundled_for("phantom+slake") == bundled_for("slake")
+    assert bundled_for("vqa-rad+slake") == "medclip3-open"
     with pytest.raises(BackboneError, match="every bundled backbone has seen part"):
-        bundled_for("vqa-rad+slake")
+        bundled_for("open")
     grid = Grid("slake+phantom", None, tmp_path, systems_named(["bag of words"]), 1, {}, ("a",), "medclip2-slake")
     with pytest.raises(ConfigError, match="has seen slake"):
         grid.job(grid.systems[0], 0)

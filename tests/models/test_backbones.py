@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 import medfedvqa.models
 from medfedvqa.backbone_names import BUNDLED_NAMES
 from medfedvqa.errors import BackboneError
-from medfedvqa.models import BackboneShape, TowerShape, bundled_for, load_backbone, seen_by, shape_of
+from medfedvqa.models import BackboneShape, TowerShape, bundled_for, is_bundled, load_backbone, seen_by, shape_of
+from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS, _agreed
 from medfedvqa.models.bundled import BUNDLED, BundledModel, build
+from medfedvqa.models.published_parts import parts_are_installed
 
 TINY = {
     "embed_dim": 16,
@@ -90,7 +92,9 @@ def test_the_shape_of_the_bundled_architecture():
         {"image": TowerShape(6, 256, 4), "text": TowerShape(4, 256, 4)}, embed=256, image_size=128, context=64
     )
     towers = expected.towers | {"image": TowerShape(4, 192, 3)}
+    third = {"image": TowerShape(2, 384, 6), "text": TowerShape(6, 384, 12)}
     shapes = {"medclip": expected, "medclip2": replace(expected, towers=towers)}
+    shapes["medclip3"] = replace(expected, towers=third, image_size=224)
     assert all(shape_of(f"{name}@mine") == shape for name, shape in shapes.items())
     assert BUNDLED.keys() == BUNDLED_NAMES.keys()
     assert all(shape_of(name) == shapes[architecture] for name, architecture in BUNDLED_NAMES.items())
@@ -99,6 +103,7 @@ def test_the_shape_of_the_bundled_architecture():
 def test_what_bundled_weights_have_seen_is_known_and_of_others_it_is_not():
     assert seen_by("medclip2-slake") == ("open", "slake")
     assert seen_by("medclip2-vqarad") == ("open", "vqa-rad")
+    assert seen_by("medclip3-open") == ("open",) and bundled_for("slake+vqa-rad") == "medclip3-open"
     assert [seen_by(name) for name in ("ViT-B-32/openai", "medclip@mine", "hf-hub:org/name")] == [None] * 3
 
 
@@ -112,9 +117,23 @@ def test_the_backbone_for_a_benchmark_has_not_seen_it(data):
 def test_a_bundled_backbone_loads(name):
     if not (Path(medfedvqa.models.__file__).parent / "weights" / BUNDLED[name].file).is_file():
         pytest.skip("the bundled weights are not built yet: `medfedvqa pretrain` makes them")
+    if not is_bundled(name):
+        pytest.skip("the extra `words` is not installed")
     backbone = load_backbone(name)
     assert backbone.seen == BUNDLED[name].seen
     assert backbone.tokenize(["is it"]).shape == (1, 64)
+
+
+@pytest.mark.skipif(not parts_are_installed(), reason="the extra `words` is not installed")
+def test_the_published_encoder_knows_what_a_question_means():
+    """Two ways to ask one thing are nearer to each other than to another question with the same words."""
+    questions = ["Is there a pneumothorax?", "Does the patient have a collapsed lung?", "Is there a kidney?"]
+    numbers = torch.arange(3)
+    backbone = load_backbone("medclip3-open")
+    cache = backbone.cache({"image": 0, "text": 0}, torch.rand(3, 1, 224, 224), questions)
+    features = backbone.features(cache.batch(numbers, cache.question_ids(questions), numbers), Tuning())
+    texts = torch.nn.functional.normalize(features[:, 384:], dim=1)
+    assert texts[0] @ texts[1] > texts[0] @ texts[2] + 0.1
 
 
 def test_the_first_edition_is_refused_with_what_to_name_now_and_loads_from_its_old_file(folder):

@@ -16,7 +16,7 @@ from privacy import Recorder, SettingsError
 
 FAMILIES = (
     "ViT-B-16-SigLIP", "EVA02-B-16", "PE-Core-B-16", "convnext_base", "RN50", "coca_ViT-B-32",
-    "roberta-ViT-B-32", "clip", "siglip",
+    "roberta-ViT-B-32", "clip", "siglip", "medclip3",
 )  # fmt: skip
 FURTHER = (
     "EVA02-E-14",

@@ -60,7 +60,7 @@ def test_test_rows_decide_nothing(rows: ProbedRows) -> None:
 def test_a_backbone_is_probed_by_its_pooled_features_and_by_its_places(places_backbone, single, rows) -> None:
     """The lines of a comparison, in order; the features are the tower's own."""
     small = replace(rows, pictures=torch.nn.functional.avg_pool2d(rows.pictures, 2).double())
-    names = [each.name for each in compared(small, {"x": places_backbone})]
+    names = [each.name for each in compared(lambda size: small, {"x": places_backbone})]
     assert names == ["question alone", "x, pooled", "x, places"]
     tower = places_backbone.clip.visual
     expected = tower._pool(tower.transformer(tower._embeds(places_backbone.normalised(small.pictures[:2]))))[0]
@@ -70,7 +70,7 @@ def test_a_backbone_is_probed_by_its_pooled_features_and_by_its_places(places_ba
 def test_a_backbone_without_a_tower_for_pictures_is_refused(vilt, rows: ProbedRows) -> None:
     """ViLT sees a picture only with a question: the error says so before anything is computed."""
     with pytest.raises(ConfigError, match="one tower"):
-        compared(rows, {"vilt": vilt})
+        compared(lambda size: rows, {"vilt": vilt})
 
 
 @pytest.mark.slow
