@@ -22,6 +22,7 @@ TABLES = ("slake", "vqa-rad", "slake-all", "vqa-rad-all")
 STUDY = "slake-study"
 ONE = "slake-hospitals: all rows"
 TWO, THREE, FOUR = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3, 4))
+WORDS_FIRST = "slake-words"
 WRONG = "% of the first one's labels exchanged"
 TABLE = re.compile(r"^Data .*?processor hours\.$", re.MULTILINE | re.DOTALL)
 ROWS = re.compile(rf"{TABLE.pattern}|^\|[^\n]*$", TABLE.flags)
@@ -124,6 +125,8 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (ONE, "stepwise (by organ)", "stepwise"),
         (THREE, "stepwise (by organ)", "stepwise"),
         ("vqa-rad-hospitals", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", POOLED),
         (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
         (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
         (f"{STUDY}: all rows", POOLED),
