@@ -127,6 +127,8 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("vqa-rad-hospitals", "stepwise", "frozen features"),
         (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", "frozen features"),
         (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", POOLED),
+        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", POOLED),
         (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
         (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
         (f"{STUDY}: all rows", POOLED),
