@@ -103,6 +103,7 @@ class Mixer:
 
         A mean that is lost takes no part, and its group keeps its model: what sites made of an earlier model is no
         gradient of this one.
+
         `means`: by group, what the sites made of the model that they were sent. The returned weights sum to 1 for each
         model. They are those by organ or reliability alone: in the mixture, a site's rows count beside them.
         """

@@ -25,7 +25,7 @@ ACCURACY = "accuracy"
 RELEASED_ACCURACY = TensorSpec(
     ACCURACY, (), "float32", Kind.STATISTIC, "share of validation rows answered right", bounds=(0, 1)
 )
-"""Its declaration."""
+"""The declaration of `ACCURACY` in an exchange."""
 
 
 def validated(state: State, right: torch.Tensor) -> State:

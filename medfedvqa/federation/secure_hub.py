@@ -227,8 +227,8 @@ class SecureHub(ServerHub):
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
                 raise FederationError(sentence) from None
             self.history.lost[self._round], lost = str(error), True
-        known = self._means[place]
-        return known._replace(tensors={name: array.copy() for name, array in known.tensors.items()}, lost=lost)
+        in_use = self._means[place]
+        return in_use._replace(tensors={name: array.copy() for name, array in in_use.tensors.items()}, lost=lost)
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
         """The mean of a sum. Raises `SecureAggregationError` for a sum that sites cannot reach by the declaration."""

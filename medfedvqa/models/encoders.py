@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.published_parts import sentence_means
+from medfedvqa.models.published_parts import sentence_means, state_means
 
 
 class ImageEncoder(ABC):
@@ -271,7 +271,7 @@ class BertText(TextEncoder):
     def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         kind = type(self._tower.pooler).__name__
         if kind == "MeanPooler":
-            return (hidden * present[..., None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
+            return state_means(hidden, present)
         if kind == "SentencePooler":
             return sentence_means(hidden, present)
         if kind == "ClsPooler" and self._tower.transformer.pooler is not None:

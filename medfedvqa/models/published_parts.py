@@ -118,8 +118,12 @@ def sentence_means(hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
 
     The published model scales it to length 1; here its mean square is 1, as the answer head has its inputs.
     """
-    mean = (hidden * present[..., None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
-    return F.normalize(mean, dim=1) * math.sqrt(hidden.shape[-1])
+    return F.normalize(state_means(hidden, present), dim=1) * math.sqrt(hidden.shape[-1])
+
+
+def state_means(hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    """The mean of the states [n, positions, width] of the positions that are present, [n, width]."""
+    return (hidden * present[..., None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
 
 
 def parts_are_installed() -> bool:
