@@ -71,10 +71,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path)
     changed: list[bool] = []
     gathered = Gathering.gathered
 
-    def in_other_orders(self: Gathering, uploads: dict[str, Tensors]) -> Tensors:
-        mean, names = gathered(self, uploads), [*uploads]
+    def in_other_orders(self: Gathering, uploads: dict[str, Tensors], weights: dict[str, float]) -> Tensors:
+        mean, names = gathered(self, uploads, weights), [*uploads]
         for order in (names[::-1], names[1:] + names[:1]):
-            other = gathered(self, {site: uploads[site] for site in order})
+            other = gathered(self, {site: uploads[site] for site in order}, weights)
             changed.append(any(array.tobytes() != other[name].tobytes() for name, array in mean.items()))
         return mean
 

@@ -258,7 +258,7 @@ def test_answers_outside_of_the_list_are_not_trained_on_and_never_right(site: Ma
     right = made.right(start_of(made), there.data.test)
     assert odd.any() and not right[odd].any()
     with caplog.at_level(logging.INFO, "medfedvqa.training.trainer"):
-        made.part(start_of(made), 1)
+        made.train(start_of(made), answer_losses(made.model), 1, 5)
     count = len(there.data.train) - len(made.train_rows)
     assert count and [record.getMessage().split()[0] for record in caplog.records] == [str(count)]
     assert not any("odd" in record.getMessage() for record in caplog.records)

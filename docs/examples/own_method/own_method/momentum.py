@@ -4,7 +4,8 @@ import numpy as np
 from pydantic import Field
 
 from medfedvqa.core import Tensors
-from medfedvqa.core.averaging import Averaging, AveragingConfig, ServerState
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.stepwise import ServerState
 
 
 class OwnConfig(AveragingConfig, frozen=True):
