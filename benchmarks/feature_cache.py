@@ -20,6 +20,7 @@ from medfedvqa.benchmark.grid import Grid, data_of
 from medfedvqa.benchmark.results_file import ALL_ROWS, Result, read
 from medfedvqa.benchmark.single_run import Machine, centralised, federated
 from medfedvqa.benchmark.systems import systems_named
+from medfedvqa.core import method_type
 from medfedvqa.data import organs
 from medfedvqa.models import FeatureStore
 
@@ -51,7 +52,8 @@ def short_run(result: Result, root: Path, store: TimedStore, folder: Path) -> No
     """A short round of a result's system, on its data and with its seed."""
     (system,) = systems_named([result.system])
     budget = {**result.budget, **SHORT}
-    system = replace(system, options={name: value for name, value in result.options.items() if name not in budget})
+    known = method_type(system.method).config_type.model_fields.keys() - budget.keys()  # of this version
+    system = replace(system, options={**system.options, **{n: v for n, v in result.options.items() if n in known}})
     sites, questions = organs(result.data, root), result.split["questions"]
     grid = Grid(result.data, root, folder, (system,), 1, budget, sites, result.backbone, questions=questions)
     job, data = grid.job(system, result.seed), data_of(grid, result.seed, system.pictures)

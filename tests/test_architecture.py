@@ -68,6 +68,16 @@ def test_no_room_imports_from_a_floor_above() -> None:
     assert len(SOURCES) > 200 and not above
 
 
+def test_no_package_takes_a_name_from_elsewhere_that_one_of_its_files_has() -> None:
+    """Importing the file would put it in the name's place, depending on who imports first."""
+    for init in (path for path in SOURCES if path.name == "__init__.py"):
+        files = {path.stem for path in init.parent.glob("*.py")}
+        for node in ast.parse(init.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                given = {alias.asname or alias.name for alias in node.names} - {str(node.module).rpartition(".")[2]}
+                assert not given & files, (init, given & files)
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     """A file holds one idea, tests as well; 400 lines are the most."""
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (*SOURCES, *TESTS)}

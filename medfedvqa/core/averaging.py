@@ -10,10 +10,10 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, SiteName, Width
+from medfedvqa.core.gradient_mixing import RECORDS, Mixer, MixingConfig, check_mixing
 from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import MethodConfig, State, arrays_of
-from medfedvqa.core.mixing import RECORDS, Mixer, MixingConfig, check_mixing
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, VALIDATED, counts
 from medfedvqa.core.stepwise import Stepwise

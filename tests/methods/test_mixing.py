@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from medfedvqa.core import Site, create
+from medfedvqa.core.gradient_mixing import Mixer
 from medfedvqa.core.hub import GroupMean
-from medfedvqa.core.mixing import Mixer
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import reliability_test
 from privacy import DPSettings
