@@ -5,7 +5,7 @@ This page holds what the other packages use; everything else is imported from it
 
 from audits.checkpoint import Checkpoint, origin_of
 from audits.code import CodeKind, JobCode
-from audits.entry import Entry, Event, Outcome, TensorRecord
+from audits.entry import Entry, Event, Isolation, Outcome, TensorRecord
 from audits.errors import (
     AuditError,
     JobRefused,
@@ -41,6 +41,7 @@ __all__ = [
     "Examination",
     "Exchange",
     "Gate",
+    "Isolation",
     "JobCode",
     "JobContext",
     "JobRefused",

@@ -38,6 +38,16 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+class Isolation(StrEnum):
+    """How the kernel keeps the network from the process that holds a site's rows."""
+
+    NAMESPACE = "namespace"
+    """A network without interfaces, and a filter that refuses all sockets but Unix's."""
+    FILTER = "filter"
+    """The filter alone."""
+    NONE = "none"
+
+
 @dataclass(frozen=True)
 class TensorRecord:
     """One tensor of an entry. One that was refused or is shared has no digest; of a refused one no byte left either."""
@@ -103,6 +113,8 @@ class Entry:
     """The computation on shares that the entry belongs to: its attempt, sites and stage; see `Sharing`."""
     export: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """What an entry `exported` is about: SHA-256, in hex, and bytes of the file of weights."""
+    isolation: Isolation | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
+    """How the process that answers the job is kept from the network, where a job is admitted, opened or refused."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The expiry of entries: how many, after how many days, and what shows that these have passed."""
 
@@ -124,6 +136,7 @@ class Entry:
                     **record,
                     "event": Event(record["event"]),
                     "outcome": record["outcome"] and Outcome(record["outcome"]),
+                    **({"isolation": Isolation(record["isolation"])} if "isolation" in record else {}),
                     "tensors": tuple(_tensor(tensor) for tensor in record["tensors"]),
                 }
             )

@@ -9,7 +9,7 @@ from operator import attrgetter, index
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from audits.code import JobCode
-from audits.entry import Event, Outcome, TensorRecord
+from audits.entry import Event, Isolation, Outcome, TensorRecord
 from audits.errors import (
     AuditError,
     JobRefused,
@@ -33,7 +33,7 @@ class JobContext:
     """The facts about the job in every entry: its id, method, model, code and submitter.
 
     `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
-    `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them.
+    `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them, and `isolation`.
     """
 
     job: str
@@ -43,6 +43,7 @@ class JobContext:
     code_digest: str
     actor: str = ""
     code: JobCode | None = None
+    isolation: Isolation = Isolation.NONE
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class Gate:
         if context.method != exchange.method:
             raise AuditError("the job's method and the exchange's are not the same: build both from one method")
         self._exchange, self._policy, self._log = exchange, policy, log
-        facts = {name: value or None for name, value in vars(context).items() if name != "code"}
-        self._code = context.code and context.code.record()
+        facts = {name: value or None for name, value in vars(context).items() if name not in ("code", "isolation")}
+        self._opened = {"code": context.code and context.code.record(), "isolation": context.isolation}
         self._standing: dict[str, Any] = facts | {
             "policy": policy.digest(),
             "exchange": exchange.digest(),
@@ -95,7 +96,7 @@ class Gate:
 
     def open(self) -> None:
         """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
-        self._log.append(Event.OPEN, **self._standing, code=self._code)
+        self._log.append(Event.OPEN, **self._standing, **self._opened)
 
     def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
         """Logs that the site does not go on with the job, and raises `JobRefused`; `detail` stays at the site."""

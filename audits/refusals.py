@@ -54,6 +54,7 @@ class Refusal(StrEnum):
     DEALER = "dealer"
     RECORDS = "records"
     CONNECTION = "connection"
+    ISOLATION = "isolation"
     FAILED = "failed"
 
     @property
@@ -104,6 +105,8 @@ _SENTENCES = {
     Refusal.DEALER: "the server dealt randomness that is not what the sites' seeds give",
     Refusal.RECORDS: "the site's audit log or budget ledger cannot be written or trusted",
     Refusal.CONNECTION: "the site's process connects to one pinned address only, and was to connect elsewhere",
+    Refusal.ISOLATION: "the process that would read the site's rows has a network: give it none by a name "
+    "space, a service or container without network, or a filter of sockets; or write `isolation: none` into site.yml",
     Refusal.FAILED: "the task failed at the site; the site's own log has the details",
 }
 

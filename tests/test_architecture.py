@@ -23,7 +23,7 @@ FLOORS = [
     {"medfedvqa.training"},
     {"medfedvqa.core"},
     {"medfedvqa.methods", "medfedvqa.pretraining"},
-    {"medfedvqa.federation"},
+    {"medfedvqa.federation", "medfedvqa.vault"},
     {"medfedvqa.attack"},
     {"medfedvqa.answering", "medfedvqa.backup", "medfedvqa.benchmark", "medfedvqa.report"},
     {"medfedvqa.library", "medfedvqa.reproduce"},

@@ -253,7 +253,7 @@ def test_every_field_of_an_entry_is_in_the_grammar_once() -> None:
     from audits.entry import GRAMMARS
 
     assert set(GRAMMARS[FORMAT].forms) == {one.name for one in fields(Entry)}
-    assert set(GRAMMARS[FORMAT].forms) - set(GRAMMARS[0].forms) == {"code", "format"}
+    assert set(GRAMMARS[FORMAT].forms) - set(GRAMMARS[0].forms) == {"code", "format", "isolation"}
 
 
 def test_a_golden_backup_restores_a_site(tmp_path: Path) -> None:

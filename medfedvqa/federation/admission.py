@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from audits import AuditLog, Entry, Event, JobRefused, Kind, Outcome, Refusal, read
+from audits import AuditLog, Entry, Event, Isolation, JobRefused, Kind, Outcome, Refusal, read
 from audits.policy import SitePolicy
 from medfedvqa.core.on_shares import OPEN
 from medfedvqa.core.registry import is_built_in
@@ -61,11 +61,17 @@ class Admission:
     """Decides on one job at one site. Each refusal is logged and raised as `JobRefused`."""
 
     def __init__(
-        self, config: SiteConfig, job: JobSpec, job_id: str, log: AuditLog, signature: Signature | None
+        self,
+        config: SiteConfig,
+        job: JobSpec,
+        job_id: str,
+        log: AuditLog,
+        signature: Signature | None,
+        isolation: Isolation = Isolation.NONE,
     ) -> None:
         """`signature` is None for an engine that runs all sites on one machine, where nobody signs jobs."""
         self._config, self._job, self._job_id, self._log = config, job, job_id, log
-        self._signature = signature
+        self._signature, self._isolation = signature, isolation
 
     def decide(self) -> None:
         """Check signature and freshness, then the policy, and log a signed job as admitted. Raises `JobRefused`."""
@@ -119,7 +125,8 @@ class Admission:
     def _standing(self) -> dict[str, Any]:
         actor = self._signature.actor if self._signature else ""
         policy = self._config.policy.digest()
-        return {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
+        named = {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
+        return named | {"isolation": self._isolation}
 
     def _remember(self, history: _History) -> None:
         terms = self._job.terms

@@ -4,7 +4,7 @@ The job's own process does this when the job ends. The site's process does it fo
 """
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, origin_of, read
@@ -57,12 +57,16 @@ def _left_something(audit: Path, job_id: str) -> bool:
     return False
 
 
-def close_ended(config: SiteConfig, running: Collection[str]) -> list[str]:
+def close_ended(
+    config: SiteConfig, running: Collection[str], end: Callable[[str], None] = lambda job_id: None
+) -> list[str]:
     """Settle and close every job that is open at this site and not `running`; returns their ids.
 
-    Raises `LedgerError`, `LogError`.
+    `end` is called with each before, to end a process that still works on it. Raises `LedgerError`, `LogError`.
     """
     late = [entry for entry in _open(config) if entry.job not in {*running, *live_processes(config.audit).jobs}]
+    for entry in late:
+        end(str(entry.job))
     with contextlib.closing(
         AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     ) as log:

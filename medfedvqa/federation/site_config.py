@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -64,6 +64,10 @@ peers: {peers}
 # taken as they are first seen.
 audit_key: {audit_key}
 audit_peers: {audit_peers}
+
+# How the process that reads the rows must be kept from the network: kernel (by a name space, a service or container
+# without network, or a filter of sockets: whichever this machine permits), or none, if it may have one.
+isolation: {isolation}
 
 # The socket of the machine's own log, as in /dev/log (syslog, journald), which is told of refused jobs and of findings
 # by their codes; null: nobody is told.
@@ -131,7 +135,7 @@ DEFAULTS: dict[str, Any] = {
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
-    "audit_key": "audit.key", "audit_peers": {}, "system_log": None,
+    "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
     "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
@@ -196,6 +200,8 @@ class SiteConfig(BaseModel):
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
+    isolation: Literal["kernel", "none"] = "kernel"
+    """Whether rows are read only by a process from which the kernel keeps the network: see `medfedvqa.vault`."""
     system_log: Path | None = None
     """The socket of the machine's log that is told of refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)

@@ -11,7 +11,19 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from audits import AuditKey, AuditLog, Exchange, Gate, JobCode, JobContext, JobRefused, Refusal, TaskSpec, origin_of
+from audits import (
+    AuditKey,
+    AuditLog,
+    Exchange,
+    Gate,
+    Isolation,
+    JobCode,
+    JobContext,
+    JobRefused,
+    Refusal,
+    TaskSpec,
+    origin_of,
+)
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
 from medfedvqa.core import EPSILON, EVALUATE, Site, Tensors, withheld
 from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_function
@@ -52,6 +64,7 @@ class SiteRuntime:
         relays: Relays | None = None,
         load_data: LoadData = load_site,
         signature: Signature | None = None,
+        isolation: Isolation = Isolation.NONE,
     ) -> None:
         """`load` lets the sites of one process share a backbone. `relays` makes the transports to other sites, where
         there are any. `load_data` replaces the rows of the site's data set. `signature`: see `Admission`.
@@ -62,10 +75,10 @@ class SiteRuntime:
         self._budget = JobBudget(config, job, job_id, self._method)
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
-        self._admission = Admission(config, job, job_id, self._log, signature)
+        self._admission = Admission(config, job, job_id, self._log, signature, isolation)
         self._checkpoints = CheckpointExchange(config, self._log, key, job_id, job.method)
         self._file, self._order = StateFile(config.state, job_id), TaskOrder(self._method.tasks())
-        self._job_id, self._actor = job_id, signature.actor if signature else ""
+        self._job_id, self._actor, self._isolation = job_id, signature.actor if signature else "", isolation
         self._refused: JobRefused | None = None
 
     @property
@@ -138,6 +151,7 @@ class SiteRuntime:
             code_digest=code.digest,
             actor=self._actor,
             code=code,
+            isolation=self._isolation,
         )
         gate = Gate(self._exchange, self.config.policy, self._log, context)
         gate.open()

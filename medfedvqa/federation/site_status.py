@@ -17,6 +17,7 @@ from audits import (
     AuditLog,
     Exchange,
     Gate,
+    Isolation,
     JobContext,
     Kind,
     LogError,
@@ -74,14 +75,14 @@ show who was in which. The head is a hash over clock readings, keyed digests and
 class StatusRuntime:
     """A site's part of the job. It answers like `SiteRuntime`."""
 
-    def __init__(self, config: SiteConfig, job_id: str, actor: str = "") -> None:
-        """`actor`: see `JobContext`."""
+    def __init__(self, config: SiteConfig, job_id: str, actor: str = "", isolation: Isolation = Isolation.NONE) -> None:
+        """`actor`, `isolation`: see `JobContext`."""
         self._config = config
         key = AuditKey.at(config.audit_key, origin_of(config.name))
         self._log = AuditLog(config.audit, config.name, key)
         self._checkpoints = CheckpointExchange(config, self._log, key, job_id, NAME)
         code = running_code(type(self))
-        context = JobContext(job_id, NAME, "", code_version(), code.digest, actor, code)
+        context = JobContext(job_id, NAME, "", code_version(), code.digest, actor, code, isolation)
         self._gate = Gate(EXCHANGE, config.policy, self._log, context)
         self._gate.open()
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from served import Served
 
 from audits import Event, LogError, Refusal, read
 from medfedvqa.errors import DataError
 from medfedvqa.federation import site_state
 from medfedvqa.federation.error_codes import code_of
+from medfedvqa.federation.flare.executor import carry
 from medfedvqa.federation.flare.messages import REASON, pack
-from medfedvqa.federation.flare.site_side import SiteTasks
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
@@ -60,10 +61,8 @@ def test_full_disks_and_memory_have_codes(error: Exception, code: Refusal, priva
 
 def answered(config: SiteConfig, job: JobSpec) -> Any:
     """The code in the site's answer to the first task; None if it answers."""
-    tasks = SiteTasks(job.to_dict(), None)
-    with closing(tasks):
-        tasks._runtime = SiteRuntime(config, job, "job")
-        return tasks.answer("start", pack(1, {}), None).get(REASON)
+    with closing(Served(SiteRuntime(config, job, "job"))) as served:
+        return carry(served.courier, "start", pack(1, {})).get(REASON)
 
 
 def test_a_site_whose_disk_fills_up_says_so_and_nothing_else(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from audits import Event, Refusal, read
-from medfedvqa.federation.flare.certificates import federation_of
+from medfedvqa.federation.certificates import federation_of
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.flare.recipe import export_job

@@ -17,7 +17,7 @@ from audits import Kind, Outcome, TensorSpec, read, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
 from medfedvqa.core.answering import TESTED
-from medfedvqa.federation.flare.certificates import federation_of
+from medfedvqa.federation.certificates import federation_of
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec

@@ -319,10 +319,12 @@ def test_an_orphan_dies_and_no_other_process() -> None:
     assert subprocess.run([sys.executable, "-c", CHILD, "0"], stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_a_site_asks_for_its_task_again_after_a_minute_although_its_kit_allows_five() -> None:
+def test_a_site_asks_for_its_task_again_after_a_minute_although_its_kit_allows_five(tmp_path: Path) -> None:
     """FLARE takes the larger one of a job's patience and the kit's, so that a server's death cost five minutes."""
     communicator = Communicator({"client_name": "lung"}, timeout=300.0)
-    engine = SimpleNamespace(client=SimpleNamespace(communicator=communicator))
+    workspace = SimpleNamespace(get_site_config_dir=lambda: str(tmp_path))
+    client = SimpleNamespace(communicator=communicator)
+    engine = SimpleNamespace(client=client, get_workspace=lambda: workspace)
     context = FLContext()
     context.get_engine = lambda: engine  # type: ignore[method-assign]
     context.get_job_id = lambda: SimulatorConstants.JOB_NAME  # type: ignore[method-assign]

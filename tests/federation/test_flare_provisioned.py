@@ -25,9 +25,10 @@ from audits.byte_ledger import Reconciliation, reconcile
 from medfedvqa.cli.sites import config_of
 from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
+from medfedvqa.federation.certificates import submitter
 from medfedvqa.federation.flare.admin_client import AdminClient
 from medfedvqa.federation.flare.admin_session import open_session
-from medfedvqa.federation.flare.certificates import submitter
+from medfedvqa.federation.flare.job_folder import read_files
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
@@ -212,10 +213,10 @@ def assert_submitter_is_named(federation: LoopbackFederation, job_id: str, folde
         assert {entry.actor for entry in log if entry.event in (Event.OPEN, Event.RELEASE)} == {fingerprint}
     root = federation.kits / "head" / "startup" / "rootCA.pem"
     app = shutil.copytree(federation.kits / "head" / job_id / "app_head", folder / "app")
-    assert submitter(app, root) == fingerprint
+    assert submitter(read_files(app), root) == fingerprint
     with (app / "config" / "config_fed_client.json").open("a") as file:
         file.write(" ")
-    assert submitter(app, root) == ""
+    assert submitter(read_files(app), root) == ""
 
 
 def assert_reported(federation: LoopbackFederation, job_id: str, out: Path) -> None:

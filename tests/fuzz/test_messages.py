@@ -25,6 +25,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import fobs as packing
 from nvflare.fuel.utils.fobs import lobs
+from served import Served
 from tiers import examples
 from untrained import Averaged
 
@@ -32,9 +33,9 @@ from audits import Refusal, read
 from medfedvqa.core import registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare import allowed_types, result_guard
+from medfedvqa.federation.flare.executor import carry
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, pack
 from medfedvqa.federation.flare.server_side import _TaskAnswers
-from medfedvqa.federation.flare.site_side import SiteTasks
 from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.server_receipts import ServerReceipts
@@ -75,8 +76,8 @@ class Ends:
     """A site and the notary of a server, as they meet in one job."""
 
     def __init__(self, config: Any, job: JobSpec, folder: Path) -> None:
-        self.tasks, self.config = SiteTasks(job.to_dict(), None), config
-        self.tasks._runtime = SiteRuntime(config, job, "job")
+        self.runtime, self.config = SiteRuntime(config, job, "job"), config
+        self.served = Served(self.runtime)
         self.notary = ServerReceipts(job.exchange(), "job", [SITE, "head"], folder / "notary", folder)
 
     def to_site(self, task: str, round: int) -> Shareable:
@@ -87,10 +88,8 @@ class Ends:
 
     def answer(self, task: str, message: Shareable) -> Shareable:
         """What the site submits. A site that has refused a job refuses all that follows; here each message is new."""
-        runtime = self.tasks._runtime
-        assert isinstance(runtime, SiteRuntime)
-        runtime._refused = None
-        reply = self.tasks.answer(task, message, None)
+        self.runtime._refused = None
+        reply = carry(self.served.courier, task, message)
         result_guard.record_answer(task, reply)
         return result_guard.checked_result(reply)
 
@@ -104,7 +103,7 @@ class Ends:
         self.notary.incoming(SITE, task, round, taken.tensors, taken.audit_bytes)
 
     def close(self) -> None:
-        self.tasks.close()
+        self.served.close()
         self.notary.close()
 
 

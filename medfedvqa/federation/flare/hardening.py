@@ -42,6 +42,7 @@ from medfedvqa.federation.flare.cell_hooks import before_start
 from medfedvqa.federation.flare.connections import PinnedAddress, RefusedConnections, pin_cells
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
 from medfedvqa.federation.flare.frame_counts import WireLedger, installed
+from medfedvqa.federation.flare.job_schema import EXECUTOR
 from medfedvqa.federation.flare.join_watch import JoinWatch
 from medfedvqa.federation.flare.result_guard import check_questions, check_results
 from medfedvqa.federation.flare.validator import ask_own_validator_first
@@ -119,7 +120,7 @@ class SiteGuard(FLComponent):
         elif event_type == EventType.SYSTEM_START:
             self._watch.joined()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
-            pinned_settings.refuse_other_classes(fl_ctx, kit_contents.EXECUTOR, "site")
+            pinned_settings.refuse_other_classes(fl_ctx, EXECUTOR, "site")
 
 
 def require_guard() -> None:

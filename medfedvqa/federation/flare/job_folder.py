@@ -5,19 +5,21 @@ Reads the files themselves, so that nothing that FLARE replaces in them has an e
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
-
 from audits import JobRefused, Refusal
+from medfedvqa.federation.certificates import SIGNATURES, SIGNER
 from medfedvqa.federation.flare.job_schema import job_of
 from medfedvqa.federation.flare.strict_json import NotAllowed, parse_object, read_bounded
 
 CLIENT, SERVER = "config_fed_client.json", "config_fed_server.json"
 _FOLDER = "config"
-_SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}
+_SIGNATURES = {SIGNATURES, SIGNER}
 _CONFIGURATIONS = {CLIENT, SERVER}
+FILES = (SIGNATURES, SIGNER, *(f"{_FOLDER}/{name}" for name in (SIGNATURES, SIGNER, CLIENT, SERVER)))
+"""The files of a signed job, by path."""
 
 
 def check_folder(app: Path) -> dict[str, Any]:
@@ -44,12 +46,24 @@ def _only(folder: Path, files: set[str], folders: set[str]) -> None:
 
 def read_job(app: Path) -> dict[str, Any]:
     """The job of an app's folder, from its configuration files as they were signed. Raises `JobRefused`."""
+    return parse_job(read_files(app))
+
+
+def read_files(app: Path) -> dict[str, bytes]:
+    """The content of those of a job's files that an app has. Raises `JobRefused` if one is a link or too long."""
     try:
-        client, server = (read_bounded(app / _FOLDER / name) for name in (CLIENT, SERVER))
+        return {path: read_bounded(app / path) for path in FILES if (app / path).exists()}
     except NotAllowed as error:
         raise JobRefused(Refusal.FOLDER, str(error)) from None
+
+
+def parse_job(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The job in the content of its two configuration files, by path. Raises `JobRefused`."""
     try:
-        return job_of(parse_object(client), parse_object(server))
+        client, server = (parse_object(files[f"{_FOLDER}/{name}"]) for name in (CLIENT, SERVER))
+        return job_of(client, server)
+    except LookupError:
+        raise JobRefused(Refusal.FOLDER, "a configuration file of the job is missing") from None
     except NotAllowed as error:
         raise JobRefused(Refusal.SCHEMA, str(error)) from None
 

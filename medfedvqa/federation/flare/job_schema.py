@@ -23,10 +23,11 @@ from medfedvqa.bounds import (
     Identifier,
     SiteName,
 )
-from medfedvqa.federation.flare.kit_contents import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.shape_cards import ShapeCard
 
+EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 STATUS_JOB = {"method": "site_status"}
 """A copy of `medfedvqa.federation.site_status.STATUS_JOB`, whose module imports torch."""
 

@@ -15,11 +15,10 @@ import yaml
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
+from medfedvqa.federation.flare.job_schema import CONTROLLER, EXECUTOR
 from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
 
-EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
-CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
 VALIDATOR = "medfedvqa.federation.flare.validator.ConfigurationOnly"
 GUARD = "medfedvqa.federation.flare.hardening.SiteGuard"

@@ -8,8 +8,6 @@ ended, the launcher starts a process that settles its budget and closes its log.
 import contextlib
 import json
 import logging
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,12 @@ from nvflare.utils.process_utils import ProcessAdapter
 
 from audits.escaping import for_log
 from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.hardening import require_guard
 from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
+from medfedvqa.vault.courier import SiteCourier
+from medfedvqa.vault.place import VaultPlace
 
 _RECORD = "launch.json"
 _CREDENTIALS = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
@@ -81,7 +82,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
     def __init__(self) -> None:
         super().__init__()
         self._running: set[str] = set()
-        self._closing = threading.Lock()
+        self._closing, self._vault = threading.Lock(), SiteCourier()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the process of a job, with the job's first credentials if this client was restarted."""
@@ -109,13 +110,13 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_client_job_args())
 
     def _close_jobs(self, workspace: Workspace) -> None:
-        """Close the site's jobs that no longer run, in a separate process, since its imports take seconds."""
-        command = [sys.executable, "-m", "medfedvqa.federation.flare.close_jobs", workspace.get_root_dir()]
+        """Have the vault close the site's jobs that no longer run; one that does not run is started."""
 
         def close() -> None:
-            with self._closing:
-                result = subprocess.run([*command, *sorted(self._running)], stdin=subprocess.DEVNULL, check=False)
-            if result.returncode:
+            try:
+                with self._closing:
+                    self._vault.close_jobs(VaultPlace.of_kit(Path(workspace.get_root_dir())), sorted(self._running))
+            except (FederationError, OSError):
                 _logger.error("the jobs that ended could not be closed; `medfedvqa doctor` says which are open")
 
         threading.Thread(target=close, name="close-jobs").start()

@@ -5,12 +5,13 @@ that waits for its standard input to close, and then kills FLARE's processes tha
 """
 
 import contextlib
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -49,25 +50,33 @@ class Reaper:
         return process
 
 
+_IS_FLARE = re.compile(r"nvflare\.private\.|.*sub_start\.sh$").match
+_IS_VAULT = re.compile(r"medfedvqa\.vault$").match
+
+
 def flare_processes(folders: list[str]) -> list[psutil.Process]:
     """FLARE's processes whose command line names one of these folders or a file in it."""
-    return [process for process in psutil.process_iter() if _is_flare_in(process, folders)]
+    return [process for process in psutil.process_iter() if _is_in(process, folders, _IS_FLARE)]
+
+
+def vault_processes(folders: list[str]) -> list[psutil.Process]:
+    """The vaults' processes whose command line names one of these folders or a file in it."""
+    return [process for process in psutil.process_iter() if _is_in(process, folders, _IS_VAULT)]
 
 
 def reap(folders: list[str]) -> None:
-    """Kill FLARE's processes in these folders, until there are none."""
-    while processes := flare_processes(folders):
+    """Kill FLARE's processes in these folders, and then the vaults that they started, until there are none."""
+    while processes := flare_processes(folders) or vault_processes(folders):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(processes, timeout=10)
 
 
-def _is_flare_in(process: psutil.Process, folders: list[str]) -> bool:
+def _is_in(process: psutil.Process, folders: list[str], kind: Callable[[str], Any]) -> bool:
     with contextlib.suppress(psutil.Error):
         line = process.cmdline()
-        flare = any(part.startswith("nvflare.private.") or part.endswith("sub_start.sh") for part in line)
-        return flare and any(f"{part}/".startswith(f"{folder}/") for part in line for folder in folders)
+        return any(map(kind, line)) and any(f"{part}/".startswith(f"{folder}/") for part in line for folder in folders)
     return False
 
 

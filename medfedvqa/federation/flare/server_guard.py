@@ -23,6 +23,7 @@ from nvflare.utils.process_utils import ProcessAdapter
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
+from medfedvqa.federation.flare.job_schema import CONTROLLER
 from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob, end_as_the_server_did
 from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.parent_process import adopt_children
@@ -65,7 +66,7 @@ class ServerGuard(FLComponent):
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             self._require(pinned_settings.not_pinned(self.kit))
-            pinned_settings.refuse_other_classes(fl_ctx, kit_contents.CONTROLLER, "server")
+            pinned_settings.refuse_other_classes(fl_ctx, CONTROLLER, "server")
 
     def _require(self, missing: list[str]) -> None:
         if missing:

@@ -1,0 +1,159 @@
+"""`python -m medfedvqa.vault SITE_YML SITE FOLDER [ROOT_CERTIFICATE]`: a site's process without network.
+
+It imports once what jobs need, listens at a socket in FOLDER, and forks a process for each connection, which ends with
+it: memory goes back, and what a job breaks is its own process. With `--detached` before the rest, it goes into the
+background once it listens, and ends some time after its last connection.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+
+from medfedvqa.vault.isolation import isolate
+from medfedvqa.vault.place import DETACHED, VaultPlace
+
+_LINGER = 60.0
+"""Seconds that a vault in the background waits for another connection."""
+_POLL = 1.0
+_MOST_CONNECTIONS = 64
+_KEPT = {
+    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "PYTHONPYCACHEPREFIX"),
+}
+"""What the process keeps of its environment."""
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status, once nobody has called for a while; in the background that is another process's."""
+    detached = arguments[:1] == [DETACHED]
+    try:
+        place = VaultPlace.read(arguments[detached:])
+    except ValueError:
+        print(__doc__, file=sys.stderr)
+        return os.EX_USAGE
+    os.umask(0o077)
+    for name in os.environ.keys() - _KEPT:
+        del os.environ[name]
+    # Weights come from the site's own disk. Without this, huggingface_hub contacts its server even for cached ones.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    place.folder.mkdir(parents=True, exist_ok=True)
+    if (lock := _lock(place.folder / "lock")) is None:
+        print("a vault of this site runs already: end it first, or use it", file=sys.stderr)
+        return os.EX_TEMPFAIL
+    isolation = _isolated(place)
+    with place.listener() as listener:
+        _import_all()
+        if detached:
+            _detach(place.folder / "vault.log")
+        _accept(listener, place, isolation, _LINGER if detached else None)
+    os.close(lock)
+    return 0
+
+
+def _lock(path: Path) -> int | None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _isolated(place: VaultPlace) -> str:
+    """Isolate by the site's own file, unless that says `none`; one that cannot be read is each job's refusal later."""
+    settings = {}
+    with suppress(OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        settings = yaml.safe_load(place.config.read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        settings = {}
+    if settings.get("isolation") == "none":
+        return "none"
+    held = isolate(reaches_system_log=settings.get("system_log") is not None)
+    if held == "none":
+        print(
+            "this process keeps its network, and refuses every job: let it make name spaces (`sysctl "
+            "user.max_user_namespaces`), run it as a service with PrivateNetwork=yes or in a container with `network "
+            "none`, or on a machine whose kernel filters system calls (seccomp); or write `isolation: none` into "
+            "site.yml",
+            file=sys.stderr,
+        )
+    return held
+
+
+def _import_all() -> None:
+    """What the first job would import in seconds, and every further one again."""
+    import gc
+
+    import open_clip  # noqa: F401
+
+    import medfedvqa.vault.tasks  # noqa: F401
+
+    gc.freeze()
+
+
+def _detach(log: Path) -> None:
+    """Go on in a process of no terminal and no parent; whoever started this one sees that it listens."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output, stream.fileno())
+    os.close(output)
+
+
+def _accept(listener: socket.socket, place: VaultPlace, isolation: str, linger: float | None) -> None:
+    children: set[int] = set()
+    last = time.monotonic()
+    while linger is None or time.monotonic() - last < linger:
+        children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
+        if children:
+            last = time.monotonic()
+        if not select.select([listener], [], [], _POLL)[0] or len(children) >= _MOST_CONNECTIONS:
+            continue
+        with listener.accept()[0] as connection:
+            _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if user != os.geteuid():
+                continue  # another account, or one that the name space does not know
+            if child := os.fork():
+                children.add(child)
+            else:
+                listener.close()
+                _serve(connection, place, isolation)
+
+
+def _serve(connection: socket.socket, place: VaultPlace, isolation: str) -> NoReturn:
+    """Answer one connection in a process of its own."""
+    from audits import Isolation
+    from medfedvqa.vault.frames import FrameRefused, Wire
+    from medfedvqa.vault.tasks import Vault
+
+    status = os.EX_SOFTWARE
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        Vault(place, Isolation(isolation)).serve(Wire(connection))
+        status = 0
+    except (EOFError, ConnectionError):
+        status = os.EX_TEMPFAIL  # the courier is gone; the next one asks again
+    except FrameRefused as error:
+        print(error, file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

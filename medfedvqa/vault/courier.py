@@ -1,0 +1,145 @@
+"""The courier's end of the socket: it finds or starts the site's vault, and passes bytes. It holds no row or key."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medfedvqa.errors import FederationError
+from medfedvqa.vault.frames import Frame, FrameRefused, Wire
+from medfedvqa.vault.place import DETACHED, SOCKET, VaultPlace
+from medfedvqa.version import code_version
+
+if TYPE_CHECKING:
+    from privacy.secagg import Relay
+
+REPEATS = 10
+"""The number of times that a task is asked again of a vault that died, before its death counts as the job's failure."""
+_START_TIMEOUT = 300.0  # seconds, for a machine that is busy with other things
+_POLL = 0.2
+
+
+def reach(place: VaultPlace) -> Wire:
+    """A connection to the site's vault, which is started if it does not run. Raises `FederationError`."""
+    end = time.monotonic() + _START_TIMEOUT
+    while True:
+        try:
+            return Wire(place.connect())
+        except OSError:
+            if SOCKET not in os.environ:
+                _start(place)
+            elif time.monotonic() > end:
+                raise FederationError("the site's vault does not answer at its socket: start its service") from None
+            time.sleep(_POLL)
+
+
+def _start(place: VaultPlace) -> None:
+    """Start a vault in the background; returns once it listens, or another one does."""
+    command = [sys.executable, *place.command(DETACHED)]
+    started = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_START_TIMEOUT, check=False
+    )
+    if started.returncode not in (0, os.EX_TEMPFAIL):
+        last = started.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise FederationError(f"the site's vault does not start: {''.join(last) or 'it says nothing'}")
+
+
+@dataclass
+class JobCourier:
+    """Carries one job's messages, and asks again where a vault died."""
+
+    place: VaultPlace
+    job_id: str
+    files: Mapping[str, bytes]
+    mail: "Callable[[str], Relay] | None" = None
+    """Makes the transport to other sites for the attempt of a name, and drops what earlier attempts left."""
+    isolation: str = ""
+    answered_bytes: int = 0
+    """Bytes of arrays and audit bytes in the answers of the vault: those that its log has as released."""
+    _wire: Wire | None = None
+    _attempt: "tuple[str, Relay] | None" = None
+
+    def ask(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> Frame:
+        """The vault's answer, or refusal, to a task or to a message that is none. Raises `FederationError`."""
+        for _ in range(REPEATS + 1):
+            try:
+                wire = self._opened()
+                wire.send(kind, arrays, data, **fields)
+                while (frame := wire.receive("answer", "refused", "mail", "wait")).kind not in ("answer", "refused"):
+                    self._carry(wire, frame)
+                self.answered_bytes += sum(array.nbytes for array in frame.arrays.values()) + len(frame.data)
+                return frame
+            except (EOFError, ConnectionError):
+                self._drop()
+        raise FederationError("the site's vault died each time that it was asked: see its log")
+
+    def _opened(self) -> Wire:
+        if self._wire is None:
+            wire = reach(self.place)
+            files = {name: np.frombuffer(content, np.uint8) for name, content in self.files.items()}
+            wire.send("job", files, id=self.job_id, version=code_version())
+            ready = wire.receive("ready").fields
+            if ready["version"] != code_version():
+                raise FrameRefused("the site's vault has another version than this process: restart both")
+            self._wire, self.isolation = wire, ready["isolation"]
+        return self._wire
+
+    def _carry(self, wire: Wire, frame: Frame) -> None:
+        """Pass on mail between sites; a lost message is a time-out, as on any network."""
+        name, site = frame.fields["attempt"], frame.fields["site"]
+        if self.mail is None:
+            raise FederationError("the site's vault writes to other sites in a job without such mail")
+        if self._attempt is None or self._attempt[0] != name:
+            self._attempt = name, self.mail(name)
+        relay = self._attempt[1]
+        if frame.kind == "mail":
+            relay.send(site, frame.data)
+            return
+        try:
+            message = relay.receive(site, frame.fields["seconds"])
+        except TimeoutError:
+            wire.send("silence")
+        else:
+            wire.send("mail", data=message, attempt=name, site=site)
+
+    def close(self, ended: bool = True) -> None:
+        """Let go of the vault. With `ended`, the job is over, and the site closes it."""
+        try:
+            if ended and self._wire is not None:
+                self._wire.send("end")
+                self._wire.receive("done")
+        except (EOFError, OSError):
+            pass  # the vault died: the site closes the job when it is asked which ones still run
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+@dataclass
+class SiteCourier:
+    """The site's own process of FLARE. While it lives, a vault that was started for it stays."""
+
+    _presence: Wire | None = None
+
+    def close_jobs(self, place: VaultPlace, running: list[str]) -> None:
+        """Have the site close its jobs that ended, all but those named. Raises `FederationError` or `OSError`."""
+        wire = reach(place)
+        try:
+            wire.send("close", running=running)
+            wire.receive("ready")
+            wire.receive("done")
+        except EOFError:
+            wire.close()
+            raise FederationError("the vault ended before the site's jobs were closed") from None
+        if self._presence is not None:
+            self._presence.close()
+        self._presence = wire

@@ -1,0 +1,225 @@
+"""What the vault does with a courier's frames: it opens the job, answers its tasks, and closes it.
+
+The courier is not trusted: of a job it brings the signed files, of a task the message, and the site's own code decides.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from audits import (
+    AuditError,
+    AuditKey,
+    AuditLog,
+    Event,
+    Isolation,
+    JobRefused,
+    Outcome,
+    ReceiptRefused,
+    Refusal,
+    ReleaseRefused,
+    origin_of,
+)
+from medfedvqa.errors import MedfedvqaError
+from medfedvqa.federation.admission import Signature
+from medfedvqa.federation.certificates import federation_of, submitter
+from medfedvqa.federation.error_codes import ACTIONABLE, code_of
+from medfedvqa.federation.flare.job_folder import FILES, parse_job
+from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_closing import close_ended
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_runtime import SiteRuntime
+from medfedvqa.federation.site_status import STATUS_JOB, StatusRuntime
+from medfedvqa.plugins import PlugInRefused, allow
+from medfedvqa.vault.frames import Frame, FrameRefused, Wire
+from medfedvqa.vault.job_lock import end_work, working_on
+from medfedvqa.vault.place import JOB_FILE, VaultPlace
+from medfedvqa.version import code_version
+
+_GRAIN = 10.0
+"""Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Vault:
+    """A site's side of the socket."""
+
+    place: VaultPlace
+    isolation: Isolation
+
+    def serve(self, wire: Wire) -> None:
+        """Answer one connection until it ends. Raises `EOFError`, `OSError` or `FrameRefused`."""
+        frame = wire.receive("job", "close", "status")
+        wire.send("ready", isolation=self.isolation.value, version=code_version())
+        if frame.kind == "close":
+            self._close(frame.fields["running"])
+            wire.send("done")
+        if frame.kind == "job":
+            self._serve_job(wire, frame)
+        else:
+            wire.receive()  # the courier's presence keeps the vault
+
+    def _close(self, running: list[Any]) -> None:
+        """Close every job of the site but those that the courier runs, whatever process still works on one."""
+        config = load_site_config(self.place.config, self.place.site)
+        try:
+            close_ended(config, [str(job) for job in running], lambda job: end_work(config.state, job))
+        except ACTIONABLE as error:
+            _logger.error("the jobs that ended could not be closed: %s", error)
+
+    def _serve_job(self, wire: Wire, opened: Frame) -> None:
+        job_id, files = opened.fields["id"], {name: bytes(array) for name, array in opened.arrays.items()}
+        if opened.fields["version"] != code_version() or not is_file_name(job_id):
+            raise FrameRefused("the courier has another version, or names no job: restart both in one version")
+        config = load_site_config(self.place.config, self.place.site)
+        with working_on(config.state, job_id):
+            tasks = JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire)))
+            while (frame := wire.receive("task", "malformed", "end")).kind != "end":
+                tasks.answer(wire, frame)
+            tasks.close()
+        wire.send("done")
+
+    def _runtime(
+        self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "_Mail"
+    ) -> SiteRuntime | StatusRuntime:
+        """Raises `JobRefused` for a job that is none; that stands in the log then."""
+        signature, root = None, self.place.root
+        try:
+            if root is not None:
+                signature = Signature(submitter(files, root), federation_of(root))
+            job = _job_in(files, signed=root is not None)
+            if self.isolation is Isolation.NONE and config.isolation != "none":
+                raise JobRefused(Refusal.ISOLATION)
+            if job == STATUS_JOB:
+                if signature is not None and not signature.actor:
+                    raise JobRefused(Refusal.SIGNATURE)
+                return StatusRuntime(config, job_id, signature.actor if signature else "", self.isolation)
+            allow(config.plugins)
+            spec = JobSpec.from_dict(job)
+        except PlugInRefused:
+            raise self._logged(config, job_id, Refusal.PLUG_IN) from None
+        except MedfedvqaError:
+            raise self._logged(config, job_id, Refusal.SCHEMA) from None
+        except JobRefused as error:
+            raise self._logged(config, job_id, error.code) from None
+        relays = mail.attempt if spec.secagg else None
+        return SiteRuntime(config, spec, job_id, relays=relays, signature=signature, isolation=self.isolation)
+
+    def _logged(self, config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
+        """The refusal of a job whose text is not read any further, once the log has it; it repeats nothing of it."""
+        key = AuditKey.at(config.audit_key, origin_of(config.name))
+        with closing(AuditLog(config.audit, config.name, key)) as log:
+            refused = {"outcome": Outcome.REFUSED, "reason": code.sentence, "admission": {"code": code.value}}
+            log.append(Event.REFUSAL, job=job_id, isolation=self.isolation, **refused)
+        return JobRefused(code)
+
+
+def is_file_name(job_id: str) -> bool:
+    """Whether a job's id may name files: it has nothing that leads to another folder."""
+    return 0 < len(job_id) <= 128 and job_id.isprintable() and "/" not in job_id and not job_id.startswith(".")
+
+
+def _job_in(files: dict[str, bytes], signed: bool) -> dict[str, Any]:
+    names = FILES if signed else (JOB_FILE,)
+    if not files.keys() <= set(names) or any(len(content) > MOST_BYTES for content in files.values()):
+        raise JobRefused(Refusal.FOLDER)
+    if signed:
+        return parse_job(files)
+    try:
+        return parse_object(files.get(JOB_FILE, b""))
+    except NotAllowed as error:
+        raise JobRefused(Refusal.SCHEMA, str(error)) from None
+
+
+class JobTasks:
+    """Answers the tasks of one job."""
+
+    def __init__(self, make: Callable[[], SiteRuntime | StatusRuntime]) -> None:
+        """`make` is called with the first task, and again as long as it fails."""
+        self._make = make
+        self._runtime: SiteRuntime | StatusRuntime | None = None
+
+    def answer(self, wire: Wire, frame: Frame) -> None:
+        """Reply to one task. Of a failure the reply has a code and nothing else; the rest is in the site's own log."""
+        began = time.monotonic()
+        try:
+            if self._runtime is None:
+                self._runtime = self._make()
+            if frame.kind == "malformed":
+                self._runtime.refuse(Refusal.MESSAGE, "the server's message holds more, or other things, than arrays")
+            round = frame.fields["round"]
+            tensors, audit_bytes = self._runtime.answer(frame.fields["task"], round, dict(frame.arrays), frame.data)
+        except Exception as error:
+            code = self._refused(error)
+        else:
+            wire.send("answer", tensors, audit_bytes, round=round)
+            return
+        if code in (Refusal.DATA, Refusal.COUNT):
+            # When the site says that it cannot run a job must not tell how long it looked at its data.
+            time.sleep(_GRAIN - (time.monotonic() - began) % _GRAIN)
+        wire.send("refused", code=code.value)
+
+    def _refused(self, error: Exception) -> Refusal:
+        """The code of a failure, once it stands in the audit log."""
+        code = code_of(error, private=not isinstance(self._runtime, SiteRuntime) or self._runtime.private)
+        _logger.warning("the job was refused: %s: %s", code, code.sentence)
+        if not isinstance(error, ACTIONABLE):
+            _logger.error("a task failed", exc_info=error)
+        if self._runtime is not None and not isinstance(error, JobRefused | ReleaseRefused | ReceiptRefused):
+            try:
+                self._runtime.refuse(code, str(error) if isinstance(error, ACTIONABLE) else type(error).__name__)
+            except JobRefused:
+                pass
+            except AuditError as unwritten:
+                # A disk that is full takes no entry either.
+                return Refusal.DISK if Refusal.DISK in (code, code_of(unwritten)) else Refusal.RECORDS
+        return code
+
+    def close(self) -> None:
+        """The job is over."""
+        if self._runtime is not None:
+            self._runtime.close()
+
+
+class _Mail:
+    """Sealed mail to other sites, which the courier carries: whoever reads it sees sealed bytes."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def attempt(self, name: str) -> "_AttemptMail":
+        """See `aggregation_attempt.Relays`: the courier drops the mail of other attempts at the first frame of one."""
+        return _AttemptMail(self._wire, name)
+
+
+@dataclass(frozen=True)
+class _AttemptMail:
+    """See `privacy.secagg.Relay`. If the courier is gone, the process ends within the attempt, as if it was killed."""
+
+    wire: Wire
+    name: str
+
+    def send(self, to: str, message: bytes) -> None:
+        """Returns before the message is delivered."""
+        try:
+            self.wire.send("mail", data=message, attempt=self.name, site=to)
+        except OSError:
+            os._exit(os.EX_TEMPFAIL)
+
+    def receive(self, sender: str, timeout: float) -> bytes:
+        """The sender's next message. Raises `TimeoutError`."""
+        try:
+            self.wire.send("wait", attempt=self.name, site=sender, seconds=float(timeout))
+            frame = self.wire.receive("mail", "silence")
+        except (EOFError, OSError, FrameRefused):
+            os._exit(os.EX_TEMPFAIL)
+        if frame.kind == "silence" or (frame.fields["attempt"], frame.fields["site"]) != (self.name, sender):
+            raise TimeoutError
+        return frame.data

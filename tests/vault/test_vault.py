@@ -1,0 +1,248 @@
+"""A site as a process without network: the same job gives the same bits, and what crosses its socket is in its log."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
+
+from audits import Event, Isolation, Outcome, Refusal, read
+from medfedvqa.errors import FederationError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.vault.courier import JobCourier, reach
+from medfedvqa.vault.frames import Wire
+from medfedvqa.vault.job_lock import working_on
+from medfedvqa.vault.place import JOB_FILE
+
+RANDOM = "medclip@random"
+OPTIONS = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 8}
+WAYS: dict[str, dict[str, Any]] = {
+    "clear": {},
+    "private": {"dp": {"noise": 1.5, "count_noise": 10.0}},
+    "CrypTen": {"secagg": True},
+    "masks": {"secagg": True, "method": "fedavg"},
+}
+
+LOADED = """
+import json, socket, sys, threading
+from pathlib import Path
+import numpy as np
+from audits import Isolation
+from medfedvqa.vault.frames import Wire
+from medfedvqa.vault.place import JOB_FILE, VaultPlace
+from medfedvqa.vault.tasks import Vault
+path, job = Path(sys.argv[1]), sys.argv[2]
+one, other = socket.socketpair()
+vault = Vault(VaultPlace(path, path.parent.name, None, path.parent), Isolation.FILTER)
+served = threading.Thread(target=vault.serve, args=(Wire(other),))
+served.start()
+wire = Wire(one)
+wire.send("job", {JOB_FILE: np.frombuffer(job.encode(), np.uint8)}, id="job", version=sys.argv[3])
+ready = wire.receive("ready")
+kinds = []
+wire.send("task", task="start", round=1)
+kinds.append(wire.receive("answer", "refused").kind)
+wire.send("end")
+wire.receive("done")
+served.join()
+files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+root = str(Path(sys.modules["medfedvqa"].__file__).parents[1])
+ours = [file for file in files if file and file.startswith(root) and file.endswith(".py")]
+lines = sum(len(open(file).readlines()) for file in ours)
+print(json.dumps({"kinds": kinds, "modules": sorted(sys.modules), "lines": lines}))
+"""
+
+
+def job_of(**fields: Any) -> JobSpec:
+    private = {"answers": "closed"} if "dp" in fields else {}
+    options = OPTIONS | private | ({} if fields.get("method") == "fedavg" else {"local_baseline": False})
+    job = {"method": "prompt_pfl", "options": options, "data": "phantom", "backbone": RANDOM}
+    return JobSpec.from_dict(job | fields)
+
+
+@pytest.fixture
+def files(random_backbone: Path) -> dict[str, Path]:
+    return {RANDOM: random_backbone}
+
+
+def serve(out: Path, job: JobSpec, files: dict[str, Path], **changes: Any) -> VaultEngine:
+    """The job over vaults, to its end."""
+    with VaultEngine(sites_of(out, job, files, **changes), job) as engine:
+        serve_job(job, SITES, engine.call, out, "local")
+    return engine
+
+
+def log_of(out: Path, site: str) -> list[Any]:
+    return list(read(out / "sites" / site / "audit"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_vaults_give_the_bits_of_the_engine_in_process(tmp_path: Path, files: dict[str, Path], way: str) -> None:
+    """Every model that a site keeps, every result under masks, and without shares all that the server saw; what the
+    socket carried is what the logs hold and the audit bytes, counted at the courier."""
+    job = job_of(**WAYS[way])
+    in_process(tmp_path / "here", job, files)
+    engine = serve(tmp_path / "vaults", job, files)
+    # CrypTen rounds by chance: two runs in process differ as much.
+    assert same(states(tmp_path / "here"), states(tmp_path / "vaults"), 1e-3 if way == "CrypTen" else 0.0)
+    if not job.secagg:
+        one, other = (np.load(tmp_path / name / "transcript.npz") for name in ("here", "vaults"))
+        assert one.files == other.files != []
+        assert all(one[name].tobytes() == other[name].tobytes() for name in one.files)
+    for site in SITES:
+        entries = log_of(tmp_path / "vaults", site)
+        assert (entries[0].event, entries[0].isolation, entries[-1].event) == (Event.OPEN, "namespace", Event.CLOSE)
+        left = [e.nbytes for e in entries if (e.event, e.outcome, e.peer) == (Event.RELEASE, Outcome.SENT, "server")]
+        assert engine.couriers[site].answered_bytes == sum(left) + engine.audit_bytes[site] > engine.audit_bytes[site]
+
+
+@pytest.mark.slow
+def test_a_vault_and_its_processes_may_die_at_any_time(tmp_path: Path, files: dict[str, Path]) -> None:
+    """SIGKILL of the process that answers, of the whole vault and of the courier, during tasks and between them: the
+    courier asks again, the log goes on, and the bits are those of a run in which nothing died."""
+    job = job_of()
+    in_process(tmp_path / "here", job, files)
+    out, calls = tmp_path / "vaults", 0
+    with VaultEngine(sites_of(out, job, files), job) as engine:
+
+        def killing(call: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            site = SITES[calls % len(SITES)]
+            running = processes(engine.places[site])
+            victims = {0: running[-1:], 1: running[:1], 2: running}[calls % 3]
+            timer = threading.Timer(0.3 * (calls % 2), lambda: [victim.kill() for victim in victims])
+            timer.start()
+            if calls % 4 == 3:  # the courier's process is gone, and the next one knows nothing
+                engine.couriers[SITES[0]].close(ended=False)
+            replies = engine.call(call)
+            timer.join()
+            return replies
+
+        serve_job(job, SITES, killing, out, "local")
+    assert calls >= 3 and same(states(tmp_path / "here"), states(out))
+    opened = [sum(entry.event is Event.OPEN for entry in log_of(out, site)) for site in SITES]
+    assert sum(opened) > len(SITES) and {log_of(out, site)[-1].event for site in SITES} == {Event.CLOSE}
+
+
+@pytest.mark.slow
+def test_a_site_without_isolation_takes_jobs_only_if_its_file_says_so(tmp_path: Path, files: dict[str, Path]) -> None:
+    """`isolation: none`: the vault keeps its network, and the first entry of the job says that nothing held."""
+    job = job_of(options=OPTIONS | {"rounds": 1})
+    serve(tmp_path / "run", job, files, isolation="none")
+    assert {log_of(tmp_path / "run", site)[0].isolation for site in SITES} == {Isolation.NONE}
+
+
+def loaded(path: Path, job: JobSpec) -> Any:
+    """What a process without isolation loads and answers, in which a courier's frames are served."""
+    from medfedvqa.version import code_version
+
+    command = [sys.executable, "-c", LOADED, str(path), json.dumps(job.to_dict()), code_version()]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout)
+
+
+@pytest.mark.slow
+def test_a_vault_that_trains_loads_nothing_of_flare(tmp_path: Path, files: dict[str, Path]) -> None:
+    """Neither FLARE, nor the project's research, reports and commands: by the modules of a process that has answered a
+    task of prompt_pfl."""
+    job = job_of()
+    found = loaded(sites_of(tmp_path, job, files)["chest"], job)
+    assert found["kinds"] == ["answer"] and "medfedvqa.methods.prompt_pfl" in found["modules"]
+    others = ("nvflare", "medfedvqa.benchmark", "medfedvqa.reproduce", "medfedvqa.cli", "medfedvqa.report")
+    assert not [name for name in found["modules"] if name.startswith(others)]
+    assert found["lines"] < 45_000
+
+
+@pytest.mark.slow
+def test_a_job_is_refused_and_logged_where_the_kernel_holds_nothing(tmp_path: Path, files: dict[str, Path]) -> None:
+    """No name space and no filter, and a `site.yml` that asks for one: the vault answers by a code, and its log has
+    it; no row is read."""
+    job = job_of()
+    path = sites_of(tmp_path, job, files)["chest"]
+    place = place_of(path)
+    place.folder.mkdir()
+    program = (
+        "import sys; from medfedvqa.vault import isolation, __main__ as vault; "
+        "isolation._enter_own_network = lambda: False; isolation.platform.machine = lambda: 'another'; "
+        "sys.exit(vault.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, *place.command("--detached")[2:]]
+    started = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert "PrivateNetwork=yes" in started.stderr and "seccomp" in started.stderr
+    courier = JobCourier(place, JOB, {JOB_FILE: json.dumps(job.to_dict()).encode()})
+    try:
+        frame = courier.ask("task", task="start", round=1)
+    finally:
+        courier.close()
+        for process in processes(place):
+            process.kill()
+    assert (frame.kind, frame.fields["code"]) == ("refused", Refusal.ISOLATION.value)
+    (entry,) = read(tmp_path / "sites" / "chest" / "audit")
+    assert (entry.event, entry.isolation) == (Event.REFUSAL, Isolation.NONE)
+
+
+@pytest.mark.slow
+def test_a_second_vault_other_versions_and_strangers_are_turned_away(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A vault that is started twice, a courier of another version, one that names a folder as a job, and one that
+    speaks no grammar: each gets a sentence or nothing, and the vault answers the next one."""
+    job = job_of()
+    place = place_of(sites_of(tmp_path, job, files)["chest"])
+    reach(place).close()
+    second = subprocess.run([sys.executable, *place.command()], capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == os.EX_TEMPFAIL and "runs already" in second.stderr
+    try:
+        for fields in ({"id": JOB, "version": "0.0.1"}, {"id": "../local", "version": "0.0.1"}):
+            wire = reach(place)
+            wire.send("job", {}, **fields)
+            wire.receive("ready")
+            with pytest.raises(EOFError):
+                wire.receive("answer")
+            wire.close()
+        with Wire(place.connect()).connection as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with pytest.raises(ConnectionResetError):  # what it said is not even read to its end
+                assert stranger.recv(1)
+        courier = JobCourier(place, JOB, {JOB_FILE: b"{"})
+        assert courier.ask("task", task="start", round=1).fields["code"] == Refusal.SCHEMA.value
+        courier.close()
+        assert "another version" in (place.folder / "vault.log").read_text()
+    finally:
+        for process in processes(place):
+            process.kill()
+
+
+def test_a_vault_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """Its last words reach the courier."""
+    path = tmp_path / "site" / "site.yml"
+    path.parent.mkdir()
+    place = place_of(path)
+    place.folder.write_text("no folder")
+    with pytest.raises(FederationError, match="does not start: .*File exists"):
+        reach(place)
+
+
+def test_one_process_at_a_time_works_on_a_job(tmp_path: Path) -> None:
+    """The next one waits, also where the job's state goes while it does."""
+    entered, order = threading.Event(), []
+
+    def second() -> None:
+        entered.set()
+        with working_on(tmp_path, JOB):
+            order.append("second")
+
+    waiting = threading.Thread(target=second)
+    with working_on(tmp_path, JOB):
+        waiting.start()
+        entered.wait(10)
+        (tmp_path / f"{JOB}.lock").unlink()
+        order.append("first")
+    waiting.join(10)
+    assert order[-1] == "second" and (tmp_path / f"{JOB}.lock").exists()
