@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import yaml
 
-from medfedvqa.vault.isolation import isolate
+from medfedvqa.vault.isolation import REMEDY, isolate
 from medfedvqa.vault.place import DETACHED, VaultPlace
 
 _LINGER = 60.0
@@ -82,13 +82,7 @@ def _isolated(place: VaultPlace) -> str:
         return "none"
     held = isolate(reaches_system_log=settings.get("system_log") is not None)
     if held == "none":
-        print(
-            "this process keeps its network, and refuses every job: let it make name spaces (`sysctl "
-            "user.max_user_namespaces`), run it as a service with PrivateNetwork=yes or in a container with `network "
-            "none`, or on a machine whose kernel filters system calls (seccomp); or write `isolation: none` into "
-            "site.yml",
-            file=sys.stderr,
-        )
+        print(f"this process keeps its network, and refuses every job: {REMEDY}", file=sys.stderr)
     return held
 
 

@@ -4,16 +4,15 @@ FLARE builds these as components of a kit's `resources.json`; see `tapped`.
 """
 
 import contextlib
-import hashlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import vault_tap
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -30,11 +29,10 @@ from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.persistent_process import command_line
 from medfedvqa.federation.flare.provision import SERVER
 
-MESSAGE_TIMEOUT = 10.0  # seconds; the sites' own would make tests slow
 FIRST = 8
 """Number of the first message between two sites that is tampered with: the handshake is over."""
 
-_SECRETS, _FRAMES, _ORDERS, _DONE = "secrets", "frames", "orders.json", "done.json"
+_FRAMES, _ORDERS, _DONE = "frames", "orders.json", "done.json"
 Frame = bytes | bytearray | memoryview
 PassOn = Callable[[Frame], None]
 
@@ -137,43 +135,6 @@ class ServerTap(HostileServer):
         return orders[0]
 
 
-class SiteTap(FLComponent):
-    """In a site's job process: keeps what is sealed for other sites, and the digest of what it is sealed as."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        if any("worker_process" in part for part in sys.orig_argv):
-            # FLARE's processes wait for each other, not for ever: what imports torch is changed with the first task.
-            from medfedvqa.federation.flare.executor import SiteExecutor
-
-            execute = SiteExecutor.execute
-
-            def first(executor: SiteExecutor, *arguments: Any) -> Any:
-                SiteExecutor.execute = execute
-                _record_secrets(Path(folder))
-                return execute(executor, *arguments)
-
-            SiteExecutor.execute = first
-
-
-def _record_secrets(folder: Path) -> None:
-    from medfedvqa.federation import aggregation_attempt
-    from privacy.secagg.channel import Session
-
-    assert aggregation_attempt.MESSAGE_TIMEOUT > MESSAGE_TIMEOUT
-    aggregation_attempt.MESSAGE_TIMEOUT = MESSAGE_TIMEOUT
-    seal = Session.seal
-
-    def recorded(session: Session, message: bytes) -> bytes:
-        sealed = seal(session, message)
-        with (folder / f"{_SECRETS}.{session.me}").open("a") as file:
-            digest = hashlib.sha256(sealed).hexdigest()
-            file.write(json.dumps([session.me, session.peer, bytes(message).hex(), digest]) + "\n")
-        return sealed
-
-    Session.seal = recorded
-
-
 def opened(frame: Frame) -> tuple[dict[str, Any] | None, bytes | None]:
     """Headers and payload of one of FLARE's frames."""
     prefix = Prefix.from_bytes(frame)
@@ -205,10 +166,9 @@ class TappedFederation(LoopbackFederation):
         self.taps.mkdir(exist_ok=True)
         if name == SERVER:
             disarm(self.kits / name, self.checks_jobs)
-        tap = ServerTap if name == SERVER else SiteTap
-        add_component(
-            self.kits / name, {"id": "tap", "path": f"taps.{tap.__name__}", "args": {"folder": str(self.taps)}}
-        )
+            tap = {"id": "tap", "path": "taps.ServerTap", "args": {"folder": str(self.taps)}}
+            add_component(self.kits / name, tap)
+        vault_tap.install(self.taps, self._environment)
         super().start(name)
 
     @contextlib.contextmanager
@@ -240,12 +200,12 @@ class TappedFederation(LoopbackFederation):
 
     def secrets(self) -> list[tuple[str, str, bytes, str]]:
         """Who sealed what for whom, and the SHA-256 of the sealed message."""
-        lines = [line for path in self.taps.glob(f"{_SECRETS}.*") for line in path.read_text().splitlines()]
+        lines = [line for path in self.taps.glob(f"{vault_tap.SECRETS}.*") for line in path.read_text().splitlines()]
         return [(me, peer, bytes.fromhex(message), sha) for me, peer, message, sha in map(json.loads, lines)]
 
     def forget(self) -> None:
         """Drop what was recorded so far."""
-        for kind in (_FRAMES, _SECRETS):
+        for kind in (_FRAMES, vault_tap.SECRETS):
             for path in self.taps.glob(f"{kind}.*"):
                 path.unlink()
         (self.taps / _DONE).unlink(missing_ok=True)

@@ -312,3 +312,10 @@ def test_lines_are_printed_as_they_are(kit: Path) -> None:
     shown = CliRunner().invoke(app, ["doctor", str(kit)]).stdout
     assert "site:cat:[red]\\u001b[2J" in shown and "FAIL" in shown
     assert f"{len(checks_of(kit)) - 2} of {len(checks_of(kit))} checks passed" in shown
+
+
+def test_a_site_that_lets_its_rows_process_have_a_network_is_warned(site_kit: Path) -> None:
+    """`isolation: none` is the site's own choice; this machine's kernel keeps the network away, and is asked."""
+    assert "isolation" in {check["name"] for check in checks_of(site_kit) if check["state"] == "ok"}
+    edit_site(site_kit, isolation="none")
+    assert {*problems(site_kit, state="warning")} == {"isolation"}

@@ -32,13 +32,12 @@ def test_a_site_gets_its_service_and_two_timers(units: Path, site_kit: Path, tmp
     """The service starts the kit's own script without its supervisor, and may write into the site's folders alone."""
     names = sorted(path.name for path in units.iterdir())
     stem = f"medfedvqa-{SITE}"
-    kinds = ("-backup.service", "-backup.timer", "-status.service", "-status.timer", ".service")
+    kinds = ("-backup.service", "-backup.timer", "-status.service", "-status.timer", "-vault.service", ".service")
     assert names == sorted(f"{stem}{kind}" for kind in kinds)
     lines = (units / f"{stem}.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line)
     assert settings["ExecStart"] == f"/bin/bash {site_kit / 'startup' / 'sub_start.sh'} --once"
-    ledger = str(tmp_path / "a 100%% ledger")
-    assert settings["ReadWritePaths"] == f'"{ledger}" {site_kit}' and settings["User"] == "medfedvqa"
+    assert settings["ReadWritePaths"] == str(site_kit) and settings["User"] == "medfedvqa"
     assert settings["KillMode"] == "control-group" and settings["TimeoutStopSec"] == "60"
     for path in units.glob("*.service"):
         assert all(f"{name}={value}" in path.read_text().splitlines() for name, value in HARDENING.items())
@@ -46,6 +45,23 @@ def test_a_site_gets_its_service_and_two_timers(units: Path, site_kit: Path, tmp
         f"status --site {site_kit / 'local' / 'site.yml'} --prometheus"
         in (units / f"{stem}-status.service").read_text()
     )
+
+
+def test_the_vaults_service_has_no_network_and_the_couriers_cannot_read_rows(
+    units: Path, site_kit: Path, tmp_path: Path
+) -> None:
+    """Two services: the process beside the rows has a private network and Unix sockets alone; the one with the network
+    sees neither data, state, ledger nor the key for sums, and finds the vault instead of starting one."""
+    stem = f"medfedvqa-{SITE}"
+    vault, courier = ((units / name).read_text().splitlines() for name in (f"{stem}-vault.service", f"{stem}.service"))
+    assert {"PrivateNetwork=yes", "IPAddressDeny=any", "RestrictAddressFamilies=AF_UNIX"} <= {*vault}
+    (start,) = [line for line in vault if line.startswith("ExecStart=")]
+    assert f"-m medfedvqa.vault {site_kit / 'local' / 'site.yml'} {SITE} {site_kit / 'vault'}" in start
+    (hidden,) = [line for line in courier if line.startswith("InaccessiblePaths=")]
+    assert all(f"-{site_kit / name}" in hidden for name in ("state", "identity.key"))
+    assert f'"-{tmp_path / "a 100%% ledger"}"' in hidden
+    assert f"Environment=MEDFEDVQA_VAULT={site_kit / 'vault'}" in courier
+    assert f"After={stem}-vault.service" in courier and not any("PrivateNetwork" in line for line in courier)
 
 
 @needs_systemd
@@ -79,9 +95,14 @@ def test_containers_run_without_root_and_without_a_writable_root(site_kits: Path
     kits = [site_kits / name for name in (SITE, "localhost")]
     assert medfedvqa("kit", "containers", *kits, "--out", tmp_path).exit_code == 0
     services = yaml.safe_load((tmp_path / "compose.yml").read_text())["services"]
-    assert services.keys() == {SITE, "localhost"}
+    assert services.keys() == {SITE, f"{SITE}-vault", "localhost"}
+    vault = services[f"{SITE}-vault"]
+    assert vault.pop("network_mode") == "none" and "networks" not in vault and vault["entrypoint"] == ["python"]
+    assert {f"/kits/{SITE}/state", f"/kits/{SITE}/ledger"} <= {*services[SITE]["tmpfs"]}
+    assert services[SITE]["environment"] == {"MEDFEDVQA_VAULT": f"/kits/{SITE}/vault"}
     for name, service in services.items():
-        assert service["volumes"] == [f"{(site_kits / name).resolve()}:/kits/{name}"]
+        kit = name.removesuffix("-vault")
+        assert service["volumes"] == [f"{(site_kits / kit).resolve()}:/kits/{kit}"]
         assert service["container_name"] == f"medfedvqa-{name}"
         assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"]
         assert service["user"] == "10001:10001" and "no-new-privileges:true" in service["security_opt"]

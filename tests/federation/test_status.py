@@ -12,7 +12,7 @@ from test_doctor import end, hold, job_left_open, log_damaged
 from test_doctor_files import certify
 from typer.testing import CliRunner
 
-from audits import Event, Outcome, Refusal
+from audits import Event, Isolation, Outcome, Refusal
 from medfedvqa.cli import app
 
 SAMPLE = re.compile(r'medfedvqa_site_[a-z_]+(\{code="[a-z-]+"\})? [0-9.e+-]+')
@@ -54,7 +54,10 @@ def test_refusals_budget_disk_and_certificate_are_shown(site_kit: Path) -> None:
     edit_site(site_kit, **{**DP, "max_epsilon": 9.0})
     for job, code in (("a", Refusal.METHOD), ("b", Refusal.METHOD), ("c", Refusal.DISK)):
         refuse(site_kit, job, code)
+    with closing(log_of(site_kit)) as log:
+        log.append(Event.OPEN, job="d", isolation=Isolation.FILTER)
     _, record = status(site_kit)
+    assert record["isolation"] == "filter"
     assert record["refusals"] == {"disk": 1, "method": 2} and record["log_problem"] is None
     assert 0 < record["budget"]["spent"] <= record["budget"]["authorised"] and record["budget"]["limit"] == 9.0
     assert record["free_bytes"] > 0

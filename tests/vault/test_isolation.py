@@ -79,6 +79,22 @@ def test_an_isolated_process_reaches_no_socket_of_any_family_and_no_other_proces
     assert {"loopback", "netlink"} <= {*free["reached"]} and {"unix", "datagram", "trace", "a child"} <= {*free["open"]}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives a process a network without a name of its own")
+def test_a_network_that_a_service_manager_emptied_counts_as_one_of_its_own() -> None:
+    """As systemd's PrivateNetwork and a container without network give it, loopback up, where further name spaces are
+    refused: known from inside, without a socket; a network that others use is none."""
+    program = (
+        "import ctypes, subprocess; from medfedvqa.vault import isolation as i; i._enter_own_network = lambda: False; "
+        "ctypes.CDLL(None).unshare(0x40000000); subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True); "
+        "i._filter_sockets(False); print(i._has_empty_network(), i.isolate())"
+    )
+    results = [
+        subprocess.run([PYTHON, "-c", text], capture_output=True, check=True, text=True, timeout=60).stdout.split()
+        for text in (program, program.replace("ctypes.CDLL(None).unshare(0x40000000)", "0"))
+    ]
+    assert results == [["True", "namespace"], ["False", "filter"]]
+
+
 def test_an_account_without_rights_isolates_itself_and_keeps_its_name() -> None:
     """A user name space needs none; files that the process makes belong to the account, as do those that it reads."""
     program = (

@@ -41,6 +41,8 @@ class LogFacts:
     """The jobs that were opened and not closed since, in order."""
     problem: str | None = None
     """The reason why the log cannot be read to its end."""
+    isolation: str | None = None
+    """How the kernel kept the network from the process of the newest job."""
 
 
 def read_log(folder: Path) -> LogFacts:
@@ -49,11 +51,11 @@ def read_log(folder: Path) -> LogFacts:
         return LogFacts(True, None, (), f"one of its files {problem}")
     if not segments(folder):
         return LogFacts(False, None, ())
-    last, unclosed, problem, entries = None, dict[str, None](), None, 0
+    last, unclosed, problem, entries, isolation = None, dict[str, None](), None, 0, None
     try:
         for entry in read(folder):
             entries = entry.seq + 1
-            last = datetime.fromisoformat(entry.time).astimezone(UTC)
+            last, isolation = datetime.fromisoformat(entry.time).astimezone(UTC), entry.isolation or isolation
             if entry.job is not None and entry.event in _BEGIN and entry.outcome is not Outcome.REFUSED:
                 unclosed[entry.job] = None
             elif entry.job is not None and entry.event is Event.CLOSE:
@@ -62,7 +64,7 @@ def read_log(folder: Path) -> LogFacts:
             problem = "it ends before its last signed checkpoint: it was cut"
     except (LogError, NoteError, OSError, ValueError, TypeError) as error:
         problem = str(error) if isinstance(error, LogError | NoteError) else "an entry is damaged"
-    return LogFacts(True, last, tuple(unclosed), problem)
+    return LogFacts(True, last, tuple(unclosed), problem, isolation and isolation.value)
 
 
 def _log_files(folder: Path) -> list[Path]:

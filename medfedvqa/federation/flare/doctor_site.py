@@ -29,6 +29,7 @@ from medfedvqa.federation.flare.kit_contents import Check, changed
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.plugins import PlugInRefused, allow, installed
+from medfedvqa.vault.isolation import REMEDY, permitted
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _FILL_IN = "fill in local/site.yml; docs/site.md explains each line"
@@ -51,6 +52,7 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
     for name in ("state", "audit", "ledger"):
         yield folder_check(getattr(config, name), f"folder of {name}")
     yield space((config.state, config.audit, config.ledger))
+    yield _isolation(config)
     yield _plug_ins(config)
     yield from _data(config)
     yield _device(config.device)
@@ -81,6 +83,19 @@ def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
         return None, Check("site.yml", str(error), _FILL_IN)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None, Check("site.yml", "it holds something that is no setting", _FILL_IN)
+
+
+def _isolation(config: SiteConfig) -> Check:
+    """Whether the kernel would keep the network from a process that is started now, as the vault is."""
+    if config.isolation == "none":
+        problem = "site.yml lets a process with a network read the rows"
+        return Caution("isolation", problem, "write `isolation: kernel`, unless this machine permits no other")
+    try:
+        if permitted() != "none":
+            return Check("isolation")
+    except OSError:
+        return Caution("isolation", "this account starts no process to try it in", "run doctor by the site's account")
+    return Check("isolation", "the process that reads the rows would keep its network", REMEDY)
 
 
 def _plug_ins(config: SiteConfig) -> Check:

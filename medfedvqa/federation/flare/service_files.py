@@ -16,7 +16,8 @@ import yaml
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.kits import party_of
 from medfedvqa.federation.job_budget import store_of
-from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.vault.place import SOCKET, VaultPlace
 
 HARDENING = {
     "CapabilityBoundingSet": "",
@@ -35,7 +36,6 @@ HARDENING = {
     "ProtectProc": "invisible",
     "ProtectSystem": "strict",
     "RemoveIPC": "yes",
-    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "RestrictNamespaces": "yes",
     "RestrictRealtime": "yes",
     "RestrictSUIDSGID": "yes",
@@ -45,6 +45,9 @@ HARDENING = {
     "UMask": "0077",
 }
 """Directives of every unit. `MemoryDenyWriteExecute` is left out: torch writes machine code where it compiles."""
+NETWORK = {"RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX"}
+NO_NETWORK = {"PrivateNetwork": "yes", "IPAddressDeny": "any", "RestrictAddressFamilies": "AF_UNIX"}
+"""Directives of units with a network, and of a site's vault."""
 
 _SERVICE = Template("""\
 # Written by `medfedvqa kit service`: as root, copy it to /etc/systemd/system and run `systemctl daemon-reload`.
@@ -58,7 +61,7 @@ WorkingDirectory=$kit
 Environment=$path
 ExecStart=$start
 $restart$hardening
-ReadWritePaths=$writable
+${further}ReadWritePaths=$writable
 $install""")
 
 _SPECIAL = re.compile(r"""[\s"'\\;]""")
@@ -120,9 +123,18 @@ def service_files(
     name, site = f"medfedvqa-{kit.name}", kit / "local" / "site.yml"
     if party != "site" and (prometheus or backups):
         raise ConfigError("only a site has a health file and backups: leave these options out")
-    places = [kit, *_places(site, kit.name)] if party == "site" else [kit]
     run = ["/bin/bash", str(kit / "startup" / "sub_start.sh"), "--once"]
-    files = {f"{name}.service": _unit(kit, party, user, "", run, places)}
+    if party != "site":
+        return {f"{name}.service": _unit(kit, party, user, "", run, [kit], _ONLINE)}
+    config, vault = load_site_config(site, kit.name), VaultPlace.of_kit(kit)
+    places, shut = [kit, *_places(config)], [sys.executable, *vault.command()]
+    order = f"{_ONLINE}Wants={name}-vault.service\nAfter={name}-vault.service\n"
+    hidden = " ".join(_quoted(f"-{path.resolve()}") for path in _rows(config) if path)
+    further = f"Environment={_quoted(f'{SOCKET}={vault.folder}')}\nInaccessiblePaths={hidden}\n"
+    files = {
+        f"{name}-vault.service": _unit(kit, party, user, ", its vault", shut, places, "", NO_NETWORK),
+        f"{name}.service": _unit(kit, party, user, "", run, [kit, config.audit], order, further=further),
+    }
     if prometheus:
         command = _command("status", "--site", site, "--prometheus", prometheus)
         # A site that is not well is what the file says, and no failure of this unit.
@@ -141,33 +153,47 @@ def container_files(kits: Iterable[Path], image: str) -> dict[str, str]:
     """A Dockerfile, and a compose file with a service for each kit. Raises `ConfigError`."""
     services: dict[str, Mapping[str, object]] = {}
     for kit in sorted(path.resolve() for path in kits):
-        party_of(kit)
-        place = f"/kits/{kit.name}"
-        services[kit.name] = {
-            "image": image,
-            "container_name": f"medfedvqa-{kit.name}",
-            "command": [f"{place}/startup/sub_start.sh", "--once"],
-            "working_dir": place,
-            "volumes": [f"{kit}:{place}"],
-            "user": "10001:10001",
-            "init": True,  # process 1 of a container ignores SIGTERM unless it handles it
-            "read_only": True,
-            "tmpfs": ["/tmp"],
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges:true"],
-            "restart": "unless-stopped",
-            "stop_grace_period": "60s",
-            "networks": ["federation"],
-        }
+        party, place = party_of(kit), Path("/kits") / kit.name
+        run: dict[str, object] = {"command": [f"{place}/startup/sub_start.sh", "--once"], "networks": ["federation"]}
+        if party == "site":
+            vault = VaultPlace.of_kit(place)
+            shut = {"entrypoint": ["python"], "command": vault.command(), "network_mode": "none"}
+            services[f"{kit.name}-vault"] = _container(kit, place, image, f"{kit.name}-vault", shut)
+            hidden = [str(place / name) for name in ("state", "ledger")]
+            environment = {SOCKET: str(vault.folder)}
+            run |= {"depends_on": [f"{kit.name}-vault"], "environment": environment, "tmpfs": ["/tmp", *hidden]}
+        services[kit.name] = _container(kit, place, image, kit.name, run)
     if not services:
         raise ConfigError("name at least one kit of a server or a site")
     compose = yaml.safe_dump({"services": services, "networks": {"federation": {}}}, sort_keys=False)
     return {"Dockerfile": DOCKERFILE, "compose.yml": f"# Written by `medfedvqa kit containers`.\n{compose}"}
 
 
-def _places(site: Path, name: str) -> list[Path]:
+def _container(kit: Path, place: Path, image: str, name: str, run: Mapping[str, object]) -> Mapping[str, object]:
+    return {
+        "image": image,
+        "container_name": f"medfedvqa-{name}",
+        "working_dir": str(place),
+        "volumes": [f"{kit}:{place}"],
+        "user": "10001:10001",
+        "init": True,  # process 1 of a container ignores SIGTERM unless it handles it
+        "read_only": True,
+        "tmpfs": ["/tmp"],
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "restart": "unless-stopped",
+        "stop_grace_period": "60s",
+        **run,
+    }
+
+
+def _rows(config: SiteConfig) -> list[Path | None]:
+    """What no process but the vault reads."""
+    return [config.data.root, config.state, config.ledger, config.identity, store_of(config)]
+
+
+def _places(config: SiteConfig) -> list[Path]:
     """The folders into which a site writes, wherever its site.yml puts them."""
-    config = load_site_config(site, name)
     folders = [config.state, config.audit, config.ledger, config.identity.parent, config.audit_key.parent]
     return [*folders, *filter(None, [store_of(config)])]
 
@@ -178,20 +204,32 @@ def _command(*words: object) -> list[str]:
     return ["/usr/bin/env", *command] if _SPECIAL.search(command[0]) else command
 
 
-def _unit(kit: Path, party: str, user: str, what: str, start: list[str], writable: Iterable[Path]) -> str:
-    runs = not what
+def _unit(
+    kit: Path,
+    party: str,
+    user: str,
+    what: str,
+    start: list[str],
+    writable: Iterable[Path],
+    order: str | None = None,
+    network: Mapping[str, str] = NETWORK,
+    further: str = "",
+) -> str:
+    """A unit. `order`: what a process that always runs starts after; None: a timer starts it, and it ends."""
+    runs = order is not None
     return _SERVICE.substitute(
         kind=party,
         name=kit.name,
         what=what,
-        order=_ONLINE if runs else "",
+        order=order or "",
         type="exec" if runs else "oneshot",
         user=user,
         kit=_quoted(kit),
         path=_quoted(f"PATH={Path(sys.executable).parent}:/usr/bin:/bin"),
         start=" ".join(map(_quoted, start)),
         restart=_RESTART if runs else "",
-        hardening="\n".join(f"{name}={value}" for name, value in HARDENING.items()),
+        hardening="\n".join(f"{name}={value}" for name, value in sorted({**HARDENING, **network}.items())),
+        further=further,
         writable=" ".join(map(_quoted, _outermost(writable))),
         install="\n[Install]\nWantedBy=multi-user.target\n" if runs else "",
     )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from audits import LogError, read
+from audits import Isolation, LogError, read
 from audits.refusals import known_code, refuses_job
 from medfedvqa.federation.flare.doctor_common import WARNED, certificate_of, nearest
 from medfedvqa.federation.flare.doctor_jobs import read_log
@@ -57,6 +57,8 @@ class SiteHealth:
     """The time of the log's newest entry."""
     heartbeat: datetime | None
     """When a process of the site last sent a frame. FLARE's processes send heartbeats all the time."""
+    isolation: str | None
+    """How the kernel kept the network from the process of the newest job; None before the first."""
     refusals: dict[str, int]
     """The number of refusals of the last 24 hours, by code."""
     budget: Budget | None
@@ -89,6 +91,7 @@ class SiteHealth:
             "log_problem": self.log_problem,
             "last_entry_age": None if self.last_entry is None else (self.time - self.last_entry).total_seconds(),
             "heartbeat_age": None if self.heartbeat is None else (self.time - self.heartbeat).total_seconds(),
+            "isolation": self.isolation,
             "refusals": self.refusals,
             "budget": None if self.budget is None else vars(self.budget),
             "free_bytes": self.free,
@@ -110,6 +113,9 @@ class SiteHealth:
             yield from _gauge("last_entry_seconds", "Unix time of the newest log entry.", self.last_entry.timestamp())
         if self.heartbeat is not None:
             yield from _gauge("heartbeat_seconds", "Unix time of the last frame sent.", self.heartbeat.timestamp())
+        if self.isolation is not None:
+            isolated = self.isolation != Isolation.NONE.value
+            yield from _gauge("isolated", "Whether the newest job's process had no network.", isolated)
         yield f"# HELP {_PREFIX}refusals Refusals of the last 24 hours, by code."
         yield f"# TYPE {_PREFIX}refusals gauge"
         yield from (f'{_PREFIX}refusals{{code="{code}"}} {count}' for code, count in sorted(self.refusals.items()))
@@ -144,6 +150,7 @@ def health_of(config: SiteConfig, site_file: Path) -> SiteHealth:
         log_problem=log.problem,
         last_entry=log.last,
         heartbeat=_heartbeat(config.audit),
+        isolation=log.isolation,
         refusals=_refusals(config, now - _DAY) if log.problem is None else {},
         budget=_budget(config),
         free=min(shutil.disk_usage(nearest(place)).free for place in (config.state, config.audit, config.ledger)),
