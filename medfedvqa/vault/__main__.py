@@ -93,7 +93,9 @@ def _import_all() -> None:
     import open_clip  # noqa: F401
 
     import medfedvqa.vault.tasks  # noqa: F401
+    from medfedvqa.version import code_digest
 
+    code_digest()  # of the code that is loaded now, also after an upgrade
     gc.freeze()
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from medfedvqa.errors import FederationError
-from medfedvqa.vault.frames import Frame, FrameRefused, Wire
+from medfedvqa.vault.frames import Frame, Wire
 from medfedvqa.vault.place import DETACHED, SOCKET, VaultPlace
-from medfedvqa.version import code_version
+from medfedvqa.version import code_digest
 
 if TYPE_CHECKING:
     from privacy.secagg import Relay
@@ -49,6 +49,15 @@ def _start(place: VaultPlace) -> None:
         raise FederationError(f"the site's vault does not start: {''.join(last) or 'it says nothing'}")
 
 
+def _greeted(wire: Wire) -> str:
+    """What isolates the vault, once it has greeted. Raises `ConnectionError` if it ends, since its code is another."""
+    ready = wire.receive("ready").fields
+    if ready["code"] != code_digest():
+        time.sleep(_POLL)
+        raise ConnectionResetError
+    return str(ready["isolation"])
+
+
 @dataclass
 class JobCourier:
     """Carries one job's messages, and asks again where a vault died."""
@@ -82,11 +91,9 @@ class JobCourier:
         if self._wire is None:
             wire = reach(self.place)
             files = {name: np.frombuffer(content, np.uint8) for name, content in self.files.items()}
-            wire.send("job", files, id=self.job_id, version=code_version())
-            ready = wire.receive("ready").fields
-            if ready["version"] != code_version():
-                raise FrameRefused("the site's vault has another version than this process: restart both")
-            self._wire, self.isolation = wire, ready["isolation"]
+            self._wire = wire
+            wire.send("job", files, id=self.job_id, code=code_digest())
+            self.isolation = _greeted(wire)
         return self._wire
 
     def _carry(self, wire: Wire, frame: Frame) -> None:
@@ -132,14 +139,17 @@ class SiteCourier:
 
     def close_jobs(self, place: VaultPlace, running: list[str]) -> None:
         """Have the site close its jobs that ended, all but those named. Raises `FederationError` or `OSError`."""
-        wire = reach(place)
-        try:
-            wire.send("close", running=running)
-            wire.receive("ready")
-            wire.receive("done")
-        except EOFError:
-            wire.close()
-            raise FederationError("the vault ended before the site's jobs were closed") from None
+        for _ in range(REPEATS + 1):
+            wire = reach(place)
+            try:
+                wire.send("close", running=running, code=code_digest())
+                _greeted(wire)
+                wire.receive("done")
+                break
+            except (EOFError, ConnectionError):
+                wire.close()
+        else:
+            raise FederationError("the site's vault died each time that it was asked to close jobs: see its log")
         if self._presence is not None:
             self._presence.close()
         self._presence = wire

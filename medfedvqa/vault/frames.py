@@ -31,15 +31,14 @@ _TYPES = {name: np.dtype(name).newbyteorder("<") for name in (*ITEM_BYTES, "uint
 """Those that an exchange declares, and bytes: announcements of attempts, tuples dealt for them, a job's files."""
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     # From the courier. A job's files are arrays of bytes; the plain bytes of a task are the server's audit bytes.
-    "job": {"id": str, "version": str},
+    "job": {"id": str, "code": str},
     "task": {"task": str, "round": int},
     "malformed": {},
     "silence": {},
     "end": {},
-    "close": {"running": list},
-    "status": {},
+    "close": {"running": list, "code": str},
     # From the vault.
-    "ready": {"isolation": str, "version": str},
+    "ready": {"isolation": str, "code": str},
     "answer": {"round": int},
     "refused": {"code": str},
     "wait": {"attempt": str, "site": str, "seconds": float},

@@ -5,6 +5,7 @@ The courier is not trusted: of a job it brings the signed files, of a task the m
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -39,7 +40,7 @@ from medfedvqa.plugins import PlugInRefused, allow
 from medfedvqa.vault.frames import Frame, FrameRefused, Wire
 from medfedvqa.vault.job_lock import end_work, working_on
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
-from medfedvqa.version import code_version
+from medfedvqa.version import code_digest
 
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
@@ -56,14 +57,17 @@ class Vault:
 
     def serve(self, wire: Wire) -> None:
         """Answer one connection until it ends. Raises `EOFError`, `OSError` or `FrameRefused`."""
-        frame = wire.receive("job", "close", "status")
-        wire.send("ready", isolation=self.isolation.value, version=code_version())
-        if frame.kind == "close":
-            self._close(frame.fields["running"])
-            wire.send("done")
+        frame = wire.receive("job", "close")
+        wire.send("ready", isolation=self.isolation.value, code=code_digest())
+        if frame.fields["code"] != code_digest():
+            # After an upgrade: whoever connects next finds a vault that runs the new code, or starts it.
+            os.kill(os.getppid(), signal.SIGTERM)
+            raise FrameRefused("the courier runs other code: this vault ends, for one that runs the same")
         if frame.kind == "job":
             self._serve_job(wire, frame)
         else:
+            self._close(frame.fields["running"])
+            wire.send("done")
             wire.receive()  # the courier's presence keeps the vault
 
     def _close(self, running: list[Any]) -> None:
@@ -76,8 +80,8 @@ class Vault:
 
     def _serve_job(self, wire: Wire, opened: Frame) -> None:
         job_id, files = opened.fields["id"], {name: bytes(array) for name, array in opened.arrays.items()}
-        if opened.fields["version"] != code_version() or not is_file_name(job_id):
-            raise FrameRefused("the courier has another version, or names no job: restart both in one version")
+        if not is_file_name(job_id):
+            raise FrameRefused("the courier names no job")
         config = load_site_config(self.place.config, self.place.site)
         with working_on(config.state, job_id):
             tasks = JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire)))

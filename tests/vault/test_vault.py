@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
 
@@ -20,6 +21,7 @@ from medfedvqa.vault.courier import JobCourier, reach
 from medfedvqa.vault.frames import Wire
 from medfedvqa.vault.job_lock import working_on
 from medfedvqa.vault.place import JOB_FILE
+from medfedvqa.version import code_digest
 
 RANDOM = "medclip@random"
 OPTIONS = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 8}
@@ -44,7 +46,7 @@ vault = Vault(VaultPlace(path, path.parent.name, None, path.parent), Isolation.F
 served = threading.Thread(target=vault.serve, args=(Wire(other),))
 served.start()
 wire = Wire(one)
-wire.send("job", {JOB_FILE: np.frombuffer(job.encode(), np.uint8)}, id="job", version=sys.argv[3])
+wire.send("job", {JOB_FILE: np.frombuffer(job.encode(), np.uint8)}, id="job", code=sys.argv[3])
 ready = wire.receive("ready")
 kinds = []
 wire.send("task", task="start", round=1)
@@ -143,9 +145,7 @@ def test_a_site_without_isolation_takes_jobs_only_if_its_file_says_so(tmp_path: 
 
 def loaded(path: Path, job: JobSpec) -> Any:
     """What a process without isolation loads and answers, in which a courier's frames are served."""
-    from medfedvqa.version import code_version
-
-    command = [sys.executable, "-c", LOADED, str(path), json.dumps(job.to_dict()), code_version()]
+    command = [sys.executable, "-c", LOADED, str(path), json.dumps(job.to_dict()), code_digest()]
     return json.loads(subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout)
 
 
@@ -190,22 +190,31 @@ def test_a_job_is_refused_and_logged_where_the_kernel_holds_nothing(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_second_vault_other_versions_and_strangers_are_turned_away(tmp_path: Path, files: dict[str, Path]) -> None:
-    """A vault that is started twice, a courier of another version, one that names a folder as a job, and one that
-    speaks no grammar: each gets a sentence or nothing, and the vault answers the next one."""
+def test_a_second_vault_and_strangers_are_turned_away_and_another_code_replaces_it(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    """A vault that is started twice, a courier that names a folder as a job, and one that speaks no grammar: each gets
+    a sentence or nothing, and the vault answers the next one. One that runs other code, as after an upgrade, ends the
+    vault, and the next courier starts another."""
     job = job_of()
     place = place_of(sites_of(tmp_path, job, files)["chest"])
     reach(place).close()
     second = subprocess.run([sys.executable, *place.command()], capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == os.EX_TEMPFAIL and "runs already" in second.stderr
     try:
-        for fields in ({"id": JOB, "version": "0.0.1"}, {"id": "../local", "version": "0.0.1"}):
+        (first, *_) = processes(place)
+        for fields in ({"id": "../local", "code": code_digest()}, {"id": JOB, "code": "0" * 64}):
+            assert first.is_running()
             wire = reach(place)
             wire.send("job", {}, **fields)
             wire.receive("ready")
             with pytest.raises(EOFError):
                 wire.receive("answer")
             wire.close()
+        psutil.wait_procs([first], timeout=60)
+        assert not first.is_running()
+        reach(place).close()
+        assert processes(place)[0] != first
         with Wire(place.connect()).connection as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with pytest.raises(ConnectionResetError):  # what it said is not even read to its end
@@ -213,7 +222,7 @@ def test_a_second_vault_other_versions_and_strangers_are_turned_away(tmp_path: P
         courier = JobCourier(place, JOB, {JOB_FILE: b"{"})
         assert courier.ask("task", task="start", round=1).fields["code"] == Refusal.SCHEMA.value
         courier.close()
-        assert "another version" in (place.folder / "vault.log").read_text()
+        assert "runs other code" in (place.folder / "vault.log").read_text()
     finally:
         for process in processes(place):
             process.kill()
