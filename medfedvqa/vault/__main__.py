@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -89,12 +90,14 @@ def _isolated(place: VaultPlace) -> str:
 def _import_all() -> None:
     """What the first job would import in seconds, and every further one again."""
     import gc
+    import logging
 
     import open_clip  # noqa: F401
 
     import medfedvqa.vault.tasks  # noqa: F401
     from medfedvqa.version import code_digest
 
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     code_digest()  # of the code that is loaded now, also after an upgrade
     gc.freeze()
 
@@ -112,12 +115,15 @@ def _detach(log: Path) -> None:
 
 def _accept(listener: socket.socket, place: VaultPlace, isolation: str, linger: float | None) -> None:
     children: set[int] = set()
-    last = time.monotonic()
+    last, own = time.monotonic(), os.getpid()
     while linger is None or time.monotonic() - last < linger:
         children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
         if children:
             last = time.monotonic()
-        if not select.select([listener], [], [], _POLL)[0] or len(children) >= _MOST_CONNECTIONS:
+        if len(children) >= _MOST_CONNECTIONS:
+            time.sleep(_POLL)
+            continue
+        if not select.select([listener], [], [], _POLL)[0]:
             continue
         with listener.accept()[0] as connection:
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -127,10 +133,10 @@ def _accept(listener: socket.socket, place: VaultPlace, isolation: str, linger: 
                 children.add(child)
             else:
                 listener.close()
-                _serve(connection, place, isolation)
+                _serve(connection, place, isolation, own)
 
 
-def _serve(connection: socket.socket, place: VaultPlace, isolation: str) -> NoReturn:
+def _serve(connection: socket.socket, place: VaultPlace, isolation: str, process: int) -> NoReturn:
     """Answer one connection in a process of its own."""
     from audits import Isolation
     from medfedvqa.vault.frames import FrameRefused, Wire
@@ -139,12 +145,14 @@ def _serve(connection: socket.socket, place: VaultPlace, isolation: str) -> NoRe
     status = os.EX_SOFTWARE
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        Vault(place, Isolation(isolation)).serve(Wire(connection))
+        Vault(place, Isolation(isolation), process).serve(Wire(connection))
         status = 0
     except (EOFError, ConnectionError):
         status = os.EX_TEMPFAIL  # the courier is gone; the next one asks again
     except FrameRefused as error:
         print(error, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

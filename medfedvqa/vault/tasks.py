@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from audits import (
     AuditError,
@@ -54,6 +55,8 @@ class Vault:
 
     place: VaultPlace
     isolation: Isolation
+    process: int
+    """The id of the process that listens, which forks one for each connection."""
 
     def serve(self, wire: Wire) -> None:
         """Answer one connection until it ends. Raises `EOFError`, `OSError` or `FrameRefused`."""
@@ -61,7 +64,8 @@ class Vault:
         wire.send("ready", isolation=self.isolation.value, code=code_digest())
         if frame.fields["code"] != code_digest():
             # After an upgrade: whoever connects next finds a vault that runs the new code, or starts it.
-            os.kill(os.getppid(), signal.SIGTERM)
+            if os.getppid() == self.process:
+                os.kill(self.process, signal.SIGTERM)
             raise FrameRefused("the courier runs other code: this vault ends, for one that runs the same")
         if frame.kind == "job":
             self._serve_job(wire, frame)
@@ -82,13 +86,13 @@ class Vault:
         job_id, files = opened.fields["id"], {name: bytes(array) for name, array in opened.arrays.items()}
         if not is_file_name(job_id):
             raise FrameRefused("the courier names no job")
-        config = load_site_config(self.place.config, self.place.site)
+        try:
+            config = load_site_config(self.place.config, self.place.site)
+        except ACTIONABLE as error:
+            JobTasks(partial(_fail, error)).serve(wire)  # there is no log to tell
+            return
         with working_on(config.state, job_id):
-            tasks = JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire)))
-            while (frame := wire.receive("task", "malformed", "end")).kind != "end":
-                tasks.answer(wire, frame)
-            tasks.close()
-        wire.send("done")
+            JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire))).serve(wire)
 
     def _runtime(
         self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "_Mail"
@@ -125,6 +129,10 @@ class Vault:
         return JobRefused(code)
 
 
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
 def is_file_name(job_id: str) -> bool:
     """Whether a job's id may name files: it has nothing that leads to another folder."""
     return 0 < len(job_id) <= 128 and job_id.isprintable() and "/" not in job_id and not job_id.startswith(".")
@@ -149,6 +157,13 @@ class JobTasks:
         """`make` is called with the first task, and again as long as it fails."""
         self._make = make
         self._runtime: SiteRuntime | StatusRuntime | None = None
+
+    def serve(self, wire: Wire) -> None:
+        """Answer tasks until the job is over."""
+        while (frame := wire.receive("task", "malformed", "end")).kind != "end":
+            self.answer(wire, frame)
+        self.close()
+        wire.send("done")
 
     def answer(self, wire: Wire, frame: Frame) -> None:
         """Reply to one task. Of a failure the reply has a code and nothing else; the rest is in the site's own log."""

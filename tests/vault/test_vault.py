@@ -42,7 +42,7 @@ from medfedvqa.vault.place import JOB_FILE, VaultPlace
 from medfedvqa.vault.tasks import Vault
 path, job = Path(sys.argv[1]), sys.argv[2]
 one, other = socket.socketpair()
-vault = Vault(VaultPlace(path, path.parent.name, None, path.parent), Isolation.FILTER)
+vault = Vault(VaultPlace(path, path.parent.name, None, path.parent), Isolation.FILTER, 0)
 served = threading.Thread(target=vault.serve, args=(Wire(other),))
 served.start()
 wire = Wire(one)
@@ -219,6 +219,12 @@ def test_a_second_vault_and_strangers_are_turned_away_and_another_code_replaces_
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with pytest.raises(ConnectionResetError):  # what it said is not even read to its end
                 assert stranger.recv(1)
+        text = place.config.read_text()
+        place.config.write_text("policy: none")
+        courier = JobCourier(place, JOB, {JOB_FILE: b"{"})
+        assert courier.ask("task", task="start", round=1).fields["code"] in set(Refusal)
+        courier.close()
+        place.config.write_text(text)
         courier = JobCourier(place, JOB, {JOB_FILE: b"{"})
         assert courier.ask("task", task="start", round=1).fields["code"] == Refusal.SCHEMA.value
         courier.close()
