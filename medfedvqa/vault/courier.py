@@ -68,8 +68,6 @@ class JobCourier:
     mail: "Callable[[str], Relay] | None" = None
     """Makes the transport to other sites for the attempt of a name, and drops what earlier attempts left."""
     isolation: str = ""
-    answered_bytes: int = 0
-    """Bytes of arrays and audit bytes in the answers of the vault: those that its log has as released."""
     _wire: Wire | None = None
     _attempt: "tuple[str, Relay] | None" = None
 
@@ -81,7 +79,6 @@ class JobCourier:
                 wire.send(kind, arrays, data, **fields)
                 while (frame := wire.receive("answer", "refused", "mail", "wait")).kind not in ("answer", "refused"):
                     self._carry(wire, frame)
-                self.answered_bytes += sum(array.nbytes for array in frame.arrays.values()) + len(frame.data)
                 return frame
             except (EOFError, ConnectionError):
                 self._drop()

@@ -10,7 +10,6 @@ import json
 import math
 import socket
 import struct
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,19 +63,16 @@ class Frame:
 
 
 class Wire:
-    """One end of a connection. `sent` and `received` count the bytes of bodies by the kind of their frames."""
+    """One end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
 
     def send(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> None:
         """Send a frame. Raises `FrameRefused` for what fits into none, or `OSError`."""
         prefix, values = _encoded(Frame(kind, fields, arrays or {}, data))
         for part in filter(len, (prefix, *values, data)):  # after the last byte, the other end may be gone
             self.connection.sendall(part)
-        self.sent[kind] += sum(value.nbytes for value in values) + len(data)
 
     def receive(self, *kinds: str) -> Frame:
         """The next frame, of one of these kinds.
@@ -99,8 +95,7 @@ class Wire:
             name: np.frombuffer(self._read(nbytes), dtype).reshape(shape)
             for (name, dtype, shape), nbytes in zip(specs, lengths, strict=True)
         }
-        self.received[kind := head.pop("kind")] += body_bytes
-        return Frame(kind, head, arrays, bytes(self._read(body_bytes - sum(lengths))))
+        return Frame(head.pop("kind"), head, arrays, bytes(self._read(body_bytes - sum(lengths))))
 
     def _read(self, nbytes: int) -> bytearray:
         content = bytearray()

@@ -40,7 +40,7 @@ def frame(head: Any, body: bytes = b"", **announced: int) -> bytes:
     return PREFIX.pack(b"mfv1", *sizes) + text + body
 
 
-def test_arrays_and_bytes_arrive_bit_for_bit_and_are_counted_at_both_ends(ends: tuple[Wire, Wire]) -> None:
+def test_arrays_and_bytes_arrive_bit_for_bit(ends: tuple[Wire, Wire]) -> None:
     """Scalars, empty arrays, big-endian and sliced ones, values that compare unlike themselves."""
     arrays = {
         "prompt": np.array([[0.1, -0.0, 1e-45], [np.nan, np.inf, 3.0]], np.float32)[:, ::2],
@@ -56,8 +56,6 @@ def test_arrays_and_bytes_arrive_bit_for_bit_and_are_counted_at_both_ends(ends: 
     for name, array in arrays.items():
         assert came.arrays[name].shape == array.shape and came.arrays[name].dtype.name == array.dtype.name
         assert came.arrays[name].tobytes() == array.astype(array.dtype.newbyteorder("<")).tobytes()
-    nbytes = sum(array.nbytes for array in arrays.values()) + 6
-    assert sender.sent == receiver.received == {"task": nbytes}
 
 
 @pytest.mark.parametrize("value", [np.array("text"), np.array([1j]), np.zeros(2, np.int32), np.zeros((1,) * 9)])

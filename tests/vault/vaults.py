@@ -50,7 +50,8 @@ class VaultEngine:
             site: JobCourier(place, JOB, files, lambda attempt, site=site: relays[attempt].of(site))
             for site, place in self.places.items()
         }
-        self.audit_bytes = dict.fromkeys(paths, 0)
+        self.answered, self.audit_bytes = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0)
+        """By site, the bytes that came from its vault: values of arrays, and audit bytes."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +73,7 @@ class VaultEngine:
                 call.refused(site, Refusal(frame.fields["code"]), "")
                 return None
             call.answered(site)
+            self.answered[site] += sum(array.nbytes for array in frame.arrays.values())
             self.audit_bytes[site] += len(frame.data)
             return site, Reply(dict(frame.arrays), 0.0, frame.data)
 
