@@ -1,11 +1,13 @@
-"""The byte ledger in the audit log: counts of bytes on the network, compared with releases and named overhead.
+"""The byte ledger in the audit log: counts of bytes that left, compared with releases and named overhead.
 
-Every process of a site counts the frames that it hands to the network. All that leaves the site passes the site's
-own process. A job's process also records what it meant to send: results of tasks, and shares for other sites.
+The process that reads a site's rows, the vault, has one way out, its socket. It counts what it answers there to a job's
+tasks, and the sealed mail for other sites. In logs of version 0.2.0 and before, no process was a vault: those of FLARE
+counted the frames that they handed to the network, and what they meant to send.
 
-An entry's `wire` holds `process` (`site` or `job`), `session` (one for each start of a process), `number` (of the entry
-within the session, from 0), `last` (the session is over), `gap` (the machine went down: the newest counts may be lost),
-`sent` and `refused` (`FrameCount`), `results` (`ResultCount`), `mailed` (bytes of sealed parts for other sites).
+An entry's `wire` holds `process` (`vault`; `site` or `job` before), `session` (one for each start of a process),
+`number` (of the entry within the session, from 0), `last` (the session is over), `gap` (the machine went down: the
+newest counts may be lost), `sent` and `refused` (`FrameCount`), `results` (`ResultCount`), `mailed` (bytes of sealed
+parts for other sites).
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -19,7 +21,7 @@ from audits.errors import LogError
 from audits.exchange import SITES
 from audits.nested_fields import check_counts, check_members, check_types
 
-SITE, JOB = "site", "job"
+SITE, JOB, VAULT = "site", "job", "vault"
 
 
 class Traffic(StrEnum):
@@ -140,7 +142,7 @@ class WireWindow:
             check_types(window, str, ("session",))
             check_types(window, bool, ("last", "gap"))
             check_counts(window, ("number", "mailed"))
-            if window.process in (SITE, JOB):
+            if window.process in (SITE, JOB, VAULT):
                 return window
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
@@ -308,7 +310,7 @@ class Reconciler:
             self._refused += count.frames
         for count in window.sent:
             self._frames(seq, window, count)
-        if window.process == JOB and job is not None and not session.partial:
+        if window.process != SITE and job is not None and not session.partial:
             self._job(seq, job, window)
 
     def result(self, counting: Collection[str] = ()) -> Reconciliation:
@@ -357,8 +359,13 @@ class Reconciler:
                 sums.frames[count.traffic] += count.frames
         for result in window.results:
             self._result(seq, job, result)
-        sums.encoded += sum(result.encoded for result in window.results)
+        encoded = sum(result.encoded for result in window.results)
+        sums.encoded += encoded
         sums.mailed += window.mailed
+        if window.process == VAULT:
+            self._left[_RESULTS] += encoded
+            self._left[Traffic.MAIL] += window.mailed
+            sums.sent[Traffic.MAIL] += window.mailed
         if (more := sums.sent[Traffic.RESULT] - sums.encoded) > 0:
             self._find(seq, more, "more was sent as results of tasks than the job's process encoded")
             sums.encoded += more

@@ -274,8 +274,8 @@ def _tail(walk: Walk, checkpoints: OwnCheckpoints) -> VerdictPart:
 
 def _jobs(facts: _LogFacts, walk: Walk, running: Collection[str]) -> VerdictPart:
     open_jobs = {str(json.loads(job)) for job in facts.jobs}
-    now = len(walk.counting.running)
-    if still := open_jobs - walk.counting.running - set(running):
+    now = len(walk.running)
+    if still := open_jobs - walk.running - set(running):
         jobs = quantity(len(still), "job was", "jobs were")
         text = (
             f"{jobs} not closed: {'it runs' if len(still) == 1 else 'they run'} (say which), or the log lacks the end"
@@ -292,7 +292,7 @@ def _running(jobs: int) -> str:
 def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool) -> Iterator[VerdictPart]:
     if not network:
         return
-    total = facts.ledger.result(walk.counting.jobs.union(running))
+    total = facts.ledger.result(walk.running.union(running))
     if facts.uncounted is not None:
         yield VerdictPart(
             "wire", BROKEN, "counts of bytes on the network are no counts of this format", facts.uncounted
@@ -309,7 +309,7 @@ def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool)
     elif not total.covered:
         yield VerdictPart("wire", NOT_SHOWN, "no process of the site kept a ledger of the bytes on the network")
     elif total.pending:
-        jobs = len(walk.counting.running.union(running))
+        jobs = len(walk.running.union(running))
         when = _running(jobs) if jobs else "a job has just ended"
         text = f"{when}: not all of its counts are in the log yet; bytes are compared once they are"
         yield VerdictPart("wire", NOT_SHOWN, text)

@@ -1,19 +1,15 @@
-"""A snapshot of a log while processes write it, and of the jobs that count bytes on the network at that moment.
+"""A snapshot of a log while processes write it, and of the jobs on which processes work at that moment.
 
-Each process of a site keeps its newest counts in a journal, a file in the folder `wire` beside the log, and holds that
-file locked while it lives. A journal goes only after its counts are in the log. Looking at the journals while nobody
-can write the log therefore tells of which jobs the log does not have all counts yet.
+A process that works on a job holds the job's file in the folder `running` beside the log locked while it lives. The
+kernel takes the lock back when the process dies.
 """
 
 import contextlib
 import fcntl
-import json
 import os
-import re
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -22,30 +18,15 @@ from audits.bounded_files import open_plain
 from audits.errors import LogError
 from audits.log_files import LOG_NAME, closed_segments, first_entry, lines_in, lines_of, number_of
 
-JOURNALS = "wire"
-"""The folder of the journals, beside the log."""
-_JOURNAL = re.compile(r"[0-9a-f]{1,32}\.[0-9]{1,12}")
-_HEADER = 4096  # bytes of a journal's first line
-_MOST = 10_000  # journals that are looked at
+RUNNING = "running"
+"""The folder of the jobs' files, beside the log."""
+_MOST = 10_000  # files that are looked at
 _PATIENCE = 5.0  # seconds to wait for whoever writes the log
 _PAUSE = 0.01
 
 
-@dataclass(frozen=True)
-class Counting:
-    """Jobs whose counts are not all in the log: of `running` a process lives now, of `ended` none does any more."""
-
-    running: frozenset[str] = frozenset()
-    ended: frozenset[str] = frozenset()
-
-    @property
-    def jobs(self) -> frozenset[str]:
-        """The running and the ended jobs together."""
-        return self.running | self.ended
-
-
 class Snapshot:
-    """The files of a log, and the jobs that count, at the moment when this is made; lines that come later are left out.
+    """The files of a log, and the jobs that run, at the moment when this is made; lines that come later are left out.
 
     Raises `LogError` if there is no log to read.
     """
@@ -55,7 +36,7 @@ class Snapshot:
             self._growing = _locked(folder, stack)
             self._size = os.fstat(self._growing.fileno()).st_size if self._growing else 0
             self._closed = list(closed_segments(folder).values())
-            self.counting = _counting(folder / JOURNALS)
+            self.running = running_jobs(folder)
         if not self._closed and not self._growing:
             raise LogError("the audit log cannot be read: there is none in this folder")
         if self._growing:
@@ -119,18 +100,20 @@ def _is_free(file: BinaryIO) -> bool:
     return True
 
 
-def _counting(folder: Path) -> Counting:
-    if not folder.is_dir():
-        return Counting()
-    running: set[str] = set()
-    ended: set[str] = set()
-    for path in islice((path for path in folder.iterdir() if _JOURNAL.fullmatch(path.name)), _MOST):
-        with contextlib.suppress(OSError, ValueError, RecursionError), open_plain(path) as file:
-            lives = not _is_free(file)
-            _, _, _, job, _ = json.loads(file.readline(_HEADER))
-            if isinstance(job, str):
-                (running if lives else ended).add(job)
-    return Counting(frozenset(running), frozenset(ended - running))
+def running_jobs(folder: Path) -> frozenset[str]:
+    """The ids of the jobs on which a process works that writes the log in this folder.
+
+    A file that this account may not read counts as one without a process.
+    """
+    files = islice((folder / RUNNING).iterdir(), _MOST) if (folder / RUNNING).is_dir() else ()
+    return frozenset(path.name for path in files if is_held(path))
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock of this file."""
+    with contextlib.suppress(OSError), open_plain(path) as file:
+        return not _is_free(file)
+    return False
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from audits.expiry import Expiry
 from audits.fast_lines import EXPIRED, LogLine, read_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, MAX_LINE, segments
-from audits.running_jobs import Counting, Snapshot
+from audits.running_jobs import Snapshot
 from audits.signed_tree import TREE, expired_leaves
 from audits.tree import Frontier
 
@@ -126,9 +126,9 @@ class Walk:
         return Verdict(self.entries, self.head, torn_bytes=self.torn_bytes, newer=self.newer)
 
     @property
-    def counting(self) -> Counting:
-        """The jobs whose counts of bytes the log does not all have yet."""
-        return self._snapshot.counting
+    def running(self) -> frozenset[str]:
+        """The jobs on which processes work now."""
+        return self._snapshot.running
 
     def first_entry(self) -> int:
         """The number of the first entry that is still there, as it says itself; 0 if it says none."""

@@ -21,7 +21,7 @@ LEDGER_FILES = (KEY_NAME, REGISTER, "withdrawn.json")
 """Files beside the ledger's journal, which is in the backup as its export."""
 SITE_FILE = "site.yml"
 _KIT_FOLDERS = ("local", "startup")
-_DERIVED = ("tlog", "wire")
+_DERIVED = ("tlog", "wire", "running")
 """Folders of the log that are not in a backup: its public form, which is made from the lines, and the journals of the
 processes that run."""
 _NAME = re.compile(r"(?:(?:audit|state)/[^/\x00]{1,200}|kit(?:/[^/\x00]{1,200}){1,8}|keys/(?:identity|audit))")

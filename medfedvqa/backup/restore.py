@@ -95,7 +95,7 @@ class _Restore:
 
     def run(self) -> Restored:
         """Checks, prepares and places."""
-        processes = live_processes(self._config.audit)
+        processes = live_processes(self._config.audit, self._kit)
         if processes.site or processes.jobs:
             raise BackupError("the site runs: stop it, and restore then")
         log_is_new = self._take_log()

@@ -46,7 +46,6 @@ def _show(health: "SiteHealth") -> None:
         "audit log": sentence(health.log_problem) if health.log_problem else "readable",
         "newest entry": "none" if health.last_entry is None else f"{health.last_entry:%Y-%m-%d %H:%M:%S} UTC",
         "isolation": health.isolation or "no job yet",
-        "heartbeat": "none" if health.heartbeat is None else f"{health.heartbeat:%Y-%m-%d %H:%M:%S} UTC",
         "refusals of 24 h": ", ".join(f"{code} {count}" for code, count in health.refusals.items()) or "none",
         "free disk": f"{health.free >> 20:,} MiB",
     }

@@ -75,7 +75,7 @@ class Admission:
 
     def decide(self) -> None:
         """Check signature and freshness, then the policy, and log a signed job as admitted. Raises `JobRefused`."""
-        with _locked(self._config.audit):
+        with admission_lock(self._config.audit):
             history = self._history()
             if self._signature is not None:
                 self._check_signature(self._signature, history)
@@ -96,7 +96,7 @@ class Admission:
         There is no second draw while that job's signature is fresh, or for a month if it has no expiry: a submitter
         could otherwise repeat the draw until it suits.
         """
-        with _locked(self._config.audit):
+        with admission_lock(self._config.audit):
             yield self._drawn_before()
 
     def _drawn_before(self) -> bool:
@@ -261,7 +261,7 @@ def _fresh_until(entry: Entry) -> datetime:
 
 
 @contextmanager
-def _locked(audit: Path) -> Iterator[None]:
+def admission_lock(audit: Path) -> Iterator[None]:
     """Let one process of the site decide at a time, so that no two jobs use one nonce at once."""
     file = os.open(audit / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

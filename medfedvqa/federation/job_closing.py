@@ -9,7 +9,6 @@ from pathlib import Path
 
 from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, origin_of, read
 from medfedvqa.federation.job_budget import look_into
-from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.task_order import LAST
 
@@ -64,7 +63,7 @@ def close_ended(
 
     `end` is called with each before, to end a process that still works on it. Raises `LedgerError`, `LogError`.
     """
-    late = [entry for entry in _open(config) if entry.job not in {*running, *live_processes(config.audit).jobs}]
+    late = [entry for entry in _open(config) if entry.job not in running]
     for entry in late:
         end(str(entry.job))
     with contextlib.closing(

@@ -1,62 +1,80 @@
-"""Finds a site's live processes: each holds a lock on the newest file of its byte ledger."""
+"""A site's live processes: each holds a lock on a file while it lives, which the kernel takes back when it dies."""
 
 import fcntl
-import json
 import os
-import stat
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.byte_ledger import SITE
+from audits.running_jobs import RUNNING, is_held, running_jobs
 
-FOLDER = "wire"
-"""The folder of the byte ledger's journals, beside the audit log."""
-
-_HEAD = 1 << 12  # bytes; the first line of a journal is shorter
+COURIER = "courier.lock"
+"""The lock of FLARE's lasting process, in the kit's folder."""
 
 
 @dataclass(frozen=True)
 class LiveProcesses:
-    """The processes of one kit that live now."""
+    """The processes of one site that live now."""
 
     site: bool
-    """Whether the site's own process lives."""
+    """Whether FLARE's process lives, by which the site takes part in the federation."""
     jobs: frozenset[str]
-    """The ids of the jobs that have a live process."""
+    """The ids of the jobs on which a process of the vault works."""
 
 
-def live_processes(audit: Path) -> LiveProcesses:
-    """The processes that write into the audit log in this folder.
-
-    A journal that is damaged, or that this account may not read, counts as one without a process.
-    """
-    heads = [head for path in sorted((audit / FOLDER).glob("[0-9a-f]*.*")) if (head := _locked_head(path))]
-    return LiveProcesses(
-        site=any(process == SITE for process, _ in heads),
-        jobs=frozenset(job for _, job in heads if job is not None),
-    )
+def live_processes(audit: Path, kit: Path) -> LiveProcesses:
+    """The processes of the site with the audit log in this folder and this kit."""
+    return LiveProcesses(is_held(kit / COURIER), running_jobs(audit))
 
 
-def _locked_head(path: Path) -> tuple[str, str | None] | None:
-    """The process and the job of a journal whose writer lives; None for any other journal."""
+def hold(path: Path) -> int | None:
+    """Be the one process that lives by this lock, as long as the returned file is open; None if another one does."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
         return None
+    return file
+
+
+@contextmanager
+def working_on(audit: Path, job_id: str) -> Iterator[None]:
+    """Wait until no other process works on the job, then be the one that does."""
+    path = audit / RUNNING / job_id
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = _locked(path)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode) or not _is_locked(file):
-            return None
-        process, _, _, job, _ = json.loads(os.pread(file, _HEAD, 0).split(b"\n")[0])
-        return str(process), None if job is None else str(job)
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield
     finally:
+        path.unlink(missing_ok=True)
         os.close(file)
 
 
-def _is_locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+def end_work(audit: Path, job_id: str) -> None:
+    """Kill the process that works on the job, if there is one: its state is as after any task."""
+    path = audit / RUNNING / job_id
+    with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.kill(int(os.pread(file, 32, 0)), signal.SIGKILL)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(file)
+
+
+def _locked(path: Path) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+        os.close(file)  # whoever worked on the job removed it while this process waited

@@ -23,7 +23,7 @@ _RETIRED = "retired"
 def rotate_audit_key(config: SiteConfig, site_file: Path) -> VerifierKey:
     """Gives the log a new key, and logs it; returns the new one. Raises `ConfigError` while the site runs, `LogError`,
     `NoteError`."""
-    _require_stopped(config)
+    _require_stopped(config, site_file)
     old = AuditKey.at(config.audit_key, origin_of(config.name))
     with closing(AuditLog(config.audit, config.name, old)) as log:
         size = Checkpoint.parse(log.publish().text).size
@@ -39,7 +39,7 @@ def rotate_audit_key(config: SiteConfig, site_file: Path) -> VerifierKey:
 
 def rotate_identity(config: SiteConfig, site_file: Path) -> str:
     """Makes a new key for secure aggregation; returns its fingerprint. Raises `ConfigError` while the site runs."""
-    _require_stopped(config)
+    _require_stopped(config, site_file)
     load_identity(config)
     _replace(site_file, {config.identity: _new_secret(config.identity)})
     return load_identity(config).fingerprint
@@ -50,8 +50,8 @@ def finish_rotation(site_file: Path) -> bool:
     return finish(site_file.resolve().parent)
 
 
-def _require_stopped(config: SiteConfig) -> None:
-    processes = live_processes(config.audit)
+def _require_stopped(config: SiteConfig, site_file: Path) -> None:
+    processes = live_processes(config.audit, site_file.resolve().parent.parent)
     if processes.site or processes.jobs:
         raise ConfigError("the site runs, and its processes hold the old key: stop it, and rotate then")
 

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from audits.refusals import Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.vault.frames import Frame, Wire
 from medfedvqa.vault.place import DETACHED, SOCKET, VaultPlace
@@ -126,6 +128,17 @@ class JobCourier:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+
+
+def report_refusal(place: VaultPlace, reason: Refusal, job: str | None, digest: str | None) -> None:
+    """Have the site's log say that a job was refused before it had a process. Raises `FederationError` or `OSError`.
+
+    `digest`: SHA-256 of the job's configuration at the site, if it has one.
+    """
+    with closing(reach(place)) as wire:
+        wire.send("turned away", id=job or "", digest=digest or "", reason=reason.value, code=code_digest())
+        _greeted(wire)
+        wire.receive("done")
 
 
 @dataclass

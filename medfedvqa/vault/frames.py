@@ -36,6 +36,8 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "silence": {},
     "end": {},
     "close": {"running": list, "code": str},
+    # A job that never had a process: its id and the digest of its configuration, where it has them, and the reason.
+    "turned away": {"id": str, "digest": str, "reason": str, "code": str},
     # From the vault.
     "ready": {"isolation": str, "code": str},
     "answer": {"round": int},
@@ -68,11 +70,13 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def send(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> None:
-        """Send a frame. Raises `FrameRefused` for what fits into none, or `OSError`."""
+    def send(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> int:
+        """Send a frame; returns its bytes. Raises `FrameRefused` for what fits into none, or `OSError`."""
         prefix, values = _encoded(Frame(kind, fields, arrays or {}, data))
-        for part in filter(len, (prefix, *values, data)):  # after the last byte, the other end may be gone
+        parts = [part for part in (prefix, *values, data) if len(part)]  # after the last byte, nobody may be there
+        for part in parts:
             self.connection.sendall(part)
+        return sum(map(len, parts))
 
     def receive(self, *kinds: str) -> Frame:
         """The next frame, of one of these kinds.

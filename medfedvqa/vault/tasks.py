@@ -5,10 +5,11 @@ The courier is not trusted: of a job it brings the signed files, of a task the m
 
 import logging
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -26,25 +27,32 @@ from audits import (
     ReleaseRefused,
     origin_of,
 )
-from medfedvqa.errors import MedfedvqaError
-from medfedvqa.federation.admission import Signature
+from audits.announcements import announce_to
+from audits.byte_ledger import VAULT, ResultCount, WireWindow
+from medfedvqa.core import Tensors
+from medfedvqa.errors import ConfigError, MedfedvqaError
+from medfedvqa.federation.admission import Signature, admission_lock
 from medfedvqa.federation.certificates import federation_of, submitter
 from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.job_folder import FILES, parse_job
 from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_closing import close_ended
+from medfedvqa.federation.live_processes import end_work, working_on
+from medfedvqa.federation.refusal_entries import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import STATUS_JOB, StatusRuntime
 from medfedvqa.plugins import PlugInRefused, allow
 from medfedvqa.vault.frames import Frame, FrameRefused, Wire
-from medfedvqa.vault.job_lock import end_work, working_on
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
 from medfedvqa.version import code_digest
 
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
+
+_MOST_COUNTS = 256
+"""Answers that one entry of the byte ledger counts."""
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +68,7 @@ class Vault:
 
     def serve(self, wire: Wire) -> None:
         """Answer one connection until it ends. Raises `EOFError`, `OSError` or `FrameRefused`."""
-        frame = wire.receive("job", "close")
+        frame = wire.receive("job", "close", "turned away")
         wire.send("ready", isolation=self.isolation.value, code=code_digest())
         if frame.fields["code"] != code_digest():
             # After an upgrade: whoever connects next finds a vault that runs the new code, or starts it.
@@ -69,30 +77,59 @@ class Vault:
             raise FrameRefused("the courier runs other code: this vault ends, for one that runs the same")
         if frame.kind == "job":
             self._serve_job(wire, frame)
-        else:
-            self._close(frame.fields["running"])
-            wire.send("done")
+            return
+        try:
+            config = self._config()
+            if frame.kind == "turned away":
+                self._turned_away(config, **frame.fields)
+            else:
+                self._close(config, frame.fields["running"])
+        except ACTIONABLE as error:
+            _logger.error("the site's log lacks an entry: %s", error)
+        wire.send("done")
+        if frame.kind == "close":
             wire.receive()  # the courier's presence keeps the vault
 
-    def _close(self, running: list[Any]) -> None:
-        """Close every job of the site but those that the courier runs, whatever process still works on one."""
+    def _config(self) -> SiteConfig:
+        """The site's settings; from now on the machine's own log is told of refusals, if they name one."""
         config = load_site_config(self.place.config, self.place.site)
-        try:
-            close_ended(config, [str(job) for job in running], lambda job: end_work(config.state, job))
-        except ACTIONABLE as error:
-            _logger.error("the jobs that ended could not be closed: %s", error)
+        if config.system_log is not None:
+            try:
+                announce_to(config.system_log, config.name)
+            except OSError as error:
+                problem = f"the machine's log that `system_log` of site.yml names cannot be reached ({error.strerror})"
+                raise ConfigError(f"{problem}: write the right socket, or null") from None
+        return config
+
+    def _turned_away(self, config: SiteConfig, id: str, digest: str, reason: str, code: str) -> None:
+        """Log a job that the courier refused before it had a process, by one of the reasons that it can have."""
+        if reason not in (Refusal.FOLDER, Refusal.SCHEMA) or id and not is_file_name(id) or len(digest) not in (0, 64):
+            raise FrameRefused("the courier names no job that it refused")
+        with self._log(config) as log, admission_lock(config.audit):
+            RefusalEntries(log, config.state / "refusals").enter(Refusal(reason), id or None, digest or None)
+
+    def _close(self, config: SiteConfig, running: list[Any]) -> None:
+        """Close every job of the site but those that the courier runs, whatever process still works on one."""
+        close_ended(config, [str(job) for job in running], lambda job: end_work(config.audit, job))
 
     def _serve_job(self, wire: Wire, opened: Frame) -> None:
         job_id, files = opened.fields["id"], {name: bytes(array) for name, array in opened.arrays.items()}
         if not is_file_name(job_id):
             raise FrameRefused("the courier names no job")
         try:
-            config = load_site_config(self.place.config, self.place.site)
+            config = self._config()
         except ACTIONABLE as error:
-            JobTasks(partial(_fail, error)).serve(wire)  # there is no log to tell
+            JobTasks(partial(_fail, error), SentBytes()).serve(wire)  # there is no log to tell
             return
-        with working_on(config.state, job_id):
-            JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire))).serve(wire)
+        with working_on(config.audit, job_id):
+            sent = SentBytes(partial(self._log_bytes, config, job_id))
+            tasks = JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire, sent)), sent)
+            try:
+                tasks.serve(wire)
+            finally:
+                sent.log(last=True)
+            tasks.close()
+            wire.send("done")
 
     def _runtime(
         self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "_Mail"
@@ -122,11 +159,19 @@ class Vault:
 
     def _logged(self, config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
         """The refusal of a job whose text is not read any further, once the log has it; it repeats nothing of it."""
-        key = AuditKey.at(config.audit_key, origin_of(config.name))
-        with closing(AuditLog(config.audit, config.name, key)) as log:
+        with self._log(config) as log:
             refused = {"outcome": Outcome.REFUSED, "reason": code.sentence, "admission": {"code": code.value}}
             log.append(Event.REFUSAL, job=job_id, isolation=self.isolation, **refused)
         return JobRefused(code)
+
+    def _log_bytes(self, config: SiteConfig, job_id: str, window: WireWindow) -> None:
+        with self._log(config) as log:
+            log.append(Event.WIRE, job=job_id, wire=window.record())
+
+    @contextmanager
+    def _log(self, config: SiteConfig) -> Iterator[AuditLog]:
+        with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
+            yield log
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -153,17 +198,15 @@ def _job_in(files: dict[str, bytes], signed: bool) -> dict[str, Any]:
 class JobTasks:
     """Answers the tasks of one job."""
 
-    def __init__(self, make: Callable[[], SiteRuntime | StatusRuntime]) -> None:
-        """`make` is called with the first task, and again as long as it fails."""
-        self._make = make
+    def __init__(self, make: Callable[[], SiteRuntime | StatusRuntime], sent: "SentBytes") -> None:
+        """`make` is called with the first task, and again as long as it fails. `sent` counts the answers."""
+        self._make, self._sent = make, sent
         self._runtime: SiteRuntime | StatusRuntime | None = None
 
     def serve(self, wire: Wire) -> None:
-        """Answer tasks until the job is over."""
+        """Answer tasks until the job is over. Raises `EOFError` or `OSError` if the courier goes before."""
         while (frame := wire.receive("task", "malformed", "end")).kind != "end":
             self.answer(wire, frame)
-        self.close()
-        wire.send("done")
 
     def answer(self, wire: Wire, frame: Frame) -> None:
         """Reply to one task. Of a failure the reply has a code and nothing else; the rest is in the site's own log."""
@@ -178,7 +221,8 @@ class JobTasks:
         except Exception as error:
             code = self._refused(error)
         else:
-            wire.send("answer", tensors, audit_bytes, round=round)
+            nbytes = wire.send("answer", tensors, audit_bytes, round=round)
+            self._sent.answer(frame.fields["task"], round, tensors, audit_bytes, nbytes)
             return
         if code in (Refusal.DATA, Refusal.COUNT):
             # When the site says that it cannot run a job must not tell how long it looked at its data.
@@ -207,15 +251,40 @@ class JobTasks:
             self._runtime.close()
 
 
+class SentBytes:
+    """Counts what a process of the vault sends of one job: the byte ledger, whose entry the site's log gets."""
+
+    def __init__(self, write: Callable[[WireWindow], None] = lambda window: None) -> None:
+        """`write` puts counts into the log. Raises what it raises."""
+        self._write = write
+        self._session, self._entries = secrets.token_hex(8), 0
+        self._answers: list[ResultCount] = []
+        self.mailed = 0
+
+    def answer(self, task: str, round: int, tensors: Tensors, audit_bytes: bytes, nbytes: int) -> None:
+        """An answer left in a frame of so many bytes."""
+        values = sum(array.nbytes for array in tensors.values())
+        self._answers.append(ResultCount(task, round, 1, len(tensors), values, len(audit_bytes), nbytes))
+        if len(self._answers) == _MOST_COUNTS:
+            self.log()
+
+    def log(self, last: bool = False) -> None:
+        """Write an entry of what was counted since the one before; without any, nothing. `last`: no other follows."""
+        if self._answers or self.mailed or last and self._entries:
+            counts = tuple(self._answers)
+            self._write(WireWindow(VAULT, self._session, self._entries, last, results=counts, mailed=self.mailed))
+            self._answers, self.mailed, self._entries = [], 0, self._entries + 1
+
+
 class _Mail:
     """Sealed mail to other sites, which the courier carries: whoever reads it sees sealed bytes."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, sent: SentBytes) -> None:
+        self._wire, self._sent = wire, sent
 
     def attempt(self, name: str) -> "_AttemptMail":
         """See `aggregation_attempt.Relays`: the courier drops the mail of other attempts at the first frame of one."""
-        return _AttemptMail(self._wire, name)
+        return _AttemptMail(self._wire, name, self._sent)
 
 
 @dataclass(frozen=True)
@@ -224,11 +293,13 @@ class _AttemptMail:
 
     wire: Wire
     name: str
+    sent: SentBytes
 
     def send(self, to: str, message: bytes) -> None:
         """Returns before the message is delivered."""
         try:
             self.wire.send("mail", data=message, attempt=self.name, site=to)
+            self.sent.mailed += len(message)
         except OSError:
             os._exit(os.EX_TEMPFAIL)
 

@@ -125,8 +125,8 @@ def main(arguments: list[str]) -> int:
 def _summary(version: str, changed: int) -> str:
     tested = " or ".join(TESTED)
     if changed:
-        return f"{changed} places differ from {tested}: sites and servers refuse to start with {version}"
-    return f"all {len(_places())} sources are those of {tested}: sites and servers start with {version}"
+        return f"{changed} places differ from {tested}: servers refuse to start with {version}"
+    return f"all {len(_places())} sources are those of {tested}: servers start with {version}"
 
 
 if __name__ == "__main__":

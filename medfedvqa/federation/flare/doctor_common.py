@@ -63,7 +63,7 @@ def hardening_checks(kit: Path, party: Party) -> list[Check]:
 
 
 def untested_version() -> list[Check]:
-    """A caution if this release was not tested with the installed FLARE."""
+    """A caution if this release's server was not tested with the installed FLARE."""
     if patches.is_tested():
         return []
     problem = "it is newer than this release's tests, which know all the code of it that is reached into"

@@ -21,7 +21,6 @@ from medfedvqa.federation.flare.doctor_common import (
     listable,
     private_file,
     space,
-    untested_version,
 )
 from medfedvqa.federation.flare.doctor_contact import address_in, server_checks, site_settings
 from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, clock, log_check, process_check, read_log
@@ -39,7 +38,7 @@ def examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
     """All checks of a site's kit that work from outside."""
     startup, settings = kit / "startup", site_settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
-    checks = [*hardening_checks(kit, "site"), *untested_version(), changed(kit), closed_to_others(kit)]
+    checks = [*hardening_checks(kit, "site"), changed(kit), closed_to_others(kit)]
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
     checks += [check, *credentials(startup, "client", name)]
     checks += _of_config(kit, config, running) if config is not None else [file_times(kit)]
@@ -63,11 +62,11 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
 
 
 def _log(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
-    """The checks of log, ledger and byte ledger. Other checks report folders that cannot be listed."""
+    """The checks of log and ledger. Other checks report folders that cannot be listed."""
     if not listable(config.audit):
         yield file_times(kit)
         return
-    log, processes = read_log(config.audit), live_processes(config.audit)
+    log, processes = read_log(config.audit), live_processes(config.audit, kit)
     yield log_check(log)
     yield clock(kit, config, log)
     if log.problem is None and listable(config.ledger):

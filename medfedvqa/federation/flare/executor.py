@@ -20,7 +20,6 @@ from medfedvqa.federation.flare.hardening import require_guard
 from medfedvqa.federation.flare.job_folder import read_files
 from medfedvqa.federation.flare.messages import REASON, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.parent_process import die_if_orphaned
-from medfedvqa.federation.flare.result_guard import log_counts, record_answer
 from medfedvqa.federation.flare.site_mail import SiteMail
 from medfedvqa.vault.courier import JobCourier, reach
 from medfedvqa.vault.frames import FrameRefused
@@ -43,12 +42,10 @@ class SiteExecutor(Executor):
         """The vault's reply to one task. Of a failure it has a code and nothing else."""
         if self._courier is None:
             self._courier = self._new_courier(fl_ctx)
-        reply = carry(self._courier, task_name, shareable)
-        record_answer(task_name, reply)
-        return reply
+        return carry(self._courier, task_name, shareable)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """From its start the site takes mail of others, if the job has any; at its end the site's log says so."""
+        """From its start the site takes mail of others, if the job has any; at its end the site closes the job."""
         if event_type == EventType.START_RUN:
             if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
                 require_guard()
@@ -64,8 +61,6 @@ class SiteExecutor(Executor):
                 self._mail.close()
             if self._courier is not None:
                 self._courier.close()
-        if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN):
-            log_counts(event_type == EventType.END_RUN)
 
     def _new_courier(self, fl_ctx: FLContext) -> JobCourier:
         job_id, mail = fl_ctx.get_job_id(), self._mail

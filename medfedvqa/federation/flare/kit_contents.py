@@ -36,7 +36,7 @@ TRANSPORT = {"backbone_conn_gen": 1, "allow_adhoc_conns": False}
 """With these settings, a job's process connects only to its own site's, or server's, process."""
 
 SCHEMES = {"http", "tcp"}
-"""FLARE's transports whose sockets Python opens, so that `connections.PinnedAddress` sees them."""
+"""FLARE's transports that this project's tests run."""
 
 _RIGHTS = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 
@@ -138,7 +138,7 @@ def server_url(kit: Path) -> str:
     except (LookupError, TypeError):
         raise ConfigError("'fed_client.json' does not say where the server is: get a fresh kit") from None
     if scheme not in SCHEMES:
-        raise ConfigError("the kit's transport is not one whose connections the site can see")
+        raise ConfigError("the kit's transport is not one that this project is tested with")
     return f"{scheme}://{target}"
 
 
@@ -249,11 +249,10 @@ _VERSION = f"install nvflare {' or '.join(patches.TESTED)}, or a release of medf
 
 
 def _hardening(
-    party: Party, allowed: str, launcher: str, file: str, guard: str, files: Mapping[str, Mapping[str, Any]]
+    allowed: str, launcher: str, file: str, guard: str, files: Mapping[str, Mapping[str, Any]]
 ) -> tuple[_Row, ...]:
     """The checks that the kits of sites and servers share; each row has a name, a remedy and a probe."""
     return (
-        ("FLARE's version", _VERSION, lambda local: patches.problem(party)),
         ("class allow-list", _AGAIN, _classes(allowed)),
         ("log streaming", _AGAIN, _streaming),
         ("job validator", _AGAIN, _validator),
@@ -272,12 +271,13 @@ def _hardening(
 
 _PROBES: Mapping[Party, tuple[_Row, ...]] = {
     "site": (
-        *_hardening("site", EXECUTOR, LAUNCHER, GUARDED, GUARD, FILES),
+        *_hardening(EXECUTOR, LAUNCHER, GUARDED, GUARD, FILES),
         ("one privacy scope", _AGAIN, _same("privacy.json", FILES)),
         ("server's address", "ask the coordinator for a kit with scheme http, which is FLARE's default", _server),
     ),
     "server": (
-        *_hardening("server", CONTROLLER, SERVER_LAUNCHER, SERVER_GUARDED, SERVER_GUARD, SERVER_FILES),
+        ("FLARE's version", _VERSION, lambda local: patches.problem()),
+        *_hardening(CONTROLLER, SERVER_LAUNCHER, SERVER_GUARDED, SERVER_GUARD, SERVER_FILES),
         ("key for FLARE", "run chmod 600 on startup/server.key, or get a fresh kit", _key("server.key")),
     ),
     "admin": (
@@ -288,33 +288,18 @@ _PROBES: Mapping[Party, tuple[_Row, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class AuditPlaces:
-    """The paths that the guard of a site's processes needs."""
+def require_settings(kit: Path) -> None:
+    """Raises `ConfigError` unless a site's `site.yml` is there and filled in.
 
-    folder: Path
-    """The audit log."""
-    key: Path
-    """The key that signs it."""
-    system_log: Path | None
-    """The socket of the machine's own log, if it is told of refusals."""
-
-
-def audit_places(kit: Path) -> AuditPlaces:
-    """What a site's `site.yml` says of its audit log. Raises `ConfigError`.
-
-    This does without `site_config`, whose imports take seconds.
+    This does without `site_config`, whose imports take seconds; the vault reads the rest.
     """
     path = kit / "local" / "site.yml"
     require_none_pending(path.parent)
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         refuse_settings(settings)
-        folder = path.parent.resolve()
-        socket = settings.get("system_log")
-        key = folder / settings.get("audit_key", "audit.key")
-        return AuditPlaces(folder / settings["audit"], key, None if socket is None else folder / socket)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError):
+        path.parent.joinpath(settings["audit"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, TypeError, KeyError, RecursionError):
         raise ConfigError("local/site.yml is missing or does not say where the audit log is: fill it in") from None
 
 

@@ -57,9 +57,28 @@ def stop(sentence: str) -> NoReturn:
     os._exit(1)
 
 
+def fix_settings() -> None:
+    """Fix FLARE's settings in this process; `not_fixed` verifies it."""
+    compare_compiled_files()
+    CommConfigurator.reset()  # FLARE then reads the kit's file again, once
+    for name, value in SETTINGS.items():
+        _setting(name, value)
+
+
+def not_fixed() -> list[str]:
+    """The fixed settings that do not hold, according to the objects that FLARE itself uses."""
+    comm = CommConfigurator()
+    changed = {name for name, value in SETTINGS.items() if _setting(name, value + 1) != value}
+    conditions = {
+        "transport": comm.get_config() == TRANSPORT and not changed & TRANSPORT.keys(),
+        "log streaming": "allow_log_streaming" not in changed,
+        "arrays inside messages": not changed - TRANSPORT.keys() - {"allow_log_streaming"},
+    }
+    return [name for name, holds in conditions.items() if not holds]
+
+
 def pin_settings(kit: Path) -> None:
     """Fix FLARE's settings in this process, and the folders in which it looks for more; `not_pinned` verifies it."""
-    compare_compiled_files()
     folders = _folders(kit)
     initialize = patches.INITIALIZE.current()
 
@@ -70,27 +89,18 @@ def pin_settings(kit: Path) -> None:
 
     patches.INITIALIZE.replace(in_kit)
     ConfigService.initialize({}, folders)
-    CommConfigurator.reset()  # FLARE then reads the kit's file again, once
-    for name, value in SETTINGS.items():
-        _setting(name, value)
+    fix_settings()
 
 
 def not_pinned(kit: Path) -> list[str]:
-    """The fixed settings that do not hold, according to the objects that FLARE itself uses."""
-    comm = CommConfigurator()
-    changed = {name for name, value in SETTINGS.items() if _setting(name, value + 1) != value}
-    conditions = {
-        "transport": comm.get_config() == TRANSPORT and not changed & TRANSPORT.keys(),
-        "log streaming": "allow_log_streaming" not in changed,
-        "arrays inside messages": not changed - TRANSPORT.keys() - {"allow_log_streaming"},
-        "settings of the kit only": set(_folders(kit)).issuperset(ConfigService._config_path),
-    }
-    return [name for name, holds in conditions.items() if not holds]
+    """What is pinned and does not hold, according to the objects that FLARE itself uses."""
+    own = set(_folders(kit)).issuperset(ConfigService._config_path)
+    return not_fixed() + ([] if own else ["settings of the kit only"])
 
 
-def not_in_force(kit: Path, party: str, conditions: Mapping[str, bool]) -> list[str]:
-    """The settings, replaced functions and further conditions of a party's guard that do not hold."""
-    return not_pinned(kit) + patches.missing(party) + [name for name, holds in conditions.items() if not holds]
+def not_in_force(kit: Path, conditions: Mapping[str, bool]) -> list[str]:
+    """The settings, replaced functions and further conditions of the server's guard that do not hold."""
+    return not_pinned(kit) + patches.missing() + [name for name, holds in conditions.items() if not holds]
 
 
 def has_own_validator() -> bool:

@@ -12,13 +12,11 @@ _MARK = "_medfedvqa_replaces"
 
 @dataclass(frozen=True)
 class Reach:
-    """What is reached, in which party's processes, and why no public hook serves."""
+    """What is reached in a server's processes, and why no public hook serves."""
 
     target: str
     """`module:name` or `module:Class.name`."""
     kind: Literal["replaced", "written", "read", "relied on"]
-    parties: frozenset[str]
-    """The parties, `site` and `server`, in whose processes it happens."""
     why: str
     digests: Mapping[str, tuple[str, ...]]
     """The tested versions by the SHA-256 of the source."""

@@ -4,9 +4,11 @@ Nobody has to trust a server, and a hostile one runs without this guard. The gua
 jobs of everybody who uses it, from a single job. FLARE makes `ServerGuard` from `local/guard__resources.json`.
 """
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
+from zipfile import BadZipFile, ZipFile
 
 from nvflare.apis.client import ClientDictKey
 from nvflare.apis.event_type import EventType
@@ -20,6 +22,7 @@ from nvflare.app_common.job_launcher.server_process_launcher import ServerProces
 from nvflare.utils.job_launcher_utils import get_server_job_args
 from nvflare.utils.process_utils import ProcessAdapter
 
+from audits import JobRefused, Refusal
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
 from medfedvqa.federation.flare.allowed_types import decode_listed_only
 from medfedvqa.federation.flare.ended_streams import forget_ended_streams
@@ -29,6 +32,9 @@ from medfedvqa.federation.flare.memory_release import return_free_memory
 from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
 from medfedvqa.federation.flare.validator import ask_own_validator_first
+
+MOST_FILES, MOST_UNPACKED = 16, 1 << 23
+"""The most files of an app's archive, folders included, and the most bytes that it may unpack to."""
 
 _OWN = ("nvflare.apis.fl_snapshot.RunSnapshot", "nvflare.private.fed.server.run_info.RunInfo")
 """The types that FLARE decodes from the server's own files, and from its jobs' processes."""
@@ -51,6 +57,7 @@ class ServerGuard(FLComponent):
         forget_ended_streams()
         decode_listed_only(*_OWN)
         _leave_nothing_of_refused_jobs()
+        _unpack_small_archives_only()
         _installed.append(self)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -62,7 +69,7 @@ class ServerGuard(FLComponent):
                 "mutual TLS": secure,
                 "rights": pinned_settings.pin_rights(pinned_settings.SERVER_RIGHTS),
             }
-            self._require(pinned_settings.not_in_force(self.kit, "server", conditions))
+            self._require(pinned_settings.not_in_force(self.kit, conditions))
             ask_own_validator_first()
         elif event_type == EventType.BEFORE_BUILD_COMPONENT:
             self._require(pinned_settings.not_pinned(self.kit))
@@ -138,3 +145,21 @@ def _leave_nothing_of_refused_jobs() -> None:
             raise
 
     patches.DEPLOY_JOB.replace(deploy_job)
+
+
+def _unpack_small_archives_only() -> None:
+    """FLARE (2.9) unpacks a job's archive, whatever it inflates to, before it asks the validator."""
+    unpack = patches.UNZIP.current()
+
+    def unzip(content: bytes, folder: str) -> None:
+        try:
+            with ZipFile(io.BytesIO(content)) as archive:
+                entries = archive.infolist()
+            small = len(entries) <= MOST_FILES and sum(entry.file_size for entry in entries) <= MOST_UNPACKED
+        except (BadZipFile, ValueError, NotImplementedError):
+            small = False
+        if not small:
+            raise JobRefused(Refusal.FOLDER, "the job's archive is damaged, or holds too much")
+        unpack(content, folder)
+
+    patches.UNZIP.replace(unzip)

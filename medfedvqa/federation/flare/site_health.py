@@ -3,7 +3,6 @@
 It is for the hospital alone. It names jobs, and nothing of a patient, a question, an answer or a path.
 """
 
-import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from audits.refusals import known_code, refuses_job
 from medfedvqa.federation.flare.doctor_common import WARNED, certificate_of, nearest
 from medfedvqa.federation.flare.doctor_jobs import read_log
 from medfedvqa.federation.job_budget import look_into
-from medfedvqa.federation.live_processes import FOLDER, live_processes
+from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from privacy import PrivacyError
 
@@ -55,8 +54,6 @@ class SiteHealth:
     """Why the log cannot be read to its end."""
     last_entry: datetime | None
     """The time of the log's newest entry."""
-    heartbeat: datetime | None
-    """When a process of the site last sent a frame. FLARE's processes send heartbeats all the time."""
     isolation: str | None
     """How the kernel kept the network from the process of the newest job; None before the first."""
     refusals: dict[str, int]
@@ -90,7 +87,6 @@ class SiteHealth:
             "unclosed": list(self.unclosed),
             "log_problem": self.log_problem,
             "last_entry_age": None if self.last_entry is None else (self.time - self.last_entry).total_seconds(),
-            "heartbeat_age": None if self.heartbeat is None else (self.time - self.heartbeat).total_seconds(),
             "isolation": self.isolation,
             "refusals": self.refusals,
             "budget": None if self.budget is None else vars(self.budget),
@@ -111,8 +107,6 @@ class SiteHealth:
         yield from _gauge("log_readable", "Whether the audit log can be read to its end.", self.log_problem is None)
         if self.last_entry is not None:
             yield from _gauge("last_entry_seconds", "Unix time of the newest log entry.", self.last_entry.timestamp())
-        if self.heartbeat is not None:
-            yield from _gauge("heartbeat_seconds", "Unix time of the last frame sent.", self.heartbeat.timestamp())
         if self.isolation is not None:
             isolated = self.isolation != Isolation.NONE.value
             yield from _gauge("isolated", "Whether the newest job's process had no network.", isolated)
@@ -138,8 +132,8 @@ def _gauge(name: str, meaning: str, value: float) -> Iterator[str]:
 
 def health_of(config: SiteConfig, site_file: Path) -> SiteHealth:
     """Look at the site of this `site.yml`, and write nothing."""
-    now, log, processes = datetime.now(UTC), read_log(config.audit), live_processes(config.audit)
     kit = site_file.resolve().parent.parent
+    now, log, processes = datetime.now(UTC), read_log(config.audit), live_processes(config.audit, kit)
     certificate = certificate_of(kit / "startup" / "client.crt")
     return SiteHealth(
         site=config.name,
@@ -149,22 +143,12 @@ def health_of(config: SiteConfig, site_file: Path) -> SiteHealth:
         unclosed=tuple(job for job in log.unclosed if job not in processes.jobs),
         log_problem=log.problem,
         last_entry=log.last,
-        heartbeat=_heartbeat(config.audit),
         isolation=log.isolation,
         refusals=_refusals(config, now - _DAY) if log.problem is None else {},
         budget=_budget(config),
         free=min(shutil.disk_usage(nearest(place)).free for place in (config.state, config.audit, config.ledger)),
         certificate=certificate.not_valid_after_utc if certificate else None,
     )
-
-
-def _heartbeat(audit: Path) -> datetime | None:
-    """When a journal of the byte ledger last grew: each frame is noted in one before it is sent."""
-    times = []
-    for path in (audit / FOLDER).glob("[0-9a-f]*.*"):
-        with contextlib.suppress(OSError):
-            times.append(path.lstat().st_mtime)
-    return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
 def _refusals(config: SiteConfig, since: datetime) -> dict[str, int]:

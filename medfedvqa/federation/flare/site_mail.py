@@ -17,9 +17,9 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.client.client_engine_executor_spec import ClientEngineExecutorSpec
 
-from medfedvqa.federation.flare.allowed_messages import AGAIN, CHANNEL, PART
-from medfedvqa.federation.flare.frame_counts import installed
-
+CHANNEL = "medfedvqa_mail"
+_PART, _AGAIN = "part", "again"
+"""Topics: a part of a sealed message, and a request for a lost part."""
 _ATTEMPT, _NUMBER, _LAST, _ARRIVED = "medfedvqa_attempt", "medfedvqa_number", "medfedvqa_last", "medfedvqa_arrived"
 _PART_BYTES = 1 << 20
 """FLARE's clients (2.9) drop the connection over a frame of more than 4 MiB, the limit of aiohttp."""
@@ -44,8 +44,8 @@ class SiteMail:
         self._lock = threading.Lock()
         self._current: AttemptMail | None = None
         self._came = 0.0
-        self._cell.register_request_cb(CHANNEL, PART, self._received)
-        self._cell.register_request_cb(CHANNEL, AGAIN, self._resend)
+        self._cell.register_request_cb(CHANNEL, _PART, self._received)
+        self._cell.register_request_cb(CHANNEL, _AGAIN, self._resend)
 
     def attempt(self, name: str) -> "AttemptMail":
         """The relay of one attempt; the one before is over, and what is left of it is dropped."""
@@ -78,17 +78,15 @@ class SiteMail:
     def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
         """One part of a message, and how far the peer's own have arrived."""
         arrived = self.box(attempt, address).arrived
-        self._fire(PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
+        self._fire(_PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
 
     def ask(self, address: str, attempt: str, arrived: int) -> None:
         """For part number `arrived`, once more. While others' come in the way is full, and more would not help."""
         if time.monotonic() - self._came > _ASK_AFTER:
-            self._fire(AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
+            self._fire(_AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
 
     def _fire(self, topic: str, address: str, headers: dict[str, str | int], part: bytes | None) -> None:
         message = Message(headers, part)
-        if ledger := installed():
-            ledger.mailed(len(part or b""))
         # FLARE's own encryption would add nothing: the server may hold its keys.
         self._cell.fire_and_forget(channel=CHANNEL, topic=topic, targets=address, message=message, optional=True)
 

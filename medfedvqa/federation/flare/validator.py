@@ -4,35 +4,34 @@ The check runs in the parent processes, which never load torch. A refused job ge
 sentence; a site's audit log has an entry for it.
 """
 
-import io
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from uuid import UUID
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
-from audits import JobRefused, LogError, Refusal
+from audits import JobRefused, Refusal
 from audits.escaping import for_log
-from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.allowed_messages import is_job_id
-from medfedvqa.federation.flare.frame_counts import installed
+from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.job_folder import check_folder, definition
 
-MOST_FILES, MOST_UNPACKED = 16, 1 << 23
-"""The most files of an app's archive, folders included, and the most bytes that it may unpack to."""
+Report = Callable[[Refusal, str | None, str | None], None]
+"""Takes the code of a refusal, and the job's id and digest if it has them; raises `FederationError` or `OSError`."""
 
 _logger = logging.getLogger(__name__)
+_reports: list[Report] = []
+
+
+def report_refusals(report: Report) -> None:
+    """From now on this process tells `report` of each job that it refuses, as a site does."""
+    _reports.append(report)
 
 
 class ConfigurationOnly(AppValidator):
     """The `app_validator` in `resources.json`, which FLARE calls before it parses or deploys a job."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        patches.UNZIP.replace(_unzip)
-        patches.UNZIP_STAGED.replace(_unzip)
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """A code with its sentence, or an empty text, without properties: see FLARE's `AppValidator`."""
@@ -71,34 +70,22 @@ def ask_own_validator_first() -> None:
         AppAuthzService.initialize(OwnFirst(flares.validators))
 
 
-_flares_unzip = patches.UNZIP.current()
-
-
-def _unzip(content: bytes, folder: str) -> None:
-    """Unpack a bounded archive. FLARE (2.9) unpacks any size before it checks a signature."""
-    try:
-        with ZipFile(io.BytesIO(content)) as archive:
-            entries = archive.infolist()
-        small = len(entries) <= MOST_FILES and sum(entry.file_size for entry in entries) <= MOST_UNPACKED
-    except (BadZipFile, ValueError, NotImplementedError):
-        small = False
-    if not small:
-        error = JobRefused(Refusal.FOLDER, "the job's archive is damaged, or holds too much")
-        _record(error, None, None)
-        raise error
-    _flares_unzip(content, folder)
-
-
 def _record(error: JobRefused, job: str | None, digest: str | None) -> None:
     """Record a refusal in the process's log and, at a site, in the audit log."""
     _logger.warning("%s", for_log(str(error)))  # the error itself would keep the parsed text in its frames
-    ledger = installed()
-    if ledger is None:
-        return
+    for report in _reports:
+        try:
+            report(error.code, job, digest)
+        except (FederationError, OSError):
+            _logger.exception("the refusal of a job could not be written into the audit log")
+
+
+def is_job_id(name: object) -> bool:
+    """Whether a name is a job's id: a UUID as FLARE writes it."""
     try:
-        ledger.refuse(error.code, job, digest)
-    except (LogError, OSError):
-        _logger.exception("the refusal of a job could not be written into the audit log")
+        return isinstance(name, str) and str(UUID(name)) == name
+    except ValueError:
+        return False
 
 
 def _job_id(app: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Entries of jobs that a site's own process refuses; bounded within a day, as hostile jobs may not fill the disk."""
+"""Entries of jobs that a courier refuses before they have a process; bounded in a day: hostile ones fill no disk."""
 
 import json
 from collections.abc import Callable
@@ -20,14 +20,14 @@ class RefusalEntries:
     """Counts in a file, as a server may restart a site's process as often as it likes."""
 
     def __init__(self, log: AuditLog, counts: Path, today: Callable[[], date] = _today) -> None:
-        """`counts`: a file of its own, next to the log."""
+        """`counts`: a file of its own."""
         self._log, self._counts, self._today = log, counts, today
 
     def enter(self, code: Refusal, job: str | None, configuration: str | None) -> None:
         """Log one refused job, or count it. Raises `LogError`, `OSError`.
 
         `configuration`: SHA-256 of the site's configuration file. It is not the definition that `JobSpec` digests: a
-        file that is refused may hold no job, and this process does not load what a job is made of.
+        file that is refused may hold no job.
         """
         today = self._today().isoformat()
         day, count = self._read()
