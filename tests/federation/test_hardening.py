@@ -1,4 +1,4 @@
-"""A site's kit and processes: what keeps FLARE's other ways out shut, and what says so when one is open."""
+"""A site's kit and couriers: what they do for a server, and what says so when a kit is not as it was provisioned."""
 
 import json
 import shutil
@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flare_cells import LoneCell
 from nvflare.apis.fl_context import FLContext, FLContextManager
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import decode_payload
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private import admin_defs
-from nvflare.private.aux_runner import AuxRunner
 from nvflare.private.defs import RequestHeader
-from nvflare.private.fed.client.admin import FedAdminAgent
-from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.client.admin import FedAdminAgent, RequestProcessor
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.security.security import EmptyAuthorizer, FLAuthorizer
 from typer.testing import CliRunner
 
@@ -32,7 +27,6 @@ from medfedvqa.federation.flare import hardening
 from medfedvqa.federation.flare.kit_contents import FILES, kit_problem
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.flare.result_guard import check_questions
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
 
@@ -172,10 +166,11 @@ def test_a_sites_process_ends_with_one_sentence_if_its_kit_is_not_hardened(kit: 
     assert not (kit / "audit").exists() or name == "guard"
 
 
-@pytest.fixture
-def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def flares_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test changes in FLARE's classes is put back."""
-    monkeypatch.setattr(FLContext, "get_all_public_props", FLContext.get_all_public_props)
+    own = [*ClientRequestProcessors.request_processors]
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", own)
     monkeypatch.setattr(AuthorizationService, "the_authorizer", None)
 
 
@@ -205,13 +200,7 @@ POLICIES: dict[str, dict[str, Any] | None] = {
 @pytest.mark.parametrize("flag", ["true", "false", None])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
-    unguarded: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    policy: str,
-    flag: str | None,
-    role: str,
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, policy: str, flag: str | None, role: str
 ) -> None:
     """FLARE alone answers some of them: it asks its rights only if the request wishes so."""
     secret = tmp_path / "secret"
@@ -225,106 +214,49 @@ def test_a_request_to_read_a_file_is_refused_whatever_the_sites_rights_say(
     asked.set_headers({RequestHeader.USER_NAME: "a", RequestHeader.USER_ORG: "o"})
     if flag is not None:
         asked.set_header(RequestHeader.REQUIRE_AUTHZ, flag)
-    lone = LoneCell(monkeypatch, SITE, lambda: hardening._answer_only_what_is_listed(SITE, None))
-    FedAdminAgent(SITE, lone.cell, Engine()).register_processor(ShellCommandProcessor())
-    lone.take("server", "admin", "admin", asked)
     if flag != "true":
-        assert lone.sent[0].payload.body == "SECRET"
-    lone.start()
-    lone.take("server", "admin", "admin", asked)
-    assert lone.sent[1].payload.body == "this site does not answer that"
+        assert told(asked) == "SECRET"
+    hardening._answer_only_what_is_listed()
+    assert "SECRET" not in told(asked)
 
 
-def test_a_request_that_is_not_listed_reaches_nothing_that_decodes_or_answers_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also if the payload cannot be decoded; what is only passed on is left to the byte ledger."""
-    called = list[Message]()
-    lone = LoneCell(monkeypatch, SITE, lambda: hardening._answer_only_what_is_listed(SITE, None))
-    lone.cell.register_request_cb(channel="*", topic="*", cb=called.append)
-    decoded = list[Message]()
-
-    def decode(message: Message) -> None:
-        decoded.append(message)
-        decode_payload(message)
-
-    monkeypatch.setattr("nvflare.fuel.f3.cellnet.core_cell.decode_payload", decode)
-    lone.start()
-    lone.take("server", "_net_manager", "config_vars")
-    assert not called and not decoded
-    assert lone.sent[0].get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.INVALID_REQUEST
-    lone.take("chest.job", "server_command", "get_task", to="server")
-    assert not called and not decoded
-    lone.take("chest.job", "admin", "train.notify_job_status", admin_defs.Message("train.notify_job_status", ""))
-    assert len(called) == len(decoded) == 1
+def told(asked: admin_defs.Message) -> str:
+    """What a client's administration answers, with the processors that it has now."""
+    agent = FedAdminAgent(SITE, Cell(), Engine())
+    for processor in ClientRequestProcessors.request_processors:
+        agent.register_processor(processor)
+    return str(agent._dispatch_request(Message({}, asked)).payload.body)
 
 
-@pytest.mark.parametrize(
-    ("origin", "job", "asked", "taken"),
-    [
-        ("server", None, ("admin", "admin"), True),
-        ("server.job", None, ("admin", "admin"), False),
-        ("abdomen", None, ("admin", "admin"), False),
-        ("abdomen.job", None, ("admin", "admin"), False),
-        ("chest.job", None, ("admin", "admin"), False),
-        ("chest.job", None, ("admin", "train.notify_job_status"), True),
-        ("server", None, ("_net_manager", "config_vars"), False),
-        ("server", None, ("aux_communication", "ObjectStreamer.Request"), False),
-        ("server.job", "job", ("aux_communication", "__end_run__"), True),
-        ("server.job", "job", ("aux_communication", "__do_task__"), False),
-        ("server.job", "job", ("client_command", "show_errors"), False),
-        ("chest", "job", ("client_command", "abort"), True),
-        ("chest", "job", ("client_command", "show_errors"), False),
-        ("abdomen.job", "job", ("medfedvqa_mail", "part"), True),
-        ("abdomen.other", "job", ("medfedvqa_mail", "part"), False),
-        ("server.job", "job", ("download_service__", "download_service__download"), False),
-    ],
-)
-def test_who_may_ask_what(origin: str, job: str | None, asked: tuple[str, str], taken: bool) -> None:
-    """A site is administered by the server itself, not by what runs a job there or at another site."""
-    assert hardening._listed(asked, origin, SITE, job) is taken
+class Cell:
+    """As much of a cell as an administration registers with."""
+
+    def register_request_cb(self, **_: Any) -> None:
+        """Requests are handed over by the test."""
 
 
 @pytest.mark.parametrize("job", ["local", "startup", "../chest", "", "9A0427E4-902A-42E3-B4AC-9C705CCE5CAA", 7])
 def test_a_jobs_id_must_be_an_id(job: object) -> None:
     """It becomes a folder's name in the kit, which is emptied first."""
+    deployed = list[str]()
+
+    class Deploy(RequestProcessor):
+        def get_topics(self) -> list[str]:
+            return ["train.deploy"]
+
+        def process(self, req: admin_defs.Message, app_ctx: object) -> admin_defs.Message:
+            deployed.append(req.get_header(RequestHeader.JOB_ID))
+            return admin_defs.ok_reply()
+
+    ClientRequestProcessors.request_processors[:] = [Deploy()]
+    hardening._answer_only_what_is_listed()
+    (processor,) = ClientRequestProcessors.request_processors
     asked = admin_defs.Message("train.deploy", b"")
     asked.set_header(RequestHeader.JOB_ID, job)
-    assert not hardening._permitted(asked)
+    assert processor.process(asked, None).body == "this site does not answer that" and not deployed
     asked.set_header(RequestHeader.JOB_ID, "9a0427e4-902a-42e3-b4ac-9c705cce5caa")
-    assert hardening._permitted(asked)
-
-
-def test_contexts_tell_others_names_and_ids_only(unguarded: None) -> None:
-    """What a component marks as public stays; another party's context is left as it is."""
-    hardening._tell_nothing(SITE)
-    context = FLContextManager(None, SITE, "job", {}, {}).new_context()
-    context.set_prop("secret", "value", private=False, sticky=True)
-    context.set_prop("__client_name__", {"secret": "value"}, private=False, sticky=False)
-    assert "value" not in str(context.get_all_public_props()) and SITE in context.get_all_public_props().values()
-    other = FLContext()
-    other.set_public_props({"__identity_name__": "server", "fact": 1})
-    assert other.get_all_public_props()["fact"] == 1
-
-
-def test_flares_own_questions_pass_again_and_again_and_with_more_in_them_they_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """FLARE sends one and the same heartbeat, in which it leaves its topic."""
-
-    def sent(runner: AuxRunner, targets: object, channel: str, topic: str, request: Shareable) -> str:
-        request.set_header(ReservedHeaderKey.TOPIC, topic)
-        request.set_peer_props({})
-        return "sent"
-
-    monkeypatch.setattr(AuxRunner, "_send_to_cell", sent)
-    check_questions()
-    heartbeat = Shareable()
-    asked = [AuxRunner._send_to_cell(None, [], "aux_communication", "beat", heartbeat) for _ in range(3)]
-    assert asked == ["sent"] * 3
-    for more in (Shareable({"leak": 1}), Shareable()):
-        more.set_header("leak", 1)
-        assert AuxRunner._send_to_cell(None, [], "aux_communication", "beat", more) == {}
+    processor.process(asked, None)
+    assert deployed == ["9a0427e4-902a-42e3-b4ac-9c705cce5caa"]
 
 
 def test_a_site_takes_the_jobs_that_this_project_exports(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
+from medfedvqa.federation.flare.frame_counts import WireLedger
+from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from nvflare.apis.fl_constant import SiteType
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
@@ -22,7 +24,6 @@ from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin
 from medfedvqa.data import Split
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare import refusal_entries, validator
-from medfedvqa.federation.flare.frame_counts import WireLedger
 from medfedvqa.federation.flare.job_folder import check_folder, definition, read_job
 from medfedvqa.federation.flare.job_schema import (
     STATUS_JOB,
@@ -33,7 +34,6 @@ from medfedvqa.federation.flare.job_schema import (
     job_of,
 )
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
-from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.federation.flare.validator import ConfigurationOnly, ask_own_validator_first
 from medfedvqa.federation.job import JobSpec

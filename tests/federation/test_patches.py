@@ -17,7 +17,7 @@ from typing import Any
 
 import nvflare
 import pytest
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.utils.fobs.fobs import Packer
 from packaging.requirements import Requirement
 from packaging.version import Version
 from typer.testing import CliRunner
@@ -31,7 +31,7 @@ from medfedvqa.federation.flare.kit_contents import kit_problem
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for package in ("medfedvqa", "privacy", "audits") for path in sorted((ROOT / package).rglob("*.py"))]
 INSTALLED = Path(nvflare.__file__).parents[1]
-PARTIES = ("site", "server")
+SITE_LIST = {"ClientRequestProcessors.request_processors"}
 NAMES = {id(row): name for name, row in vars(patches).items() if isinstance(row, patches.Reach)}
 
 
@@ -55,18 +55,14 @@ def test_the_table_covers_exactly_the_tested_versions() -> None:
         assert sorted(version for versions in row.digests.values() for version in versions) == sorted(patches.TESTED)
 
 
-def test_the_required_range_ends_at_the_last_tested_release() -> None:
-    """It has every final release that was tested, and neither the next one nor its candidates. The lock file installs a
-    tested version, and the page says the range."""
+def test_the_required_range_has_no_end_and_the_lock_a_tested_release() -> None:
+    """A site takes FLARE's fixes when they come; a server looks at the version itself. The page says the range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     training = project["optional-dependencies"]["train"]
     (wanted,) = [Requirement(text) for text in training if text.startswith("nvflare")]
     finals = [version for version in map(Version, patches.TESTED) if not version.is_prerelease]
-    last = max(finals)
-    others = [f"{last.major}.{last.minor}.{last.micro + 1}{more}" for more in ("", "rc1")]
-    others += [f"{last.major}.{last.minor + 1}.0", f"{last.major + 1}.0.0"]
-    assert all(wanted.specifier.contains(version) for version in finals)
-    assert not any(wanted.specifier.contains(version, prereleases=True) for version in others)
+    assert all(wanted.specifier.contains(version) for version in (*finals, "2.9.1", "2.10.0", "3.0.0"))
+    assert not wanted.specifier.contains("2.8.3")
     locked = re.search(r"^nvflare==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
     assert locked is not None and Version(locked[1]) in finals
     (text,) = [text for text in training if text.startswith("nvflare")]
@@ -74,15 +70,15 @@ def test_the_required_range_ends_at_the_last_tested_release() -> None:
 
 
 def test_the_page_lists_the_table() -> None:
-    """Each row with its kind, party and reason, and the numbers of rows of each kind."""
+    """Each row with its kind and reason, and the numbers of rows of each kind."""
     page = (ROOT / "docs" / "flare.md").read_text(encoding="utf-8")
     for row in patches.REACHES:
-        assert f"| `{row.name}` | {row.kind} | {' and '.join(sorted(row.parties))} | {row.why} |" in page
+        assert f"| `{row.name}` | {row.kind} | {row.why} |" in page
     count = Counter(row.kind for row in patches.REACHES)
-    assert f"| functions replaced | 23 | {count['replaced']} |" in page
-    assert f"| states of FLARE written | 7 | {count['written']} |" in page
-    assert f"| private modules imported | 16 | {len(patches.PRIVATE_MODULES)} |" in page
-    assert f"| sources whose digest is held | 0 | {len(patches.REACHES)} |" in page
+    assert f"| functions replaced | 23 | 18 | {count['replaced']} |" in page
+    assert f"| states of FLARE written | 7 | 4 | {count['written']} |" in page
+    assert f"| private modules imported | 16 | 7 | {len(patches.PRIVATE_MODULES)} |" in page
+    assert f"| sources whose digest is held | 0 | 35 | {len(patches.REACHES)} |" in page
     assert all(version in page for version in patches.TESTED)
 
 
@@ -152,7 +148,8 @@ def test_nothing_else_reaches_behind_flares_interface() -> None:
         found |= set(reaches(tree))
         modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
         replaced |= set(re.findall(r"patches\.([A-Z_]+)\.replace\(", text))
-    assert found == {row.name for row in patches.REACHES if row.kind in ("written", "read")}
+    # At a site, the guard takes processors from FLARE's list: a change of FLARE's makes it refuse, and needs no digest.
+    assert found == {row.name for row in patches.REACHES if row.kind in ("written", "read")} | SITE_LIST
     # A private module's own members are modules too: `from nvflare.private import admin_defs`.
     private = {module for module in modules if module.startswith("nvflare.private.")}
     assert private | {"nvflare.private.admin_defs"} == patches.PRIVATE_MODULES
@@ -181,18 +178,15 @@ def test_the_search_finds_what_it_looks_for(code: str, reached: set[str]) -> Non
     assert set(reaches(ast.parse(code))) == reached
 
 
-@pytest.mark.parametrize("party", PARTIES)
 @pytest.mark.parametrize("row", patches.REACHES, ids=lambda row: row.name)
-def test_an_unknown_digest_refuses(
-    monkeypatch: pytest.MonkeyPatch, kits: dict[str, Path], row: patches.Reach, party: str
+def test_an_unknown_digest_refuses_at_the_server_alone(
+    monkeypatch: pytest.MonkeyPatch, kits: dict[str, Path], row: patches.Reach
 ) -> None:
-    """In the processes that have the code, with a sentence that says what to install."""
+    """With a sentence that says what to install; a site takes any version."""
     others = tuple(other for other in patches.REACHES if other is not row)
     monkeypatch.setattr(patches, "REACHES", (*others, replace(row, digests={"0" * 64: patches.TESTED})))
-    reason = kit_problem(kits[party], party)
-    if party not in row.parties:
-        assert reason is None
-        return
+    reason = kit_problem(kits["server"], "server")
+    assert kit_problem(kits["site"], "site") is None
     assert reason is not None and row.name in reason and f"FLARE {nvflare.__version__}" in reason
     assert all(version in reason for version in patches.TESTED)
 
@@ -202,30 +196,28 @@ def test_another_source_refuses_and_what_this_project_replaced_does_not(
 ) -> None:
     """The digest is of FLARE's source, also beneath replacements."""
 
-    def start(cell: CoreCell) -> None:
-        """Nothing."""
+    def unpack(packer: Packer, value: object) -> object:
+        return value
 
-    original = CoreCell.start
-    monkeypatch.setattr(CoreCell, "start", original)
+    original = Packer.unpack
+    monkeypatch.setattr(Packer, "unpack", original)
     for _ in range(2):
-        patches.START.replace(lambda cell: None)
-        assert (
-            patches.START.replaced() and patches.START.has_tested_source() and kit_problem(kits["site"], "site") is None
-        )
-    monkeypatch.setattr(CoreCell, "start", start)
-    assert "CoreCell.start" in str(kit_problem(kits["site"], "site")) and not patches.START.replaced()
-    monkeypatch.delattr(CoreCell, "start")
-    assert "CoreCell.start" in str(kit_problem(kits["site"], "site"))
+        patches.UNPACK.replace(lambda packer, value: value)
+        assert patches.UNPACK.replaced() and patches.UNPACK.has_tested_source()
+        assert kit_problem(kits["server"], "server") is None
+    monkeypatch.setattr(Packer, "unpack", unpack)
+    assert "Packer.unpack" in str(kit_problem(kits["server"], "server")) and not patches.UNPACK.replaced()
+    monkeypatch.delattr(Packer, "unpack")
+    assert "Packer.unpack" in str(kit_problem(kits["server"], "server"))
 
 
-@pytest.mark.parametrize("party", PARTIES)
 def test_a_version_whose_reached_code_is_known_starts_and_the_doctor_says_that_it_is_untested(
-    monkeypatch: pytest.MonkeyPatch, kits: dict[str, Path], party: str
+    monkeypatch: pytest.MonkeyPatch, kits: dict[str, Path]
 ) -> None:
-    """So that a hospital can install FLARE's fixes at once, and knows what it relies on."""
+    """So that FLARE's fixes can be installed at once, and people know what they rely on."""
     monkeypatch.setattr(patches, "TESTED", ("2.8.0",))
-    assert kit_problem(kits[party], party) is None
-    result = CliRunner().invoke(app, ["doctor", str(kits[party]), "--json"])
+    assert kit_problem(kits["server"], "server") is None
+    result = CliRunner().invoke(app, ["doctor", str(kits["server"]), "--json"])
     checks = json.loads(result.stdout)["checks"]
     (check,) = [check for check in checks if check["name"] == "FLARE's version" and check["problem"]]
     assert check["ok"] and "tests" in check["problem"] and check["remedy"]
@@ -243,16 +235,13 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("party", PARTIES)
-def test_a_process_with_another_flare_ends_with_one_sentence(kits: dict[str, Path], party: str) -> None:
-    """Sites and servers, before they talk to anybody."""
-    module = {"site": "client.client_train", "server": "server.server_train"}[party]
-    facts = {"site": ["uid=chest", "org=chest"], "server": ["org=coordinator"]}[party]
-    file = {"site": "fed_client.json", "server": "fed_server.json"}[party]
-    command = [sys.executable, "-c", CHANGED, f"nvflare.private.fed.app.{module}", "-m", str(kits[party]), "-s", file]
-    command += ["--set", "secure_train=true", *facts, "config_folder=config"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=kits[party], timeout=300)
-    (sentence,) = [text for text in done.stderr.splitlines() if "does not join" in text or "does not start" in text]
+def test_a_server_with_another_flare_ends_with_one_sentence(kits: dict[str, Path]) -> None:
+    """Before it talks to anybody."""
+    kit = kits["server"]
+    command = [sys.executable, "-c", CHANGED, "nvflare.private.fed.app.server.server_train", "-m", str(kit)]
+    command += ["-s", "fed_server.json", "--set", "secure_train=true", "org=coordinator", "config_folder=config"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=kit, timeout=300)
+    (sentence,) = [text for text in done.stderr.splitlines() if "does not start" in text]
     assert done.returncode == 1 and "Packer.unpack" in sentence and "install nvflare" in sentence
 
 
@@ -270,21 +259,25 @@ def other(tmp_path: Path) -> Path:
 def test_a_comparison_prints_what_changed_and_nothing_else(other: Path) -> None:
     """A changed line with the digest to add; a function and a module that are gone; no other code of the same file."""
     assert list(differences(INSTALLED, other, "9.0")) == []
-    cells = other / "nvflare/fuel/f3/cellnet/core_cell.py"
-    text = cells.read_text()
-    cells.write_text(text.replace("def drop_agents", "def drop_all").replace("self.communicator.start()", "pass"))
-    frames = other / "nvflare/fuel/f3/sfm/sfm_conn.py"
-    frames.write_text(frames.read_text().replace("def send_frame", "def send"))
+    packing = other / "nvflare/fuel/utils/fobs/fobs.py"
+    text = packing.read_text()
+    assert "def unpack" in text
+    packing.write_text(
+        text.replace("    def unpack(self, ", "    def unpack(me, ").replace("def num_decomposers", "def count")
+    )
+    streams = other / "nvflare/fuel/f3/streaming/byte_receiver.py"
+    streams.write_text(streams.read_text().replace("def _remove_task", "def _remove"))
     (other / "nvflare/private/defs.py").unlink()
     changed = "\n".join(differences(INSTALLED, other, "9.0"))
     assert re.findall(r"^(?:replaced|written|read|relied on|imported): (\S+)", changed, re.MULTILINE) == [
-        "CoreCell.start",
-        "SfmConnection.send_frame",
+        "Packer.unpack",
+        "RxTask.cleanup_timer",
+        "RxTask._remove_task",
         "nvflare.private.defs",
     ]
-    source = source_in(other, "nvflare.fuel.f3.cellnet.core_cell:CoreCell.start")
+    source = source_in(other, "nvflare.fuel.utils.fobs.fobs:Packer.unpack")
     assert hashlib.sha256(str(source).encode()).hexdigest() in changed
-    assert "-        self.communicator.start()" in changed and changed.count("it is gone in 9.0") == 2
+    assert "-    def unpack(self, " in changed and changed.count("it is gone in 9.0") == 2
 
 
 @pytest.mark.parametrize("version", ["", "--help", "2.9", "2.9.0 --pre", "../2.9.0", "latest", "2.9.0.whl", "9.9.9"])

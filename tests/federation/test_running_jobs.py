@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from medfedvqa.federation.flare.frame_counts import WireLedger
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from test_wire_ledger import DATA, SITE, frame, key_at
 
 import audits
 from audits import Examination, VerdictPart, VerdictState, examine
-from medfedvqa.federation.flare.frame_counts import WireLedger
 
 PAYLOAD = 700
 _JOB = """

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from medfedvqa.federation.flare.frame_counts import WireLedger
+from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from mutations import FILE_CHANGES, MARKER, Files, mutated, seeds
 from tiers import examples
 
 from audits import AuditKey, Refusal, origin_of, read
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare import validator
-from medfedvqa.federation.flare.frame_counts import WireLedger
 from medfedvqa.federation.flare.job_folder import read_job
 from medfedvqa.federation.flare.job_schema import STATUS_JOB
-from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
 from privacy import PrivacyError

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from medfedvqa.vault.job_lock import working_on
 from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
 
 from audits import Event, Isolation, Outcome, Refusal, read
@@ -19,7 +20,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.vault.courier import JobCourier, reach
 from medfedvqa.vault.frames import Wire
-from medfedvqa.vault.job_lock import working_on
 from medfedvqa.vault.place import JOB_FILE
 from medfedvqa.version import code_digest
 

@@ -16,7 +16,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from audits import JobRefused, Refusal
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare.hardening import require_guard
+from medfedvqa.federation.flare.hardening import answer_no_diagnostics, require_guard
 from medfedvqa.federation.flare.job_folder import read_files
 from medfedvqa.federation.flare.messages import REASON, audit_bytes, pack, unpack
 from medfedvqa.federation.flare.parent_process import die_if_orphaned
@@ -49,6 +49,7 @@ class SiteExecutor(Executor):
         if event_type == EventType.START_RUN:
             if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
                 require_guard()
+                answer_no_diagnostics(fl_ctx)
             # Below the kit's `communication_timeout`, which is five minutes, FLARE ignores a job's `get_task_timeout`.
             fl_ctx.get_engine().client.communicator.timeout = PATIENCE
             if self.job.get("secagg"):

@@ -13,6 +13,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
 from nvflare.private import admin_defs
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
@@ -37,6 +40,9 @@ ADMIN_TOPICS = frozenset(
     }
 )
 """The server's requests that a site answers: to run jobs, and to report its presence; no shell, no logs."""
+
+_DIAGNOSTICS = "_net_manager"
+"""FLARE's channel for questions about its cells."""
 
 _logger = logging.getLogger(__name__)
 _installed: list["SiteGuard"] = []
@@ -77,6 +83,7 @@ class SiteGuard(FLComponent):
             if missing := _not_in_force(fl_ctx):
                 _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
             validator.ask_own_validator_first()
+            answer_no_diagnostics(fl_ctx)
             self._watch.start()
         elif event_type == EventType.SYSTEM_START:
             self._watch.joined()
@@ -129,6 +136,17 @@ class _Listed(RequestProcessor):
             return self._flares.process(req, app_ctx)
         _logger.warning("an administrative request that this site does not answer was refused")
         return admin_defs.error_reply("this site does not answer that")
+
+
+def answer_no_diagnostics(fl_ctx: FLContext) -> None:
+    """From now on this process's cell is silent; FLARE's tell whoever asks command lines, settings and peers."""
+
+    def refused(message: Message) -> Message:
+        _logger.warning("a question for this site's diagnostics was refused")
+        return make_reply(ReturnCode.INVALID_REQUEST)
+
+    cell = fl_ctx.get_engine().get_cell().core_cell
+    cell.add_incoming_request_filter(channel=_DIAGNOSTICS, topic="*", cb=refused)
 
 
 def _answer_only_what_is_listed() -> None:

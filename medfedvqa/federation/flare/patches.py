@@ -131,7 +131,7 @@ PRIVATE_MODULES = frozenset(
     {
         *("nvflare.private.admin_defs", "nvflare.private.defs", "nvflare.private.privacy_manager"),
         "nvflare.private.fed.client.client_engine_executor_spec",
-        "nvflare.private.fed.client.client_req_processors",
+        *("nvflare.private.fed.client.admin", "nvflare.private.fed.client.client_req_processors"),
         *("nvflare.private.fed.simulator.simulator_const", "nvflare.private.fed.utils.app_authz"),
     }
 )
