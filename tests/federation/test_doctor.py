@@ -22,6 +22,7 @@ from audits import Event, make_secret
 from audits import log as audit_log
 from medfedvqa.cli import app
 from medfedvqa.federation.aggregation_attempt import load_identity
+from medfedvqa.federation.live_processes import COURIER
 from privacy import Ledger
 
 Change = Callable[[Path], object]
@@ -240,12 +241,13 @@ def test_a_folder_of_another_account_is_not_writable(kit: Path, name: str, line:
 
 
 def hold(kit: Path, job: str | None) -> subprocess.Popen[str]:
-    """A process of the site, or of a job of it, that has its byte ledger and waits."""
+    """A process that lives as FLARE's does at the site, or as the vault's does that works on a job, and waits."""
+    held = f"live.hold(kit / {COURIER!r})" if job is None else f"live.working_on(kit / 'audit', {job!r})"
     code = (
-        "import sys; from pathlib import Path; from audits import AuditKey, origin_of\n"
-        "from medfedvqa.federation.flare.frame_counts import WireLedger\n"
-        f"kit = Path({str(kit)!r}); key = AuditKey.at(kit / 'audit.key', origin_of({SITE!r}))\n"
-        f"ledger = WireLedger(kit / 'audit', {SITE!r}, {job!r}, key); print('ready', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from medfedvqa.federation import live_processes as live\n"
+        f"kit = Path({str(kit)!r}); held = {held}\n"
+        "if hasattr(held, '__enter__'): held.__enter__()\n"
+        "print('ready', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"

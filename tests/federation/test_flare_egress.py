@@ -164,7 +164,7 @@ def test_a_site_that_is_asked_for_a_file_or_for_facts_tells_nothing(attacked: At
     answers = attacked.federation.noted(who)
     assert isinstance(answers, list) and len(answers) > 40
     told = {answer for _, _, answer in answers}
-    assert told <= {"None", "nothing", "this site does not answer that", "invalid request"}, told
+    assert told <= {"None", "nothing", "this site does not answer that", "invalid_request"}, told
     assert SECRET.encode() not in attacked.seen
 
 

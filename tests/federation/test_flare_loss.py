@@ -57,7 +57,7 @@ def check_results(federation: LoopbackFederation, job_id: str) -> None:
     assert not (federation.kits / SERVER / JOURNAL / job_id).exists()
     for name in SITES:
         audit = federation.kits / name / "audit"
-        wait_for(lambda audit=audit: [e for e in read(audit) if e.job == job_id][-1].event in (Event.CLOSE, Event.WIRE))
+        wait_for(lambda audit=audit: [e for e in read(audit) if e.job == job_id][-1].event is Event.CLOSE)
         others = [federation.kits / other / "audit" for other in SITES if other != name]
         assert not [entry.reason for entry in read(audit) if entry.event is Event.FINDING]
         judged = examine(audit, name, [out, *others])

@@ -157,8 +157,7 @@ def settled(federation: LoopbackFederation, site: str, job_id: str) -> Reconcili
 
     def counted() -> bool:
         log = list(read(federation.kits / site / "audit"))
-        over = [e.seq for e in log if e.wire and e.job == job_id and e.wire["last"]]
-        return bool(over) and any(e.wire and e.job is None and e.seq > over[-1] for e in log)
+        return any(entry.event is Event.CLOSE and entry.job == job_id for entry in log)
 
     wait_for(counted)
     return reconcile(read(federation.kits / site / "audit"))

@@ -12,8 +12,6 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
-from medfedvqa.federation.flare.frame_counts import WireLedger
-from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from nvflare.apis.fl_constant import SiteType
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.app.fl_app_validator import FLAppValidator
@@ -23,7 +21,8 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin_of, read, verify
 from medfedvqa.data import Split
 from medfedvqa.errors import MedfedvqaError
-from medfedvqa.federation.flare import refusal_entries, validator
+from medfedvqa.federation import refusal_entries
+from medfedvqa.federation.flare import server_guard, validator
 from medfedvqa.federation.flare.job_folder import check_folder, definition, read_job
 from medfedvqa.federation.flare.job_schema import (
     STATUS_JOB,
@@ -37,6 +36,7 @@ from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.federation.flare.validator import ConfigurationOnly, ask_own_validator_first
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.refusal_entries import RefusalEntries
 from medfedvqa.federation.site_status import STATUS_JOB as REAL_STATUS_JOB
 from privacy import DPSettings, PrivacyError
 
@@ -54,11 +54,13 @@ def app(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WireLedger:
+def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusalEntries:
+    """The site's, to which the validator of this process reports."""
     (tmp_path / "audit").mkdir()
-    ledger = WireLedger(tmp_path / "audit", "chest", None, AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
-    monkeypatch.setattr(validator, "installed", lambda: ledger)
-    return ledger
+    log = AuditLog(tmp_path / "audit", "chest", AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
+    made = RefusalEntries(log, tmp_path / "counts")
+    monkeypatch.setattr(validator, "_reports", [made.enter])
+    return made
 
 
 def edit(app: Path, change: Callable[[dict[str, Any]], object], names: tuple[str, ...] = (CLIENT, SERVER)) -> None:
@@ -148,7 +150,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("change", EDITS)
 def test_a_job_outside_of_the_schema_is_refused_before_flare_parses_it(
-    app: Path, ledger: WireLedger, monkeypatch: pytest.MonkeyPatch, change: str
+    app: Path, entries: RefusalEntries, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """By a code and its sentence; FLARE's own validator, which comes first in FLARE, is not asked."""
     parsed: list[object] = []
@@ -206,16 +208,17 @@ def archive(*files: tuple[str, bytes]) -> bytes:
     ],
     ids=["bomb", "many", "damaged"],
 )
-def test_an_archive_that_holds_too_much_is_not_unpacked(tmp_path: Path, ledger: WireLedger, content: bytes) -> None:
-    """FLARE unpacks before it checks a signature."""
-    ConfigurationOnly()
+def test_an_archive_that_holds_too_much_is_not_unpacked_at_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """FLARE unpacks before it asks the validator."""
+    monkeypatch.setattr(app_deployer, "unzip_all_from_bytes", app_deployer.unzip_all_from_bytes)
+    server_guard._unpack_small_archives_only()
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(JobRefused):
         app_deployer.unzip_all_from_bytes(content, str(out))
-    assert not list(out.iterdir()) and [entry.admission for entry in refusals(tmp_path)] == [
-        {"code": "folder", "configuration": None}
-    ]
+    assert not list(out.iterdir())
     app_deployer.unzip_all_from_bytes(archive((CLIENT, b"{}")), str(out))
     assert (out / CLIENT).read_bytes() == b"{}"
 
@@ -224,7 +227,9 @@ def refusals(folder: Path) -> list[Entry]:
     return [entry for entry in read(folder / "audit") if entry.event is Event.REFUSAL]
 
 
-def test_a_refused_job_has_an_entry_with_code_and_definition(app: Path, ledger: WireLedger, tmp_path: Path) -> None:
+def test_a_refused_job_has_an_entry_with_code_and_definition(
+    app: Path, entries: RefusalEntries, tmp_path: Path
+) -> None:
     """Which the site's log verifies, and which repeats nothing of the job."""
     edit(app, lambda job: job.update(data="{$PLANTED}"))
     assert ConfigurationOnly().validate(str(app))[0]
@@ -235,7 +240,7 @@ def test_a_refused_job_has_an_entry_with_code_and_definition(app: Path, ledger: 
 
 
 def test_a_log_that_cannot_be_written_lets_no_job_through(
-    app: Path, ledger: WireLedger, monkeypatch: pytest.MonkeyPatch
+    app: Path, entries: RefusalEntries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job is refused all the same."""
 

@@ -29,15 +29,15 @@ def test_a_site_does_not_start_while_another_process_of_it_lives(tmp_path: Path)
     """The second one ends with a sentence and disturbs nothing; once the first is killed, the next one starts."""
     kit = provisioned(tmp_path, free_port()) / SITE
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    script, audit = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"], kit / "audit"
+    script = ["bash", str(kit / "startup" / "sub_start.sh"), "--once"]
     with Reaper(kit) as reaper:
         first = reaper.start(script, kit, tmp_path / "first", environment)
-        wait_for(lambda: live_processes(audit).site)
+        wait_for(lambda: live_processes(kit / "audit", kit).site)
         second = subprocess.run(script, cwd=kit, env=environment, capture_output=True, text=True, timeout=300)
         assert "another process of this site lives on this machine: stop it first" in second.stderr
-        assert second.returncode == 1 and first.poll() is None and live_processes(audit).site
+        assert second.returncode == 1 and first.poll() is None and live_processes(kit / "audit", kit).site
         first.kill()
         first.wait()
         third = reaper.start(script, kit, tmp_path / "third", environment)
-        wait_for(lambda: live_processes(audit).site)
+        wait_for(lambda: live_processes(kit / "audit", kit).site)
         assert third.poll() is None

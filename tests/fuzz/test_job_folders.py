@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from medfedvqa.federation.flare.frame_counts import WireLedger
-from medfedvqa.federation.flare.refusal_entries import RefusalEntries
 from mutations import FILE_CHANGES, MARKER, Files, mutated, seeds
 from tiers import examples
 
-from audits import AuditKey, Refusal, origin_of, read
+from audits import AuditKey, AuditLog, Refusal, origin_of, read
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare import validator
 from medfedvqa.federation.flare.job_folder import read_job
 from medfedvqa.federation.flare.job_schema import STATUS_JOB
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.refusal_entries import RefusalEntries
 from privacy import PrivacyError
 
 pytestmark = pytest.mark.sampled
@@ -39,14 +38,14 @@ MEMORY = 512 * 1024
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WireLedger:
-    """That of the site's own process, on a day that does not end."""
+def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusalEntries:
+    """Those of the site, on a day that does not end."""
     monkeypatch.setenv("PLANTED_SECRET", SECRET)
     folder = tmp_path / "audit"
     folder.mkdir()
-    made = WireLedger(folder, "chest", None, AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
-    made._refusals = RefusalEntries(made._log, folder / "wire" / "refusals", lambda: date(2026, 1, 1))
-    monkeypatch.setattr(validator, "installed", lambda: made)
+    log = AuditLog(folder, "chest", AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
+    made = RefusalEntries(log, tmp_path / "counts", lambda: date(2026, 1, 1))
+    monkeypatch.setattr(validator, "_reports", [made.enter])
     return made
 
 
@@ -70,7 +69,7 @@ def written(app: Path, files: Files) -> Path:
 
 @pytest.mark.timeout(3600)
 def test_mutated_job_folders_are_refused_in_fixed_sentences_and_nothing_of_them_is_repeated(
-    tmp_path: Path, ledger: WireLedger, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, entries: RefusalEntries, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No error but a refusal, no text of a job in sentences, logs or entries, bounded memory, bounded entries."""
     caplog.set_level(logging.DEBUG)
@@ -118,7 +117,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("change", FILE_CHANGES, ids=lambda change: change.__name__.strip("_"))
-def test_each_change_of_files_has_its_outcome(tmp_path: Path, ledger: WireLedger, change: object) -> None:
+def test_each_change_of_files_has_its_outcome(tmp_path: Path, entries: RefusalEntries, change: object) -> None:
     """Links, pipes, folders, large and other files: refused, but for a signature."""
     jobs = Path(__file__).parents[2] / "nvflare_jobs"
     app = written(tmp_path / "job" / "app_chest", seeds(jobs)[0][0])

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from medfedvqa.vault.job_lock import working_on
 from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
 
 from audits import Event, Isolation, Outcome, Refusal, read
+from audits.running_jobs import RUNNING
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.live_processes import working_on
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.vault.courier import JobCourier, reach
 from medfedvqa.vault.frames import Wire
@@ -245,7 +246,7 @@ def test_a_vault_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time_works_on_a_job(tmp_path: Path) -> None:
-    """The next one waits, also where the job's state goes while it does."""
+    """The next one waits, also where the job's file goes while it does."""
     entered, order = threading.Event(), []
 
     def second() -> None:
@@ -257,7 +258,7 @@ def test_one_process_at_a_time_works_on_a_job(tmp_path: Path) -> None:
     with working_on(tmp_path, JOB):
         waiting.start()
         entered.wait(10)
-        (tmp_path / f"{JOB}.lock").unlink()
+        (tmp_path / RUNNING / JOB).unlink()
         order.append("first")
     waiting.join(10)
-    assert order[-1] == "second" and (tmp_path / f"{JOB}.lock").exists()
+    assert order[-1] == "second" and not (tmp_path / RUNNING / JOB).exists()
