@@ -42,8 +42,7 @@ class Traffic(StrEnum):
 
 
 PREFIX = 16
-HEADER = 2048
-ENVELOPE = 2048
+HEADER = ENVELOPE = 2048
 PER_TENSOR = 512
 LOG_BYTES = 1 << 15
 MAIL_PART = 1 << 20
@@ -253,8 +252,7 @@ _RESULTS, _VALUES = "encoding of task results", "values of released tensors"
 _LOG_BYTES = "checkpoints and cosignatures of audit logs"
 
 
-_Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]
-"""Round, bytes of values and number of tensors."""
+_Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]  # round, bytes of values, number of tensors
 _RECENT = 512
 """Releases of a job, alike ones once, that its counts may lag behind; a job counts every few seconds."""
 
@@ -360,11 +358,9 @@ class Reconciler:
         for result in window.results:
             self._result(seq, job, result)
         encoded = sum(result.encoded for result in window.results)
-        sums.encoded += encoded
-        sums.mailed += window.mailed
+        sums.encoded, sums.mailed = sums.encoded + encoded, sums.mailed + window.mailed
         if window.process == VAULT:
-            self._left[_RESULTS] += encoded
-            self._left[Traffic.MAIL] += window.mailed
+            self._left += Counter({_RESULTS: encoded, Traffic.MAIL: window.mailed})
             sums.sent[Traffic.MAIL] += window.mailed
         if (more := sums.sent[Traffic.RESULT] - sums.encoded) > 0:
             self._find(seq, more, "more was sent as results of tasks than the job's process encoded")

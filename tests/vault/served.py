@@ -9,7 +9,7 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.vault.courier import JobCourier
 from medfedvqa.vault.frames import Wire
 from medfedvqa.vault.place import VaultPlace
-from medfedvqa.vault.tasks import JobTasks
+from medfedvqa.vault.tasks import JobTasks, SentBytes
 
 
 class Served:
@@ -18,7 +18,7 @@ class Served:
     def __init__(self, runtime: SiteRuntime) -> None:
         one, other = socket.socketpair()
         self.courier = JobCourier(VaultPlace(Path(), "", None, Path()), "job", {}, _wire=Wire(one))
-        self._tasks, self._wire = JobTasks(lambda: runtime), Wire(other)
+        self._tasks, self._wire = JobTasks(lambda: runtime, SentBytes()), Wire(other)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
