@@ -58,7 +58,7 @@ def test_the_vaults_service_has_no_network_and_the_couriers_cannot_read_rows(
     (start,) = [line for line in vault if line.startswith("ExecStart=")]
     assert f"-m medfedvqa.vault {site_kit / 'local' / 'site.yml'} {SITE} {site_kit / 'vault'}" in start
     (hidden,) = [line for line in courier if line.startswith("InaccessiblePaths=")]
-    assert all(f"-{site_kit / name}" in hidden for name in ("state", "identity.key"))
+    assert all(f"-{site_kit / name}" in hidden for name in ("state", "audit", "identity.key", "audit.key"))
     assert f'"-{tmp_path / "a 100%% ledger"}"' in hidden
     assert f"Environment=MEDFEDVQA_VAULT={site_kit / 'vault'}" in courier
     assert f"After={stem}-vault.service" in courier and not any("PrivateNetwork" in line for line in courier)
@@ -98,7 +98,7 @@ def test_containers_run_without_root_and_without_a_writable_root(site_kits: Path
     assert services.keys() == {SITE, f"{SITE}-vault", "localhost"}
     vault = services[f"{SITE}-vault"]
     assert vault.pop("network_mode") == "none" and "networks" not in vault and vault["entrypoint"] == ["python"]
-    assert {f"/kits/{SITE}/state", f"/kits/{SITE}/ledger"} <= {*services[SITE]["tmpfs"]}
+    assert {f"/kits/{SITE}/{name}" for name in ("state", "audit", "ledger")} <= {*services[SITE]["tmpfs"]}
     assert services[SITE]["environment"] == {"MEDFEDVQA_VAULT": f"/kits/{SITE}/vault"}
     for name, service in services.items():
         kit = name.removesuffix("-vault")

@@ -133,7 +133,7 @@ def service_files(
     further = f"Environment={_quoted(f'{SOCKET}={vault.folder}')}\nInaccessiblePaths={hidden}\n"
     files = {
         f"{name}-vault.service": _unit(kit, party, user, ", its vault", shut, places, "", NO_NETWORK),
-        f"{name}.service": _unit(kit, party, user, "", run, [kit, config.audit], order, further=further),
+        f"{name}.service": _unit(kit, party, user, "", run, [kit], order, further=further),
     }
     if prometheus:
         command = _command("status", "--site", site, "--prometheus", prometheus)
@@ -159,7 +159,7 @@ def container_files(kits: Iterable[Path], image: str) -> dict[str, str]:
             vault = VaultPlace.of_kit(place)
             shut = {"entrypoint": ["python"], "command": vault.command(), "network_mode": "none"}
             services[f"{kit.name}-vault"] = _container(kit, place, image, f"{kit.name}-vault", shut)
-            hidden = [str(place / name) for name in ("state", "ledger")]
+            hidden = [str(place / name) for name in ("state", "audit", "ledger")]
             environment = {SOCKET: str(vault.folder)}
             run |= {"depends_on": [f"{kit.name}-vault"], "environment": environment, "tmpfs": ["/tmp", *hidden]}
         services[kit.name] = _container(kit, place, image, kit.name, run)
@@ -189,7 +189,8 @@ def _container(kit: Path, place: Path, image: str, name: str, run: Mapping[str, 
 
 def _rows(config: SiteConfig) -> list[Path | None]:
     """What no process but the vault reads."""
-    return [config.data.root, config.state, config.ledger, config.identity, store_of(config)]
+    records = [config.state, config.audit, config.ledger, config.identity, config.audit_key]
+    return [config.data.root, *records, store_of(config)]
 
 
 def _places(config: SiteConfig) -> list[Path]:
