@@ -68,7 +68,8 @@ class AttackedFederation(TappedFederation):
             (self.taps / "careless").unlink(missing_ok=True)
 
     def refusals(self, site: str, job_id: str) -> list[Entry]:
-        entries = read(self.kits / site / "audit")
+        audit = self.kits / site / "audit"
+        entries = read(audit) if audit.exists() else ()  # before its first job, a site has no log
         return [entry for entry in entries if entry.event is Event.REFUSAL and entry.job == job_id]
 
     def at_the_server(self) -> bytes:

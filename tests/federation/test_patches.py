@@ -148,7 +148,7 @@ def test_nothing_else_reaches_behind_flares_interface() -> None:
         found |= set(reaches(tree))
         modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
         replaced |= set(re.findall(r"patches\.([A-Z_]+)\.replace\(", text))
-    # At a site, the guard takes processors from FLARE's list: a change of FLARE's makes it refuse, and needs no digest.
+    # At a site, the guard stands before FLARE's processors: a change of FLARE's makes it refuse, and needs no digest.
     assert found == {row.name for row in patches.REACHES if row.kind in ("written", "read")} | SITE_LIST
     # A private module's own members are modules too: `from nvflare.private import admin_defs`.
     private = {module for module in modules if module.startswith("nvflare.private.")}
