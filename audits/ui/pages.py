@@ -39,6 +39,7 @@ _LABELS = {
     "admission": "Admission", "dp_event": "Charge", "wire": "Bytes on the network",
     "policy": "Site policy", "exchange": "Exchange spec",
     "code_version": "Code version", "code_digest": "Code digest", "code": "Parts of the code",
+    "isolation": "Network kept away by",
     "model_digest": "Model digest",
     "leaf_hash": "Hash of this entry", "prev_hash": "Hash of the entry before", "monotonic": "Steady clock, ns",
 }  # fmt: skip

@@ -72,7 +72,8 @@ def _show_entry(console: Terminal, entry: Entry) -> None:
     round_ = f"round {entry.round}" if entry.round else ""
     peer = f"peer {plain(entry.peer, CELL)}" if entry.peer else ""
     job = f"job {plain(entry.job, CELL)}" if entry.job else ""
-    facts = (round_, plain(entry.task or "", CELL), plain(event, CELL), peer, job)
+    isolation = f"isolation {entry.isolation}" if entry.isolation else ""
+    facts = (round_, plain(entry.task or "", CELL), plain(event, CELL), isolation, peer, job)
     console.write_line(2, f"{plain(entry.time)}  {', '.join(filter(None, facts))}")
     for tensor in entry.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"

@@ -139,7 +139,9 @@ def _left(report: Report) -> Section:
         messages = quantity(section.messages, "message")
         left = f"{section.nbytes:,} bytes in {messages}, to {_listed(list(to))}: {_listed(kinds)}."
     about = f"Job {identity.job} ({identity.method}, {identity.state}) at site {identity.site}."
-    return Section("left", "What left, and what did not", (Text((f"{about} {left} {_STAYED}",)),))
+    trust = report.sections.trust
+    network = f" As the log says, {trust.isolation_said}." if trust.isolation else ""
+    return Section("left", "What left, and what did not", (Text((f"{about} {left} {_STAYED}{network}",)),))
 
 
 _STAYED = (

@@ -49,6 +49,7 @@ def trust(report: Report) -> Section:
         fact("Author of the job", section.author),
         fact("Administrators", section.administrators),
         fact("Aggregation", f"{section.aggregation}: {section.aggregation_said}"),
+        *((fact("Network", section.isolation_said),) if section.isolation_said else ()),
     )
     attempts = Table(
         "Computations on shares",

@@ -8,6 +8,7 @@ CLOSING: Mapping[str, str] = {
     "witnessed": "Exchange checkpoints with the server or another site, then make the report again.",
     "whole log": "Run `medfedvqa audit verify`, follow what it says, and make the report again.",
     "agreement": "Give the server's or another site's copies with `--against` when the report is made.",
+    "no network": "Run the job on sites whose rows a vault holds, with `isolation: kernel` in their settings.",
     "ledger": "Give the site a budget ledger, and train under differential privacy.",
     "one budget": "Ingest the data with `medfedvqa ingest` beside this ledger, which ties the two together.",
     "replay": "Train under differential privacy; if figures differ, ask the project before anything else is released.",

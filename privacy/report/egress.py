@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Literal
 
-from audits import Entry, Event, Outcome, Sharing, Stage, TensorRecord, refuses_job
+from audits import Entry, Event, Isolation, Outcome, Sharing, Stage, TensorRecord, refuses_job
 from privacy.report.facts import ReportFacts
 from privacy.report.model_conduct import (
     Egress,
@@ -23,6 +23,21 @@ DIGESTS = (
     "Digests are of the bytes that were really sent, after noise and masks. What left as shares among sites has none: "
     "no message held it, and a digest of values that stay could be guessed back to them."
 )
+
+ISOLATION = {
+    Isolation.NAMESPACE: "the process that held the rows had no network: a network namespace of its own, and a filter "
+    "on system calls",
+    Isolation.FILTER: "only a filter on system calls kept the network from the process that held the rows",
+    Isolation.NONE: "the process that held the rows had a network: all sites ran in one process, or the site's "
+    "settings say `isolation: none`",
+    None: "an earlier version ran the job, and did not record whether the process that held the rows had a network",
+}
+"""By what the log says, whether the kernel kept the network from the process that held the rows."""
+
+
+def isolation_sentence(facts: ReportFacts) -> str:
+    """What kept the network from the process that held the rows, in order; empty where no entry opens the job."""
+    return "; later ".join(map(ISOLATION.__getitem__, facts.isolations))
 
 
 def outside(facts: ReportFacts) -> tuple[Outside, ...]:
@@ -75,6 +90,8 @@ def trust(facts: ReportFacts) -> Trust:
         aggregation=kind,
         aggregation_said=text,
         attempts=attempts,
+        isolation=tuple(isolation and isolation.value for isolation in facts.isolations),
+        isolation_said=isolation_sentence(facts) or "the log does not tell that the job was opened",
     )
 
 

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from audits import AuditError, Entry, Event, JobCode, Kind, NewerFormat, Outcome, Sharing, TensorRecord, refuses_job
+from audits import (
+    AuditError,
+    Entry,
+    Event,
+    Isolation,
+    JobCode,
+    Kind,
+    NewerFormat,
+    Outcome,
+    Sharing,
+    TensorRecord,
+    refuses_job,
+)
 from audits.excerpt import ExcerptFacts, check_excerpt, quoted_entries
 from audits.exchange import SITES
 from audits.sharing import sharing_of
@@ -131,6 +143,11 @@ class ReportFacts:
         """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
         entry_codes = [JobCode.from_record(entry.code) for entry in self.job_entries if entry.code is not None]
         return tuple(dict.fromkeys(entry_codes))
+
+    @cached_property
+    def isolations(self) -> tuple[Isolation | None, ...]:
+        """What kept the network from the process that held the rows, each once; None where an entry does not say."""
+        return tuple(dict.fromkeys(entry.isolation for entry in self.job_entries if entry.event is Event.OPEN))
 
     @cached_property
     def shared(self) -> tuple[Entry, ...]:

@@ -46,6 +46,11 @@ class Trust(Frozen):
     aggregation: Literal["in clear", "on shares", "nothing released"]
     aggregation_said: Wording
     attempts: tuple[SharedComputation, ...]
+    isolation: tuple[str | None, ...] = ()
+    """What kept the network from the process that held the rows while the job ran: `namespace`, `filter` or `none`,
+    each once, in order; null where the log does not say, and empty where it does not tell that the job was opened."""
+    isolation_said: MaybeWording = None
+    """None in reports of earlier versions."""
 
 
 class ReleaseFigures(Frozen):

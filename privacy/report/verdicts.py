@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from audits import CodeKind, Entry, Event, Kind, SitePolicy, TensorRecord
+from audits import CodeKind, Entry, Event, Isolation, Kind, SitePolicy, TensorRecord
 from audits.errors import PolicyError
 from audits.plurals import quantity
 from audits.policy import UNCOUNTED
@@ -12,6 +12,7 @@ from privacy.ledger_journal import Record
 from privacy.ledger_replay import decode_events
 from privacy.mechanisms import DPEvent
 from privacy.report.closing import CLOSING
+from privacy.report.egress import ISOLATION, isolation_sentence
 from privacy.report.facts import ReportFacts
 from privacy.report.measured import empirical
 from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
@@ -46,6 +47,7 @@ def verdicts(facts: ReportFacts) -> Verdicts:
         for name, statement, where, check in _RULES
         if check is not _bound or "binding" in facts.evidence.model_fields_set
         if check is not _identified or facts.codes  # as entries name it from their format 1 on
+        if check is not _isolated or any(facts.isolations)  # as entries name it from then on
         for state, sentence in [check(facts)]
     )
     return Verdicts(state=max((rule.state for rule in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
@@ -261,6 +263,13 @@ def _is_bare(tensor: TensorRecord) -> bool:
     return tensor.kind is not Kind.PUBLIC and not tensor.protection.masked
 
 
+def _isolated(facts: ReportFacts) -> RuleVerdict:
+    for gap in (Isolation.NONE, None):
+        if gap in facts.isolations:
+            return NOT_SHOWN, ISOLATION[gap]
+    return SHOWN, isolation_sentence(facts)
+
+
 def _attacked(facts: ReportFacts) -> RuleVerdict:
     figures = empirical(facts)
     if not figures.attacked:
@@ -284,6 +293,7 @@ _RULES: tuple[tuple[str, str, str, Callable[[ReportFacts], RuleVerdict]], ...] =
     ("witnessed", "Others have cosigned the log over every release.", "H", _witnessed),
     ("whole log", "Integrity and completeness of the whole log were verified.", "H", _whole),
     ("agreement", "Nobody holds another history of the log.", "H", _agreed),
+    ("no network", "The process that held the rows had no network while the job ran.", "G", _isolated),
     ("ledger", "The ledger's chain holds, and the log names its records.", "E", _anchored),
     ("one budget", "These patients have no second budget under another ledger or key.", "E", _bound),
     ("replay", "Recorded epsilons are those that two accountants give.", "E", _replayed),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
+from audits import AuditLog, Event, Isolation, Kind, Outcome, Protection, Refusal, TensorRecord
 
 Command = Callable[..., Any]
 
@@ -23,6 +23,17 @@ def test_refused_jobs_are_listed_with_their_codes(medfedvqa: Command, tmp_path: 
     told = " ".join(done.stdout.split())
     assert done.returncode == 0 and "refusal refused peers" in told and "refusal refused schema" in told
     assert "job-1" in told and "job-2" in told and "the policy of old" in told
+
+
+def test_what_kept_the_network_away_stands_with_the_entry(medfedvqa: Command, tmp_path: Path) -> None:
+    """In each entry that says so, and in no other."""
+    log = AuditLog(tmp_path / "audit", "chest")
+    for isolation in (*Isolation, None):
+        log.append(Event.OPEN, job=f"job-{isolation}", isolation=isolation)
+    log.close()
+    lines = medfedvqa("audit", "show", str(tmp_path / "audit")).stdout.splitlines()
+    shown = [line.partition("open")[2] for line in lines if ", job job-" in line]
+    assert shown == [*(f", isolation {one}, job job-{one}" for one in Isolation), ", job job-None"]
 
 
 @pytest.mark.parametrize("text", ["[/]", "[bold]", "\x1b[2J\x1b]0;taken\x07", "a\nb"])
