@@ -49,6 +49,8 @@ class _History:
     """Whether this very job has ended."""
     admitted: bool = False
     """Whether this very job was admitted before."""
+    other: bool = False
+    """Whether another job was admitted under this one's id, which no submitter signs."""
     nonces: set[str] = field(default_factory=set)
     """The nonces of other jobs."""
     repeats: int = 0
@@ -141,9 +143,17 @@ class Admission:
             if entry.job == self._job_id:
                 history.ended |= entry.event in (Event.CLOSE, Event.REFUSAL)
                 history.admitted |= entry.event is Event.ADMITTED
+                history.other |= entry.event is Event.ADMITTED and not self._is_of(entry)
             elif entry.admission is not None:
                 _add(history, entry, definition, recent=entry.time >= since)
         return history
+
+    def _is_of(self, admitted: Entry) -> bool:
+        """Whether an entry admitted what is signed now."""
+        actor, terms = self._signature.actor if self._signature else "", self._job.terms
+        of_entry = {name: (admitted.admission or {}).get(name) for name in ("definition", "nonce")}
+        signed = {"definition": self._job.definition, "nonce": terms.nonce if terms else None}
+        return (admitted.actor or "", of_entry) == (actor, signed)
 
     def _check_signature(self, signature: Signature, history: _History) -> None:
         policy, terms = self._config.policy, self._job.terms
@@ -151,7 +161,7 @@ class Admission:
             self.refuse(Refusal.SIGNATURE)
         if policy.submitters and signature.actor not in policy.submitters:
             self.refuse(Refusal.SUBMITTER)
-        if history.ended:
+        if history.ended or history.other:
             self.refuse(Refusal.REPLAY)
         if terms is not None:
             self._check_terms(terms, signature, history)

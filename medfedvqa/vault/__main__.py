@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         _import_all()
         if detached:
             _detach(place.folder / "vault.log")
-        _accept(listener, place, isolation, _LINGER if detached else None)
+        _accept(listener, lock, place, isolation, _LINGER if detached else None)
     os.close(lock)
     return 0
 
@@ -113,7 +113,7 @@ def _detach(log: Path) -> None:
     os.close(output)
 
 
-def _accept(listener: socket.socket, place: VaultPlace, isolation: str, linger: float | None) -> None:
+def _accept(listener: socket.socket, lock: int, place: VaultPlace, isolation: str, linger: float | None) -> None:
     children: set[int] = set()
     last, own = time.monotonic(), os.getpid()
     while linger is None or time.monotonic() - last < linger:
@@ -133,6 +133,7 @@ def _accept(listener: socket.socket, place: VaultPlace, isolation: str, linger: 
                 children.add(child)
             else:
                 listener.close()
+                os.close(lock)  # if the vault dies, another one takes its place while this process goes on
                 _serve(connection, place, isolation, own)
 
 
@@ -147,8 +148,8 @@ def _serve(connection: socket.socket, place: VaultPlace, isolation: str, process
     try:
         Vault(place, Isolation(isolation), process).serve(Wire(connection))
         status = 0
-    except (EOFError, ConnectionError):
-        status = os.EX_TEMPFAIL  # the courier is gone; the next one asks again
+    except (EOFError, ConnectionError, TimeoutError):
+        status = os.EX_TEMPFAIL  # the courier is gone, or says nothing; the next one asks again
     except FrameRefused as error:
         print(error, file=sys.stderr)
     except Exception:

@@ -5,6 +5,7 @@ The courier is not trusted: of a job it brings the signed files, of a task the m
 
 import logging
 import os
+import re
 import secrets
 import signal
 import time
@@ -48,6 +49,8 @@ from medfedvqa.vault.frames import Frame, FrameRefused, Wire
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
 from medfedvqa.version import code_digest
 
+_SILENCE = 20.0
+"""Seconds after which a connection ends that has not said what it is for: the vault serves a bounded number at once."""
 _GRAIN = 10.0
 """Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
 
@@ -68,7 +71,9 @@ class Vault:
 
     def serve(self, wire: Wire) -> None:
         """Answer one connection until it ends. Raises `EOFError`, `OSError` or `FrameRefused`."""
+        wire.connection.settimeout(_SILENCE)
         frame = wire.receive("job", "close", "turned away")
+        wire.connection.settimeout(None)
         wire.send("ready", isolation=self.isolation.value, code=code_digest())
         if frame.fields["code"] != code_digest():
             # After an upgrade: whoever connects next finds a vault that runs the new code, or starts it.
@@ -179,8 +184,8 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def is_file_name(job_id: str) -> bool:
-    """Whether a job's id may name files: it has nothing that leads to another folder."""
-    return 0 < len(job_id) <= 128 and job_id.isprintable() and "/" not in job_id and not job_id.startswith(".")
+    """Whether a job's id may name files: a dot or a pattern would name those of other jobs."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,128}", job_id) is not None
 
 
 def _job_in(files: dict[str, bytes], signed: bool) -> dict[str, Any]:

@@ -128,6 +128,19 @@ def test_a_signed_job_runs_once(sites: Sites, quick_job: Job) -> None:
     assert ask(config, fresh(quick_job()), "job-2") is Refusal.REPLAY, "the id belongs to a job that has ended"
 
 
+@pytest.mark.parametrize("change", [{"seed": 5}, {}, {"terms": None}], ids=["another", "another nonce", "no terms"])
+def test_an_id_under_which_a_job_was_admitted_runs_no_other(
+    sites: Sites, quick_job: Job, change: dict[str, Any]
+) -> None:
+    """Nobody signs a job's id: a courier that swaps the files would run a job whose nonce and expiry nobody checks."""
+    config = sites("chest")["chest"]
+    first = SiteRuntime(config, fresh(quick_job()), "job-1", load=never, signature=SIGNED)
+    with pytest.raises(AssertionError):
+        first.handle("start", 1, {})
+    first.close(ended=False)
+    assert ask(config, fresh(quick_job()).model_copy(update=change), "job-1") is Refusal.REPLAY
+
+
 def test_a_definition_without_a_nonce_runs_as_often_a_day_as_the_policy_says(sites: Sites, quick_job: Job) -> None:
     """Each run is an entry that says how often; another definition is not concerned, nor is the next day."""
     config, job = sites("chest", repeats=2)["chest"], quick_job()

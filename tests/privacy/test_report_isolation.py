@@ -67,6 +67,7 @@ def test_a_report_says_what_kept_the_network_away(
     found = rule(report)
     assert found is not None and found[0] == state and words in found[1]
     text = page(compose(report)).replace("<code>", "`").replace("</code>", "`")
+    assert f"As the log says, {report.sections.trust.isolation_said}." in text
     assert words in text and (text.count("Run the job on sites whose rows a vault holds") >= 1) is (state != "shown")
 
 
