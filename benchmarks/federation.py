@@ -1,47 +1,66 @@
-"""Measures the overhead of FLARE: seconds per round beyond training with three sites, and memory per site process.
+"""Measures what FLARE, courier and vault add to a job of three sites: seconds to start, a round's overhead, memory.
 
-It measures a provisioned federation on loopback, and the simulator with this project's transport settings and with
-FLARE's, which provisioned sites refuse. Gate and log are on, and in the federation also the byte ledger.
+It measures the job in one process; with a vault for each site and couriers, without FLARE; in a provisioned federation
+on loopback, twice, so that the second job finds vaults that run; and in the simulator with this project's transport
+settings and with FLARE's, which provisioned sites refuse. Gate and log are on.
+A job's start is the time from its submission until its first answer has left every site, according to the logs.
 The overhead of a round is its wall clock at the server minus the slowest site's time between receiving and sending
 according to its log. The first round, which also loads, is left out.
-Memory is the largest proportional set size (PSS) of a site's job process, sampled once a second.
-Targets: at most 0.3 s per round, and at most 600 MB per site process with the bundled backbone.
+Memory is the largest proportional and resident set size (PSS, RSS) of a site's processes, sampled once a second. PSS
+counts what processes share in parts; the vault's process for a job shares most of what the vault has imported.
+Targets: at most 0.3 s per round; at most 650 MB for a site's vault with its job, and 80 MB for the courier.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 
-from audits import Event, read
+from audits import Event, Refusal, read
 from medfedvqa.data import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import prepare_simulation
+from medfedvqa.federation.flare.reaper import reap
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.run_folder import RESULTS
+from medfedvqa.federation.hub import Reply, TaskCall
+from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import Launch, write_sites
+from medfedvqa.federation.serve import serve_job
+from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.models import bundled_for
+from medfedvqa.vault.courier import JobCourier
+from medfedvqa.vault.place import JOB_FILE, VaultPlace
 
 OURS = "ours"
 SETTINGS = {OURS: True, "FLARE's": False}
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 SIMULATED = "simulate_job"  # the simulator's name for every job
-WORKERS = ("worker_process", "simulator_worker")
+ROLES = {"worker_process": "courier", "simulator_worker": "courier", "client_train": "site", "medfedvqa.vault": "vault"}
+"""By a part of the command line, what a process of a site is."""
 HOUR = 3600.0  # seconds
 
 
-def training_seconds(job: str, audits: Mapping[str, Path]) -> dict[int, float]:
-    """The longest time of a site between receiving and sending in each round, from a job's entries in the logs."""
+def training_seconds(job: str, audits: Mapping[str, Path], in_turn: bool = False) -> dict[int, float]:
+    """The longest time of a site between receiving and sending in each round, from a job's entries in the logs.
+
+    `in_turn`: sites work one after the other, and their times add up.
+    """
     seconds: dict[tuple[int, str], float] = defaultdict(float)
     for site, folder in audits.items():
         for entry in read(folder):
@@ -49,29 +68,56 @@ def training_seconds(job: str, audits: Mapping[str, Path]) -> dict[int, float]:
                 sign = {Event.RECEIVE: -1, Event.RELEASE: 1}.get(entry.event, 0)
                 seconds[entry.round, site] += sign * entry.monotonic / 1e9
     rounds = {number for number, _ in seconds}
-    return {number: max(each for (other, _), each in seconds.items() if other == number) for number in rounds}
+    combined = sum if in_turn else max
+    return {number: combined(each for (other, _), each in seconds.items() if other == number) for number in rounds}
 
 
-def overheads(job: str, out: Path, audits: Mapping[str, Path]) -> list[float]:
+def overheads(job: str, out: Path, audits: Mapping[str, Path], in_turn: bool = False) -> list[float]:
     """Seconds beyond training of each round after the first, from a job's results and its entries in the logs."""
-    training = training_seconds(job, audits)
+    training = training_seconds(job, audits, in_turn)
     rounds = json.loads((out / "results.json").read_text())["rounds"]
     return [record["seconds"] - training[record["round"]] for record in rounds if record["round"] > 1]
 
 
+def start(job: str, submitted: float, audits: Mapping[str, Path]) -> float:
+    """Seconds from the submission until the job's first answer has left the slowest site."""
+    entries = [next(e for e in read(folder) if (e.job, e.event) == (job, Event.RELEASE)) for folder in audits.values()]
+    return max(datetime.fromisoformat(entry.time).timestamp() for entry in entries) - submitted
+
+
+class Peaks(dict[str, tuple[float, float]]):
+    """The largest PSS and RSS in MB of one process, by what it is."""
+
+    def add(self, role: str, pss: float, rss: float) -> None:
+        """One more look at a process."""
+        before = self.get(role, (0.0, 0.0))
+        self[role] = max(before[0], pss), max(before[1], rss)
+
+    def __str__(self) -> str:
+        figures = {role: f"{pss:.0f} / {rss:.0f}" if rss else f"{pss:.0f} (PSS)" for role, (pss, rss) in self.items()}
+        return ", ".join(f"{role} {figure}" for role, figure in figures.items())
+
+
 @contextmanager
-def watched_memory(folder: Path) -> Iterator[dict[int, float]]:
-    """The largest PSS in MB, by process, of the site processes that work in `folder`."""
-    peaks: dict[int, float] = {}
-    done = threading.Event()
+def watched_memory(folder: Path) -> Iterator[Peaks]:
+    """The peaks of the site processes that work in `folder`."""
+    peaks, done = Peaks(), threading.Event()
 
     def watch() -> None:
         while not done.wait(1.0):
+            together: defaultdict[str, float] = defaultdict(float)
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
-                    line = " ".join(process.cmdline())
-                    if str(folder) in line and any(worker in line for worker in WORKERS):
-                        peaks[process.pid] = max(peaks.get(process.pid, 0.0), process.memory_full_info().pss / 1e6)
+                    line = process.cmdline()
+                    roles = [role for part, role in ROLES.items() if any(word.endswith(part) for word in line)]
+                    if not roles or str(folder) not in " ".join(line):
+                        continue
+                    is_forked = roles == ["vault"] and os.getsid(process.pid) != process.pid
+                    memory = process.memory_full_info()
+                    peaks.add("vault's job" if is_forked else roles[0], memory.pss / 1e6, memory.rss / 1e6)
+                    if roles == ["vault"]:
+                        together[line[-1]] += memory.pss / 1e6
+            peaks.add("vault and job", max(together.values(), default=0.0), 0.0)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -82,29 +128,81 @@ def watched_memory(folder: Path) -> Iterator[dict[int, float]]:
         watcher.join()
 
 
-def provisioned(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
-    """Measure real kits. Hardened sites send arrays inside their messages, whatever the job says."""
-    with LoopbackFederation(folder, write_sites(launch)) as federation:
-        export_job(launch.job, folder / "job")
-        with watched_memory(federation.kits) as peaks:
-            job_id = federation.submit(folder / "job")
+Measured = tuple[str, float, list[float], Peaks]
+"""The settings, seconds to the first answer, overheads, and memory."""
+
+
+def in_process(launch: Launch, folder: Path) -> Iterator[Measured]:
+    """Measure the engine that has server and sites in this process."""
+    configs = {site: load_site_config(path, site) for site, path in write_sites(launch).items()}
+    began = time.time()
+    with closing(LocalEngine(configs, launch.job, "local")) as engine:
+        serve_job(launch.job, launch.sites, engine.call, launch.out, "local")
+    audits = launch.audit_folders
+    yield OURS, start("local", began, audits), overheads("local", launch.out, audits, in_turn=True), Peaks()
+
+
+class Couriers(dict[str, JobCourier]):
+    """An engine of vaults without FLARE: by site, its courier."""
+
+    def call(self, call: TaskCall) -> dict[str, Reply]:
+        """See `hub.Engine`."""
+
+        def answer(site: str) -> tuple[str, Reply]:
+            incoming, message = call.audit_bytes.get(site, b""), call.messages[site]
+            frame = self[site].ask("task", message, incoming, task=call.task, round=call.round)
+            if frame.kind == "refused":
+                call.refused(site, Refusal(frame.fields["code"]), "")
+            call.answered(site)
+            return site, Reply(dict(frame.arrays), 0.0, frame.data)
+
+        with ThreadPoolExecutor(len(call.messages)) as pool:
+            return dict(pool.map(answer, call.messages))
+
+
+def over_vaults(launch: Launch, folder: Path) -> Iterator[Measured]:
+    """Measure vaults, and couriers in this process, without FLARE, by two jobs."""
+    places = {s: VaultPlace(path, s, None, path.parent / "vault") for s, path in write_sites(launch).items()}
+    files = {JOB_FILE: json.dumps(launch.job.to_dict()).encode()}
+    with watched_memory(folder) as peaks:
+        for number in ("first", "second"):
+            began, out, audits = time.time(), launch.out / number, launch.audit_folders
+            couriers = Couriers({site: JobCourier(place, number, files) for site, place in places.items()})
+            serve_job(launch.job, launch.sites, couriers.call, out, "local")
+            for courier in couriers.values():
+                courier.close()
+            yield number, start(number, began, audits), overheads(number, out, audits), peaks
+
+
+def provisioned(launch: Launch, folder: Path) -> Iterator[Measured]:
+    """Measure real kits, by two jobs. Hardened sites send arrays inside their messages, whatever the job says."""
+    with LoopbackFederation(folder, write_sites(launch)) as federation, watched_memory(federation.kits) as peaks:
+        for number in ("first", "second"):
+            export_job(launch.job, folder / number)
+            began = time.time()
+            job_id = federation.submit(folder / number)
             federation.wait(job_id, HOUR)
-        yield OURS, overheads(job_id, federation.results(job_id), launch.audit_folders), peaks
+            audits = launch.audit_folders
+            yield number, start(job_id, began, audits), overheads(job_id, federation.results(job_id), audits), peaks
 
 
-def simulated(launch: Launch, folder: Path) -> Iterator[tuple[str, list[float], dict[int, float]]]:
+def simulated(launch: Launch, folder: Path) -> Iterator[Measured]:
     """Measure a simulation with each of the settings."""
     for name, tuned in SETTINGS.items():
-        of_settings = Launch(launch.job, launch.root, launch.out / str(tuned), launch.sites)
+        of_settings = replace(launch, out=launch.out / str(tuned))
         workspace = folder / f"workspace-{tuned}"
         export_job(launch.job, folder / f"job-{tuned}", tuned)
         prepare_simulation(workspace, write_sites(of_settings))
         clients = ["-c", ",".join(launch.sites), "-t", str(len(launch.sites))]
         command = [sys.executable, "-m", SIMULATOR, str(folder / f"job-{tuned}"), "-w", str(workspace), *clients]
+        began = time.time()
         with watched_memory(workspace) as peaks, (folder / "simulator.log").open("ab") as log:
             subprocess.run(command, check=True, stdout=log, stderr=log)
-        out = workspace / "server" / SIMULATED / RESULTS
-        yield name, overheads(SIMULATED, out, of_settings.audit_folders), peaks
+        out, audits = workspace / "server" / SIMULATED / RESULTS, of_settings.audit_folders
+        yield name, start(SIMULATED, began, audits), overheads(SIMULATED, out, audits), peaks
+
+
+ENGINES = {"one process": in_process, "vaults": over_vaults, "provisioned": provisioned, "simulator": simulated}
 
 
 def main() -> None:
@@ -113,6 +211,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--data", default="phantom", help="vqa-rad, slake or phantom")
     parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error("the first round, which also loads, is left out: give --rounds at least 2")
@@ -120,14 +219,16 @@ def main() -> None:
     facts = {"method": "prompt_pfl", "data": arguments.data, "options": options}
     job = JobSpec.from_dict({**facts, "backbone": bundled_for(arguments.data)})
     sites = organs(arguments.data, arguments.data_root)[:3]
-    print("engine      | settings | overhead per round, s: median, largest | memory per site process, MB: largest")
-    for engine, measure in (("provisioned", provisioned), ("simulator", simulated)):
+    print("engine      | settings   | s to the first answer | overhead per round, s: median, largest | PSS / RSS, MB")
+    for engine in arguments.engines:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder).resolve()
-            for settings, seconds, peaks in measure(Launch(job, arguments.data_root, path / "out", sites), path):
+            launch = Launch(job, arguments.data_root, path / "out", sites)
+            for settings, first, seconds, peaks in ENGINES[engine](launch, path):
                 middle, worst = statistics.median(seconds), max(seconds)
-                largest = max(peaks.values())
-                print(f"{engine:11} | {settings:8} | {middle:29.2f}, {worst:7.2f} | {largest:38.0f}", flush=True)
+                cells = f"{engine:11} | {settings:10} | {first:21.1f} | {middle:29.3f}, {worst:7.3f}"
+                print(f"{cells} | {peaks}", flush=True)
+            reap([str(path)])  # vaults that nobody calls any more would end by themselves
 
 
 if __name__ == "__main__":
