@@ -153,14 +153,14 @@ class Killing:
         plain = self.mode.startswith("shares") and any(end in str(results["notes"]) for end in PLAIN_ENDS)
         ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}
         end = "plain end" if plain else ends.get(status, status)
-        faults = list(self._faults(job_id, results, ended=end == "results"))
+        faults_found = list(self._faults(job_id, results, ended=end == "results"))
         fell_out = str(results["notes"]).count("broke off")
         missed = sum(bool(record["missing"]) for record in results["rounds"]) + fell_out
         model = self._compared(job_id)
         if end == "results" and not missed and model not in ("the same bits", "alike"):
-            faults.append(f"nobody missed a round, and the sites' models are {model}")
+            faults_found.append(f"nobody missed a round, and the sites' models are {model}")
         times, codes = (round(killed, 1), round(seconds, 1)), tuple(sorted(self._codes(job_id)))
-        return Trial(self.mode, party, name, *times, end, missed, tuple(faults), model, codes)
+        return Trial(self.mode, party, name, *times, end, missed, tuple(faults_found), model, codes)
 
     def _configs(self) -> dict[str, SiteConfig]:
         paths = {name: self._federation.kits / name / "local" / "site.yml" for name in self._launch.sites}

@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_a_courier_that_goes_away_within_its_first_frame_is_nobody(site: Attacke
     """No entry, no file, and a running job is neither closed nor ended."""
     client = site.open(job_id := str(uuid4()))
     assert client.ask("start", 1).tensors
-    fields = {"job": {"id": str(uuid4())}, "close": {"running": []}}[kind]
+    fields: dict[str, Any] = {"job": {"id": str(uuid4())}, "close": {"running": []}}[kind]
     gone = Client(site.place)
     gone.socket.sendall(half(encoded(kind, code=code_digest(), **fields)))
     assert site.serves()
