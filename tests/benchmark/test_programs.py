@@ -26,7 +26,6 @@ SMALLEST = {
     "identifiers": "{data} --names 5 --headers 1",
     "ingest": "--workers 1 --images 4 --junk 5",
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
-    "ledger": "--entries 3 --frames 2",
     "long_job": "--rounds 1 --kinds 'in clear'",
     "midi_b": "synthetic {out}/midi --patients 1",
     "noise": "--parameters 1000 --repeats 2",
