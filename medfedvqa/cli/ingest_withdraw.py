@@ -73,10 +73,11 @@ def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[Use, bool]]:
     The ledger has the patients of those that did.
     """
     from audits import Event, read
+    from audits.log_files import segments
     from medfedvqa.federation import site_status
 
     config = config_of(path)
-    if not config.audit.is_dir() or config.data.organ not in organs:
+    if not segments(config.audit) or config.data.organ not in organs:
         return
     methods, private, exported = dict[str, str](), set[str](), set[str]()
     for entry in read(config.audit):

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from audits import read
+from audits.log_files import segments
 from medfedvqa.cli.options import JsonOption, writable
 from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
@@ -106,7 +107,7 @@ def ledger_command(
         if free is not None:
             console.print(f"{ledger.free(free)} tasks of the job were given back")
         ledger.verify()
-        if config.audit.is_dir():
+        if segments(config.audit):
             check_ledger(ledger, config.audit)
         if store := store_of(config):
             check_binding(store, config.ledger)
@@ -143,7 +144,7 @@ def _withdrawn(config: "SiteConfig", jobs: Collection[str]) -> "dict[str, Withdr
     extra_list = config.ledger / WITHDRAWN
     listed = withdrawals(extra_list if extra_list.exists() else None)
     codes_of: dict[str, set[CodeIdentity]] = {}
-    for entry in read(config.audit) if config.audit.is_dir() else ():
+    for entry in read(config.audit) if segments(config.audit) else ():
         if entry.job is not None and entry.job in jobs:
             codes_of.setdefault(entry.job, set()).update(identities(entry.code_version, entry.code_digest, entry.code))
     return {job: cause for job, codes in codes_of.items() if (cause := withdrawal_of(codes, listed))}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from audits import AuditKey, AuditLog, Entry, Event, Kind, Outcome, Refusal, origin_of, read
+from audits.log_files import segments
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.task_order import LAST
@@ -78,7 +79,7 @@ def close_ended(
 def _open(config: SiteConfig) -> list[Entry]:
     """The first entry of each job that the log opens and does not close."""
     jobs: dict[str | None, Entry] = {}
-    if not config.audit.is_dir():
+    if not segments(config.audit):
         return []
     for entry in read(config.audit):
         if entry.event in (Event.ADMITTED, Event.OPEN) and entry.outcome is not Outcome.REFUSED:

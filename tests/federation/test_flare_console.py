@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from audits import Event, Refusal, read
+from audits.log_files import segments
 from medfedvqa.federation.certificates import federation_of
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
@@ -174,7 +175,7 @@ def wait_for(federation: LoopbackFederation, job_id: str, condition: Callable[[]
 
 def began(log: Path, job_id: str) -> bool:
     """Whether the site has sent something in the job."""
-    return log.exists() and any(entry.job == job_id and entry.event is Event.RELEASE for entry in read(log))
+    return bool(segments(log)) and any(entry.job == job_id and entry.event is Event.RELEASE for entry in read(log))
 
 
 def typed(command: str, job_id: str, folder: Path) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from taps import TappedFederation
 
 from audits import Entry, Event, read, verify
+from audits.log_files import segments
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
@@ -69,8 +71,17 @@ class AttackedFederation(TappedFederation):
 
     def refusals(self, site: str, job_id: str) -> list[Entry]:
         audit = self.kits / site / "audit"
-        entries = read(audit) if audit.exists() else ()  # before its first job, a site has no log
+        entries = read(audit) if segments(audit) else ()  # before its first job, a site has no log
         return [entry for entry in entries if entry.event is Event.REFUSAL and entry.job == job_id]
+
+    def refusal(self, site: str, job_id: str) -> Entry:
+        """The one entry of a refused job, once the site's vault, which may have to start for it, has written it."""
+        end = time.monotonic() + PATIENCE
+        while not (found := self.refusals(site, job_id)):
+            assert time.monotonic() < end, "waited too long"
+            time.sleep(0.2)
+        (entry,) = found
+        return entry
 
     def at_the_server(self) -> bytes:
         """All that its process got, and all that it wrote."""
@@ -173,7 +184,7 @@ def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
         federation.stop_checking(False)
     digest = hashlib.sha256((folder / "app" / "config" / "config_fed_client.json").read_bytes()).hexdigest()
     for site in SITES:
-        (entry,) = federation.refusals(site, job_id)
+        entry = federation.refusal(site, job_id)
         assert entry.admission == {"code": code, "configuration": digest}
         assert not (federation.kits / site / job_id / f"app_{site}").exists()
         assert verify(federation.kits / site / "audit").ok
