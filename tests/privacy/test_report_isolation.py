@@ -1,5 +1,6 @@
 """What a report says of the network around the process that held the rows."""
 
+import html
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -66,7 +67,7 @@ def test_a_report_says_what_kept_the_network_away(
     assert report.sections.trust.isolation == tuple(dict.fromkeys(ways))
     found = rule(report)
     assert found is not None and found[0] == state and words in found[1]
-    text = page(compose(report)).replace("<code>", "`").replace("</code>", "`")
+    text = html.unescape(page(compose(report)).replace("<code>", "`").replace("</code>", "`"))
     assert f"As the log says, {report.sections.trust.isolation_said}." in text
     assert words in text and (text.count("Run the job on sites whose rows a vault holds") >= 1) is (state != "shown")
 
