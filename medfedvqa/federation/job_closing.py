@@ -58,15 +58,14 @@ def _left_something(audit: Path, job_id: str) -> bool:
 
 
 def close_ended(
-    config: SiteConfig, running: Collection[str], end: Callable[[str], None] = lambda job_id: None
+    config: SiteConfig, running: Collection[str], is_over: Callable[[str], bool] = lambda job_id: True
 ) -> list[str]:
     """Settle and close every job that is open at this site and not `running`; returns their ids.
 
-    `end` is called with each before, to end a process that still works on it. Raises `LedgerError`, `LogError`.
+    `is_over` is asked about each before, and may end a process that still works on it. Raises `LedgerError`,
+    `LogError`.
     """
-    late = [entry for entry in _open(config) if entry.job not in running]
-    for entry in late:
-        end(str(entry.job))
+    late = [entry for entry in _open(config) if entry.job not in running and is_over(str(entry.job))]
     with contextlib.closing(
         AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))
     ) as log:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -147,12 +147,15 @@ class SiteCourier:
 
     _presence: Wire | None = None
 
-    def close_jobs(self, place: VaultPlace, running: list[str]) -> None:
-        """Have the site close its jobs that ended, all but those named. Raises `FederationError` or `OSError`."""
+    def close_jobs(self, place: VaultPlace, running: Collection[str], ended: Collection[str] = ()) -> None:
+        """Have the site close its jobs that ended, all but those `running`, which are asked for as late as can be.
+
+        `ended`: jobs on which a process of the vault may still work, for nobody. Raises `FederationError` or `OSError`.
+        """
         for _ in range(REPEATS + 1):
             wire = reach(place)
             try:
-                wire.send("close", running=running, code=code_digest())
+                wire.send("close", running=sorted(set(running)), ended=sorted(ended), code=code_digest())
                 _greeted(wire)
                 wire.receive("done")
                 break

@@ -35,7 +35,7 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
     "malformed": {},
     "silence": {},
     "end": {},
-    "close": {"running": list, "code": str},
+    "close": {"running": list, "ended": list, "code": str},
     # A job that never had a process: its id and the digest of its configuration, where it has them, and the reason.
     "turned away": {"id": str, "digest": str, "reason": str, "code": str},
     # From the vault.

@@ -30,6 +30,7 @@ from audits import (
 )
 from audits.announcements import announce_to
 from audits.byte_ledger import VAULT, ResultCount, WireWindow
+from audits.running_jobs import running_jobs
 from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature, admission_lock
@@ -88,7 +89,7 @@ class Vault:
             if frame.kind == "turned away":
                 self._turned_away(config, **frame.fields)
             else:
-                self._close(config, frame.fields["running"])
+                self._close(config, *({str(job) for job in frame.fields[part]} for part in ("running", "ended")))
         except ACTIONABLE as error:
             _logger.error("the site's log lacks an entry: %s", error)
         wire.send("done")
@@ -113,9 +114,18 @@ class Vault:
         with self._log(config) as log, admission_lock(config.audit):
             RefusalEntries(log, config.state / "refusals").enter(Refusal(reason), id or None, digest or None)
 
-    def _close(self, config: SiteConfig, running: list[Any]) -> None:
-        """Close every job of the site but those that the courier runs, whatever process still works on one."""
-        close_ended(config, [str(job) for job in running], lambda job: end_work(config.audit, job))
+    def _close(self, config: SiteConfig, running: set[str], ended: set[str]) -> None:
+        """Close every job of the site but those that the courier runs, or that began since it said so.
+
+        A process may still work on a job that the courier says has ended: it is killed.
+        """
+
+        def is_over(job: str) -> bool:
+            if job in ended:
+                end_work(config.audit, job)
+            return job not in running_jobs(config.audit)
+
+        close_ended(config, running, is_over)
 
     def _serve_job(self, wire: Wire, opened: Frame) -> None:
         job_id, files = opened.fields["id"], {name: bytes(array) for name, array in opened.arrays.items()}

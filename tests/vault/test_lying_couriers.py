@@ -11,6 +11,7 @@ from attackers import PREFIX, Attacked, Client, down, encoded, half
 from vaults import processes
 
 from audits import Event
+from medfedvqa.vault.courier import SiteCourier
 from medfedvqa.version import code_digest
 
 pytestmark = pytest.mark.slow
@@ -91,7 +92,7 @@ def test_a_courier_that_goes_away_within_its_first_frame_is_nobody(site: Attacke
     """No entry, no file, and a running job is neither closed nor ended."""
     client = site.open(job_id := str(uuid4()))
     assert client.ask("start", 1).tensors
-    fields: dict[str, Any] = {"job": {"id": str(uuid4())}, "close": {"running": []}}[kind]
+    fields: dict[str, Any] = {"job": {"id": str(uuid4())}, "close": {"running": [], "ended": []}}[kind]
     gone = Client(site.place)
     gone.socket.sendall(half(encoded(kind, code=code_digest(), **fields)))
     assert site.serves()
@@ -120,3 +121,15 @@ def test_a_vault_that_dies_makes_room_for_another_while_its_jobs_go_on(site: Att
     assert client.ask("train", 2, down(start)).tensors
     client.end()
     assert site.released(job_id) == [("start", 1), ("train", 2)]
+
+
+def test_a_job_that_began_since_the_courier_said_which_ones_run_is_not_closed(site: Attacked) -> None:
+    """The site's courier may have to wait for the vault between both. A job that it says has ended is closed, although
+    a process still works on it."""
+    client = site.open(job_id := str(uuid4()))
+    start = client.ask("start", 1)
+    courier = SiteCourier()
+    courier.close_jobs(site.place, running=[])
+    assert client.ask("train", 2, down(start)).tensors
+    courier.close_jobs(site.place, running=[], ended=[job_id])
+    assert client.hung_up() and site.entries(job_id)[-1].event is Event.CLOSE

@@ -101,7 +101,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         def ended() -> None:
             record.delete()
             self._running.discard(job_id)
-            self._close_jobs(workspace)
+            self._close_jobs(workspace, job_id)
 
         return PersistentHandle(start, ended)
 
@@ -109,13 +109,16 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         """The command of the process, with each value quoted."""
         return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_client_job_args())
 
-    def _close_jobs(self, workspace: Workspace) -> None:
-        """Have the vault close the site's jobs that no longer run; one that does not run is started."""
+    def _close_jobs(self, workspace: Workspace, *ended: str) -> None:
+        """Have the vault close the site's jobs that no longer run; one that does not run is started.
+
+        A job may begin while the vault starts: the set of those that run is read when it answers.
+        """
 
         def close() -> None:
             try:
                 with self._closing:
-                    self._vault.close_jobs(VaultPlace.of_kit(Path(workspace.get_root_dir())), sorted(self._running))
+                    self._vault.close_jobs(VaultPlace.of_kit(Path(workspace.get_root_dir())), self._running, ended)
             except (FederationError, OSError):
                 _logger.error("the jobs that ended could not be closed; `medfedvqa doctor` says which are open")
 
