@@ -133,3 +133,5 @@ def test_a_job_that_began_since_the_courier_said_which_ones_run_is_not_closed(si
     assert client.ask("train", 2, down(start)).tensors
     courier.close_jobs(site.place, running=[], ended=[job_id])
     assert client.hung_up() and site.entries(job_id)[-1].event is Event.CLOSE
+    assert courier._presence is not None
+    courier._presence.close()
