@@ -1,5 +1,6 @@
-"""Files that are whole or absent, never half-written."""
+"""Files that are whole or absent, never half-written; and a file by whose lock a process is the only one of its kind."""
 
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,3 +27,14 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666)
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def hold(path: Path) -> int | None:
+    """Be the one process that lives by this lock, as long as the returned file is open; None if another one does."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file

@@ -29,17 +29,6 @@ def live_processes(audit: Path, kit: Path) -> LiveProcesses:
     return LiveProcesses(is_held(kit / COURIER), running_jobs(audit))
 
 
-def hold(path: Path) -> int | None:
-    """Be the one process that lives by this lock, as long as the returned file is open; None if another one does."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return file
-
-
 @contextmanager
 def working_on(audit: Path, job_id: str) -> Iterator[None]:
     """Wait until no other process works on the job, then be the one that does."""

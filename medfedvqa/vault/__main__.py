@@ -5,7 +5,6 @@ it: memory goes back, and what a job breaks is its own process. With `--detached
 background once it listens, and ends some time after its last connection.
 """
 
-import fcntl
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from typing import NoReturn
 
 import yaml
 
+from medfedvqa.atomic_files import hold
 from medfedvqa.vault.isolation import REMEDY, isolate
 from medfedvqa.vault.place import DETACHED, VaultPlace
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     # Weights come from the site's own disk. Without this, huggingface_hub contacts its server even for cached ones.
     os.environ["HF_HUB_OFFLINE"] = "1"
     place.folder.mkdir(parents=True, exist_ok=True)
-    if (lock := _lock(place.folder / "lock")) is None:
+    if (lock := hold(place.folder / "lock")) is None:
         print("a vault of this site runs already: end it first, or use it", file=sys.stderr)
         return os.EX_TEMPFAIL
     isolation = _isolated(place)
@@ -60,16 +60,6 @@ def main(arguments: list[str]) -> int:
         _accept(listener, lock, place, isolation, _LINGER if detached else None)
     os.close(lock)
     return 0
-
-
-def _lock(path: Path) -> int | None:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return file
 
 
 def _isolated(place: VaultPlace) -> str:

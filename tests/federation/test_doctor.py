@@ -242,9 +242,10 @@ def test_a_folder_of_another_account_is_not_writable(kit: Path, name: str, line:
 
 def hold(kit: Path, job: str | None) -> subprocess.Popen[str]:
     """A process that lives as FLARE's does at the site, or as the vault's does that works on a job, and waits."""
-    held = f"live.hold(kit / {COURIER!r})" if job is None else f"live.working_on(kit / 'audit', {job!r})"
+    held = f"hold(kit / {COURIER!r})" if job is None else f"live.working_on(kit / 'audit', {job!r})"
     code = (
         "import sys; from pathlib import Path; from medfedvqa.federation import live_processes as live\n"
+        "from medfedvqa.atomic_files import hold\n"
         f"kit = Path({str(kit)!r}); held = {held}\n"
         "if hasattr(held, '__enter__'): held.__enter__()\n"
         "print('ready', flush=True); sys.stdin.read()"

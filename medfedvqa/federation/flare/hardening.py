@@ -23,11 +23,12 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.logging import SECURE_LOGGING_VAR_NAME, is_secure
 
+from medfedvqa.atomic_files import hold
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import kit_contents, pinned_settings, validator
 from medfedvqa.federation.flare.job_schema import EXECUTOR
 from medfedvqa.federation.flare.join_watch import JoinWatch
-from medfedvqa.federation.live_processes import COURIER, hold
+from medfedvqa.federation.live_processes import COURIER
 from medfedvqa.vault.courier import report_refusal
 from medfedvqa.vault.place import VaultPlace
 
