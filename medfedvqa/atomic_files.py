@@ -1,4 +1,4 @@
-"""Files that are whole or absent, never half-written; and a file by whose lock a process is the only one of its kind."""
+"""Files that are whole or absent, never half-written; and one by whose lock a process is the only one of its kind."""
 
 import fcntl
 import os
