@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,10 +134,24 @@ def report_refusal(place: VaultPlace, reason: Refusal, job: str | None, digest: 
 
     `digest`: SHA-256 of the job's configuration at the site, if it has one.
     """
-    with closing(reach(place)) as wire:
-        wire.send("turned away", id=job or "", digest=digest or "", reason=reason.value, code=code_digest())
-        _greeted(wire)
-        wire.receive("done")
+    _done(place, "turned away", lambda: {"id": job or "", "digest": digest or "", "reason": reason.value}).close()
+
+
+def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Wire:
+    """A connection whose vault has done what a frame of this kind asks for; another one is asked where a vault died.
+
+    `fields` is called once the vault answers. Raises `FederationError` or `OSError`.
+    """
+    for _ in range(REPEATS + 1):
+        wire = reach(place)
+        try:
+            wire.send(kind, **fields(), code=code_digest())
+            _greeted(wire)
+            wire.receive("done")
+            return wire
+        except (EOFError, ConnectionError):
+            wire.close()
+    raise FederationError("the site's vault died each time that it was asked: see its log")
 
 
 @dataclass
@@ -152,17 +165,7 @@ class SiteCourier:
 
         `ended`: jobs on which a process of the vault may still work, for nobody. Raises `FederationError` or `OSError`.
         """
-        for _ in range(REPEATS + 1):
-            wire = reach(place)
-            try:
-                wire.send("close", running=sorted(set(running)), ended=sorted(ended), code=code_digest())
-                _greeted(wire)
-                wire.receive("done")
-                break
-            except (EOFError, ConnectionError):
-                wire.close()
-        else:
-            raise FederationError("the site's vault died each time that it was asked to close jobs: see its log")
+        wire = _done(place, "close", lambda: {"running": sorted(set(running)), "ended": sorted(ended)})
         if self._presence is not None:
             self._presence.close()
         self._presence = wire

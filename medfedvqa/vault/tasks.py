@@ -9,8 +9,8 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -89,7 +89,7 @@ class Vault:
             if frame.kind == "turned away":
                 self._turned_away(config, **frame.fields)
             else:
-                self._close(config, *({str(job) for job in frame.fields[part]} for part in ("running", "ended")))
+                self._close(config, frame.fields["running"], frame.fields["ended"])
         except ACTIONABLE as error:
             _logger.error("the site's log lacks an entry: %s", error)
         wire.send("done")
@@ -114,7 +114,7 @@ class Vault:
         with self._log(config) as log, admission_lock(config.audit):
             RefusalEntries(log, config.state / "refusals").enter(Refusal(reason), id or None, digest or None)
 
-    def _close(self, config: SiteConfig, running: set[str], ended: set[str]) -> None:
+    def _close(self, config: SiteConfig, running: list[Any], ended: list[Any]) -> None:
         """Close every job of the site but those that the courier runs, or that began since it said so.
 
         A process may still work on a job that the courier says has ended: it is killed.
@@ -183,10 +183,8 @@ class Vault:
         with self._log(config) as log:
             log.append(Event.WIRE, job=job_id, wire=window.record())
 
-    @contextmanager
-    def _log(self, config: SiteConfig) -> Iterator[AuditLog]:
-        with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
-            yield log
+    def _log(self, config: SiteConfig) -> closing[AuditLog]:
+        return closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name))))
 
 
 def _fail(error: Exception) -> NoReturn:

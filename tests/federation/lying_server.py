@@ -82,21 +82,14 @@ class Liar(ABC):
         return opened_sum(group, group, uploads, {member: read_opening(answer) for member, answer in openings.items()})
 
 
-class LyingServer(Liar):
-    """Asks sites of this process. A site keeps its runtime until it is restarted."""
+class NearLiar(Liar):
+    """Asks sites on this machine, which reach each other by `network`."""
 
-    def __init__(
-        self,
-        configs: Mapping[str, SiteConfig],
-        job: JobSpec,
-        job_id: str = "job",
-        load_data: LoadData = load_site,
-        signature: Signature | None = None,
-    ) -> None:
-        """`signature`: who signed the job, which a server cannot change; None for a job that nobody signs."""
-        self.configs, self.job, self.job_id, self.network = configs, job, job_id, Network()
-        self._load_data, self._signature = load_data, signature
-        self._runtimes: dict[str, SiteRuntime] = {}
+    network: Network
+
+    @abstractmethod
+    def _answer(self, site: str, task: str, round: int, message: Tensors) -> Answer:
+        """One site's answer."""
 
     def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
         """See `Liar.ask`; sites that talk to each other work at once."""
@@ -118,6 +111,23 @@ class LyingServer(Liar):
                 thread.join(DEADLINE)
             assert not any(thread.is_alive() for thread in threads), f"a site hangs in the task {task}"
         return {site: answers[site] for site in messages}
+
+
+class LyingServer(NearLiar):
+    """Asks sites of this process. A site keeps its runtime until it is restarted."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, SiteConfig],
+        job: JobSpec,
+        job_id: str = "job",
+        load_data: LoadData = load_site,
+        signature: Signature | None = None,
+    ) -> None:
+        """`signature`: who signed the job, which a server cannot change; None for a job that nobody signs."""
+        self.configs, self.job, self.job_id, self.network = configs, job, job_id, Network()
+        self._load_data, self._signature = load_data, signature
+        self._runtimes: dict[str, SiteRuntime] = {}
 
     def _answer(self, site: str, task: str, round: int, message: Tensors) -> Answer:
         """As a site answers in a federation: a failure is logged as a refusal, and ends the site's part."""

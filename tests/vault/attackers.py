@@ -6,7 +6,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from lying_network import Network
-from lying_server import DEADLINE, TOGETHER, Answer, Liar
+from lying_server import DEADLINE, Answer, NearLiar
 from vaults import sites_of
 
 from audits import Entry, Event, Outcome, read, verify
@@ -168,7 +167,7 @@ def signed(files: Files, signer: tuple[RSAPrivateKey, bytes]) -> Files:
 
 
 @dataclass
-class SocketLiar(Liar):
+class SocketLiar(NearLiar):
     """The lying server of the federation's tests, at the sockets of several vaults, whose mail it carries and bends."""
 
     places: Mapping[str, VaultPlace]
@@ -181,26 +180,6 @@ class SocketLiar(Liar):
 
     def __post_init__(self) -> None:
         self.clients = {site: Client(place).open(self.job_id, self.files) for site, place in self.places.items()}
-
-    def ask(self, task: str, round: int, messages: Mapping[str, Tensors]) -> dict[str, Answer]:
-        """See `Liar.ask`."""
-        answers: dict[str, Answer] = {}
-
-        def work(site: str) -> None:
-            try:
-                answers[site] = self._answer(site, task, round, messages[site])
-            finally:
-                self.network.end()
-
-        crowds: list[Collection[str]] = [list(messages)] if task.endswith(TOGETHER) else [[site] for site in messages]
-        for crowd in crowds:
-            self.network.begin(len(crowd))
-            threads = [threading.Thread(target=work, args=(site,), daemon=True) for site in crowd]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(DEADLINE)
-        return {site: answers[site] for site in messages}
 
     def _answer(self, site: str, task: str, round: int, message: Tensors) -> Answer:
         client = self.clients[site]
