@@ -56,8 +56,9 @@ wire.send("end")
 wire.receive("done")
 served.join()
 files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-root = str(Path(sys.modules["medfedvqa"].__file__).parents[1])
-ours = [file for file in files if file and file.startswith(root) and file.endswith(".py")]
+root = Path(sys.modules["medfedvqa"].__file__).parents[1]
+own = tuple(f"{root / name}/" for name in ("medfedvqa", "privacy", "audits"))  # the environment may lie under the root
+ours = [file for file in files if file and file.startswith(own) and file.endswith(".py")]
 lines = sum(len(open(file).readlines()) for file in ours)
 print(json.dumps({"kinds": kinds, "modules": sorted(sys.modules), "lines": lines}))
 """
