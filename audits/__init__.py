@@ -3,31 +3,38 @@
 This page holds what the other packages use; everything else is imported from its module.
 """
 
-from audits.checkpoint import Checkpoint, origin_of
-from audits.code import CodeKind, JobCode
-from audits.entry import Entry, Event, Isolation, Outcome, TensorRecord
-from audits.errors import (
-    AuditError,
-    JobRefused,
-    LogError,
-    MessageRefused,
-    NewerFormat,
-    NoteError,
-    ReceiptRefused,
-    ReleaseRefused,
-)
-from audits.examine import Examination, check_site, examine
-from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
-from audits.gate import Gate, JobContext
-from audits.judgement import EXIT_CODES, Judgement, VerdictPart, VerdictState
-from audits.log import AuditLog
-from audits.policy import SitePolicy
-from audits.refusals import Refusal, refuses_job
-from audits.secrets import SecretError, make_secret, read_secret
-from audits.sharing import Sharing, Stage
-from audits.signed_note import AuditKey, Note, VerifierKey
-from audits.verifier import find_logs, read, verify
-from audits.witness import Witness
+from typing import TYPE_CHECKING
+
+from audits.lazy_imports import at_first_use
+
+if TYPE_CHECKING:
+    from audits.checkpoint import Checkpoint, origin_of
+    from audits.code import CodeKind, JobCode
+    from audits.entry import Entry, Event, Isolation, Outcome, TensorRecord
+    from audits.errors import (
+        AuditError,
+        JobRefused,
+        LogError,
+        MessageRefused,
+        NewerFormat,
+        NoteError,
+        ReceiptRefused,
+        ReleaseRefused,
+    )
+    from audits.examination import Examination, check_site, examine
+    from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
+    from audits.gate import Gate, JobContext
+    from audits.judgement import EXIT_CODES, Judgement, VerdictPart, VerdictState
+    from audits.log import AuditLog
+    from audits.policy import SitePolicy
+    from audits.refusals import Refusal, refuses_job
+    from audits.secrets import SecretError, make_secret, read_secret
+    from audits.sharing import Sharing, Stage
+    from audits.signed_note import AuditKey, Note, VerifierKey
+    from audits.verifier import find_logs, read, verify
+    from audits.witness import Witness
+
+__getattr__, __dir__ = at_first_use(__name__, __file__)
 
 __all__ = [
     "AuditError",

@@ -11,8 +11,9 @@ print(results.table())
 Every name is imported at its first use, so that `import medfedvqa` itself takes milliseconds.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
     from medfedvqa.errors import MedfedvqaError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from medfedvqa.library.site_results import SiteResults
     from medfedvqa.library.training_job import Job
     from medfedvqa.version import VERSION as __version__
+
+__getattr__, __dir__ = at_first_use(__name__, __file__)
 
 __all__ = [
     "Data",
@@ -38,30 +41,3 @@ __all__ = [
     "options",
     "run",
 ]
-
-_PLACES = {
-    "Data": "library.data_set",
-    "Job": "library.training_job",
-    "MedfedvqaError": "errors",
-    "Option": "library.method_options",
-    "Results": "library.run_results",
-    "SiteCounts": "library.data_set",
-    "SiteResults": "library.site_results",
-    "load": "library.data_set",
-    "method_names": "library.method_options",
-    "options": "library.method_options",
-    "run": "library.run_job",
-}
-"""The module of each public name."""
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("medfedvqa.version").VERSION
-    if name not in _PLACES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"medfedvqa.{_PLACES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)

@@ -4,8 +4,9 @@ A class takes part with the modules of its bases and of its attributes; a module
 belongs to; and each source with what it imports. What a dependency imports is taken from its list of requirements.
 """
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any
 
 from audits import CodeKind, JobCode
 from audits.code import CodePart
+from audits.lazy_imports import places
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.installed_code import (
     CompiledElsewhere,
@@ -29,7 +31,7 @@ from medfedvqa.installed_code import (
     sources,
     without_type_imports,
 )
-from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files
+from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files, runs_other_code
 
 PROJECT = "medfedvqa"
 METHODS = "medfedvqa.core.method"
@@ -42,12 +44,19 @@ class ChangedCode(MedfedvqaError):
     """The code of a method is no longer what this process has loaded."""
 
 
+_PLACE = re.compile(rb'"((?:%s)\.[\w.]+):\w+"' % "|".join(PACKAGES).encode())
+"""An entry of a table of what is imported by name, as `"medfedvqa.data.slake:read"`."""
 _loaded: dict[object, frozenset[CodePart]] = {}
 """The parts from outside of the project that a class or function had when it was loaded."""
 
 
 def running_code(*roots: object) -> JobCode:
-    """All code that takes part where these classes, functions and bound methods do. Raises `CompiledElsewhere`."""
+    """All code that takes part where these classes, functions and bound methods do.
+
+    Raises `CompiledElsewhere`, and `ChangedCode` if one of the project's files was changed before it was imported.
+    """
+    if runs_other_code():
+        raise ChangedCode("the project's code has changed since this process started: start it again")
     modules = {name for root in roots for name in _modules_of(root)}
     needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
     project = CodePart(CodeKind.PROJECT, PROJECT, VERSION, code_digest())
@@ -198,10 +207,20 @@ def _imported(modules: frozenset[str]) -> set[str]:
         if module in seen or module not in files:
             continue
         seen.add(module)
-        for name in imports(without_type_imports(files[module].read_bytes())):
+        source = without_type_imports(files[module].read_bytes())
+        for name in (*imports(source), *(place.decode() for place in _PLACE.findall(source))):
             if _is_project(name):
-                parts = name.split(".")
-                todo += (".".join(parts[: end + 1]) for end in range(len(parts)))
+                todo += _around(name, files)
             else:
                 outside.add(name)
     return outside
+
+
+def _around(name: str, files: Mapping[str, Path]) -> Iterator[str]:
+    """The modules that an import of a dotted name may run: its packages, itself, and what a package imports for it."""
+    package, _, last = name.rpartition(".")
+    if package:
+        yield from _around(package, files)
+    if package in files and files[package].name == "__init__.py" and last in (names := places(str(files[package]))):
+        yield names[last][0]
+    yield name

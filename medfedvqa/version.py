@@ -1,6 +1,7 @@
 """Which code runs: named in every log entry and every result."""
 
 import hashlib
+import sys
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,13 +30,30 @@ def project_files() -> tuple[tuple[str, Path], ...]:
 
 
 @lru_cache
+def _snapshot() -> tuple[set[str], dict[Path, bytes]]:
+    """The modules that this process has loaded, and the digest of each of the project's files, as of the first call."""
+    return set(sys.modules), {path: hashlib.sha256(path.read_bytes()).digest() for _, path in project_files()}
+
+
+@lru_cache
 def code_digest() -> str:
     """SHA-256 over the Python files of the three packages, by name and content, hex.
 
     What else took part in a job is in `medfedvqa.code_identity.running_code`.
     """
-    digest = hashlib.sha256()
+    digest, (_, files) = hashlib.sha256(), _snapshot()
     for name, path in project_files():
         digest.update(f"{name}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(files[path])
     return digest.hexdigest()
+
+
+def runs_other_code() -> bool:
+    """Whether this process has since imported a file of the project that is not the one that `code_digest` is over."""
+    loaded, files = _snapshot()
+    late = [name for name in sys.modules if name not in loaded and name.partition(".")[0] in PACKAGES]
+    paths = [Path(file) for name in late if (file := getattr(sys.modules[name], "__file__", None))]
+    if any(files.get(path) != hashlib.sha256(path.read_bytes()).digest() for path in paths):
+        return True
+    loaded.update(late)
+    return False

@@ -3,65 +3,47 @@
 What trains needs torch and is imported when it is first named: accounting, ledger and reports do without.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from privacy.accounting import PrivacyCost, calibrate, fitting, spent
-from privacy.aggregation import (
-    AggregationError,
-    Gathering,
-    Mixture,
-    Reliability,
-    Secagg,
-    Unit,
-    mean,
-    mix,
-    reliability_weights,
-)
-from privacy.errors import AccountingError, PrivacyError, SettingsError
-from privacy.ledger import Account, BudgetRefused, JobAccount, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask
-from privacy.mechanisms import CountsMechanism, DPEvent, Use, merge_steps
-from privacy.mechanisms.laplace import Laplace
-from privacy.mechanisms.sampled_gaussian import SampledGaussian
-from privacy.settings import Cost, DPSettings, NoiseLevels
+from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
+    from privacy.accounting import PrivacyCost, calibrate, fitting, spent
+    from privacy.aggregation import (
+        AggregationError,
+        Gathering,
+        Mixture,
+        Reliability,
+        Secagg,
+        Unit,
+        mean,
+        mix,
+        reliability_weights,
+    )
     from privacy.dp_sgd import PrivateStep, expanded
+    from privacy.errors import AccountingError, PrivacyError, SettingsError
+    from privacy.ledger import (
+        Account,
+        BudgetRefused,
+        JobAccount,
+        Ledger,
+        LedgerCharge,
+        LedgerError,
+        Limits,
+        PlannedTask,
+    )
+    from privacy.mechanisms import CountsMechanism, DPEvent, Use, merge_steps
+    from privacy.mechanisms.laplace import Laplace
+    from privacy.mechanisms.sampled_gaussian import SampledGaussian
     from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
     from privacy.noisy_counts import noisy_share
     from privacy.recorder import Recorder
     from privacy.row_owners import current_owners, owned
     from privacy.sampling import PatientSampler
+    from privacy.settings import Cost, DPSettings, NoiseLevels
     from privacy.training_randomness import Chance, PatientChance, PatientStreams, SeededChance
 
-_WITH_TORCH = {
-    "Chance": "training_randomness",
-    "PatientChance": "training_randomness",
-    "PatientSampler": "sampling",
-    "PatientStreams": "training_randomness",
-    "PrivateStep": "dp_sgd",
-    "Randomness": "noise",
-    "Recorder": "recorder",
-    "RepeatableRandomness": "noise",
-    "SecureRandomness": "noise",
-    "SeededChance": "training_randomness",
-    "current_owners": "row_owners",
-    "expanded": "dp_sgd",
-    "noisy_share": "noisy_counts",
-    "owned": "row_owners",
-}
-"""The module of each name whose module needs torch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__getattr__, __dir__ = at_first_use(__name__, __file__)
 
 __all__ = [
     "Account",

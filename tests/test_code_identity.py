@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.machinery
+import json
 import os
 import py_compile
+import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,6 +20,7 @@ from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
 from medfedvqa.installed_code import imports, owner_of, without_type_imports
+from medfedvqa.version import PACKAGES
 
 OURS = ("acme", "bare")
 
@@ -193,6 +196,52 @@ def test_a_class_whose_file_was_written_again_is_not_what_was_loaded(place: Path
         check_unchanged(own)
     remember(own)
     check_unchanged(own)
+
+
+def test_a_job_s_code_does_not_depend_on_what_else_was_imported() -> None:
+    """A process that runs one job, and one that has also loaded research and the other methods, name the same code. It
+    has what a package imports for a name, and what a table names, as the backbones that need transformers."""
+    lines = (
+        "import json, sys",
+        "from medfedvqa.code_identity import running_code",
+        "from medfedvqa.core.registry import method_names, method_type",
+        "if sys.argv[1:]:",
+        "    method_names()",
+        "    import medfedvqa.benchmark.study",
+        "from medfedvqa.federation.site_runtime import SiteRuntime",
+        "code = running_code(SiteRuntime, method_type('prompt_pfl'))",
+        "others = {name.split('.')[2] for name in sys.modules if name.startswith('medfedvqa.methods.')}",
+        "print(json.dumps([code.digest, [part.name for part in code.parts], sorted(others)]))",
+    )
+    ran = [subprocess.run([sys.executable, "-c", "\n".join(lines), *more], capture_output=True, check=True, text=True)
+           for more in ((), ("more",))]  # fmt: skip
+    (digest, names, alone), (other, _, every) = (json.loads(done.stdout) for done in ran)
+    assert digest == other and alone == ["prompt_pfl"] and len(every) > 15
+    assert {"opacus", "transformers", "safetensors", "pydicom", "open_clip_torch"} <= set(names)
+
+
+def test_a_file_that_was_changed_before_it_was_imported_is_not_what_the_digest_is_over(tmp_path: Path) -> None:
+    """An upgrade under a process that has started: a method that it then imports is not of the code that it names."""
+    root = Path(__file__).parents[1]
+    for path in (path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        written(tmp_path / path.relative_to(root), path.read_text())
+    lines = (
+        "import medfedvqa.code_identity as identity, medfedvqa.version as version",
+        "from medfedvqa.core.registry import method_type",
+        "version.code_digest()",
+        "for name in ('fedavg', 'fedprox'):",
+        "    with open(version.project_files()[0][1].parents[1] / 'medfedvqa/methods/moon.py', 'a') as file:",
+        "        file.write('# upgraded')",
+        "    identity.running_code(method_type(name))",
+        "try:",
+        "    identity.running_code(method_type('moon'))",
+        "except identity.ChangedCode as error:",
+        "    print(error)",
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment, cwd=tmp_path)
+    assert done.stdout == "the project's code has changed since this process started: start it again\n"
 
 
 def test_the_project_alone_has_no_part_from_outside_and_the_same_digest_each_time() -> None:

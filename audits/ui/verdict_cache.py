@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from audits.errors import LogError
-from audits.examine import Examination
+from audits.examination import Examination
 
 Judge = Callable[[], Examination]
 

@@ -57,7 +57,7 @@ class Restored:
 def restore(backup: Path, kit: Path, secret: BackupSecret, against: Collection[Path] = ()) -> Restored:
     """Restores a backup into a startup kit, or the folder of a `site.yml`, which is made if it is missing.
 
-    `against`: what others hold of the log, as for `audits.examine`; a backup of which they hold a later state is
+    `against`: what others hold of the log, as for `audits.examination`; a backup of which they hold a later state is
     refused. First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`,
     `LedgerError`; nothing at the site has changed then, except that its ledger may have more charges.
     """

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from audits import Examination, VerifierKey, check_site, examine, find_logs
-from audits.examine import sites_of
+from audits.examination import sites_of
 
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
 Against = Annotated[list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")]

@@ -27,7 +27,7 @@ def check_command(
 ) -> None:
     """Say what a folder of questions about pictures holds, before any training: its form, languages, parts, missing
     pictures, questions in two parts, answers."""
-    from medfedvqa.data import layouts
+    from medfedvqa.data import slake
     from medfedvqa.public_answers import fold
 
     console = Terminal()
@@ -38,7 +38,7 @@ def check_command(
     _counts(console, "questions by part", (row.split for row in rows))
     _counts(console, "questions by site", (row.organ for row in rows))
     _counts(console, "languages", (_script(row.question) for row in rows))
-    if skipped := layouts.other_languages(layout.reader, root):
+    if layout.reader == "slake" and (skipped := slake.other_languages(root)):
         console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
     units = len({row.patient for row in rows})
     console.print(f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {units}")

@@ -18,7 +18,7 @@ AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
 
 _METHODS: dict[str, type[Method[Any]]] = {}
 BUILT_IN = "medfedvqa.methods"
-"""The package whose modules register the project's own methods as they are imported."""
+"""The package whose modules register the project's own methods as they are imported: each the one of its name."""
 
 
 def register(method: AnyMethod) -> AnyMethod:
@@ -26,7 +26,7 @@ def register(method: AnyMethod) -> AnyMethod:
 
     Raises `ConfigError` for a method from outside with the name of a built-in one.
     """
-    if _built_in(_METHODS.get(method.name)) and not _built_in(method):
+    if is_built_in(method.name) and not method.__module__.startswith(f"{BUILT_IN}."):
         raise ConfigError(f"the project has a method '{method.name}' already: give yours another name")
     remember(method)
     _METHODS[method.name] = method
@@ -34,24 +34,23 @@ def register(method: AnyMethod) -> AnyMethod:
 
 
 @cache
-def _load_built_in() -> None:
-    for module in iter_modules(import_module(BUILT_IN).__path__):
-        import_module(f"{BUILT_IN}.{module.name}")
-
-
-def _built_in(method: type[Method[Any]] | None) -> bool:
-    return method is not None and method.__module__.startswith(f"{BUILT_IN}.")
+def _homes() -> dict[str, str]:
+    """The module of each of the project's own methods, none of which it imports."""
+    package = import_module(BUILT_IN)
+    shared: dict[str, str] = package.SHARED
+    files = {module.name for module in iter_modules(package.__path__)} - {*shared.values()}
+    return {name: name for name in files} | shared
 
 
 def is_built_in(name: str) -> bool:
     """Whether the method of this name is part of the project."""
-    _load_built_in()
-    return _built_in(_METHODS.get(name))
+    return name in _homes()
 
 
 def method_names() -> tuple[str, ...]:
     """Names of all registered methods that train a federation, sorted."""
-    _load_built_in()
+    for module in _homes().values():
+        import_module(f"{BUILT_IN}.{module}")
     return tuple(sorted(name for name, method in _METHODS.items() if method.listed))
 
 
@@ -60,7 +59,8 @@ def method_type(name: str) -> type[Method[Any]]:
 
     Raises `ConfigError`; it is a `PlugInRefused` if a distribution that is not allowed brings the method.
     """
-    _load_built_in()
+    if is_built_in(name):
+        import_module(f"{BUILT_IN}.{_homes()[name]}")
     if name not in _METHODS and (outside := plugins.load("methods", name)) is not None:
         if not (isinstance(outside, type) and issubclass(outside, Method) and getattr(outside, "name", "") == name):
             raise ConfigError(f"the entry point '{name}' of a distribution names no method of this name")

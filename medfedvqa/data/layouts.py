@@ -1,11 +1,10 @@
 """The forms in which people have public data sets, each with what identifies its folder. Without torch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
-from medfedvqa.data import other_sets, slake, vqa_rad
-from medfedvqa.data.published_files import read_rows
 from medfedvqa.data.schema import Row, VQAData
 
 
@@ -18,22 +17,31 @@ class Layout:
     title: str
     marks: tuple[str, ...]
     """Patterns of files: a folder that has one of each has this form."""
-    read: Callable[[Path], VQAData]
+    place: str
+    """The module and the name of the function that reads the set, which are imported when it is read."""
 
     def fits(self, folder: Path) -> bool:
         """Whether a folder has this form."""
         return all(any(folder.glob(mark)) for mark in self.marks)
 
+    def read(self, folder: Path) -> VQAData:
+        """The set. Raises `DataError`."""
+        data: VQAData = resolve_name(self.place)(folder)
+        return data
+
+
+_VQA_RAD, _PARQUET = "medfedvqa.data.vqa_rad:read", "medfedvqa.data.other_sets:read_parquet"
+_VQA_MED, _COCO_VQA = "medfedvqa.data.other_sets:read_vqa_med", "medfedvqa.data.other_sets:read_coco_vqa"
 
 LAYOUTS = (
-    Layout("vqa-rad", "VQA-RAD as published", (vqa_rad.QUESTIONS,), vqa_rad.read),
-    Layout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), vqa_rad.read),  # MEVF's, M2I2's
-    Layout("slake", "SLAKE as published", ("train.json",), slake.read),
-    Layout("path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), other_sets.read_path_vqa),
-    Layout("vqa-med", "VQA-Med 2019 as published", ("*/All_QA_Pairs_train.txt",), other_sets.read_vqa_med),
-    Layout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), other_sets.read_coco_vqa),
-    Layout("parquet", "parquet files with pictures in them", ("*.parquet",), other_sets.read_parquet),
-    Layout("parquet", "parquet files with pictures in them", ("data/*.parquet",), other_sets.read_parquet),
+    Layout("vqa-rad", "VQA-RAD as published", ("VQA_RAD Dataset Public.json",), _VQA_RAD),
+    Layout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), _VQA_RAD),  # MEVF's, M2I2's
+    Layout("slake", "SLAKE as published", ("train.json",), "medfedvqa.data.slake:read"),
+    Layout("path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), "medfedvqa.data.other_sets:read_path_vqa"),
+    Layout("vqa-med", "VQA-Med 2019 as published", ("*/All_QA_Pairs_train.txt",), _VQA_MED),
+    Layout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), _COCO_VQA),
+    Layout("parquet", "parquet files with pictures in them", ("*.parquet",), _PARQUET),
+    Layout("parquet", "parquet files with pictures in them", ("data/*.parquet",), _PARQUET),
 )
 
 
@@ -45,14 +53,6 @@ def of_reader(reader: str) -> tuple[Layout, ...]:
 def marks(layout: Layout) -> str:
     """The files that a form has, for a sentence."""
     return ", ".join(f"'{mark}'" for mark in layout.marks)
-
-
-def other_languages(reader: str, root: Path) -> int:
-    """The number of rows that are left out, since a set's languages are never mixed."""
-    if reader != "slake":
-        return 0
-    parts = (read_rows(root / f"{split}.json") for split in slake.SPLITS)
-    return sum(slake.language_of(raw, index) != "en" for part in parts for index, raw in enumerate(part))
 
 
 def expected(reader: str) -> str:

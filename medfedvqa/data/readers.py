@@ -2,24 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 
 from medfedvqa import plugins
 from medfedvqa.bounds import JOIN
-from medfedvqa.data import image_classes, phantom, store_reader
 from medfedvqa.data.layouts import LAYOUTS
 from medfedvqa.data.schema import VQAData
 from medfedvqa.data.several_sets import joined
 from medfedvqa.errors import ConfigError, DataError
 
-FOLDERS: Mapping[str, Callable[[Path], VQAData]] = MappingProxyType(
+FOLDERS: Mapping[str, str] = MappingProxyType(
     {
-        **{layout.reader: layout.read for layout in LAYOUTS},
-        "store": store_reader.read,
-        "image-classes": image_classes.read,
+        **{layout.reader: layout.place for layout in LAYOUTS},
+        "store": "medfedvqa.data.store_reader:read",
+        "image-classes": "medfedvqa.data.image_classes:read",
     }
 )
-"""Sets that are read from a folder: in their publisher's layout, or a hospital's own as `medfedvqa ingest` makes it."""
+"""Where the function is that reads a set from its folder, in its publisher's layout, or a hospital's own as
+`medfedvqa ingest` makes it: a module, and the name in it, that are imported when the set is named."""
 
 READERS = (*FOLDERS, "phantom")
 """The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
@@ -73,7 +74,8 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
         if outside is not None:
             return outside
         raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
-    return FOLDERS.get(reader, phantom.read)
+    function: Callable[..., VQAData] = resolve_name(FOLDERS.get(reader, "medfedvqa.data.phantom:read"))
+    return function
 
 
 def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
@@ -88,8 +90,8 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
         # A site's own set is enough for it: the others are not read.
         names = [name for name in sets_of(reader) if (organ or "").startswith(f"{name}-")] or sets_of(reader)
         return joined(reader, {name: read(name, _root_of(name, root), seed=seed) for name in names})
-    if function is phantom.read:
-        return phantom.read((organ,) if organ else phantom.ORGANS, seed)
+    if reader == "phantom":
+        return function((organ,), seed) if organ else function(seed=seed)
     if root is None or not root.is_dir():
         raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
     return function(root)

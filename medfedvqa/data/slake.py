@@ -51,6 +51,12 @@ def _rows(root: Path) -> Iterator[Row]:
             index += 1
 
 
+def other_languages(root: Path) -> int:
+    """The number of rows that are left out."""
+    parts = (read_rows(root / f"{split}.json") for split in SPLITS)
+    return sum(language_of(raw, index) != "en" for part in parts for index, raw in enumerate(part))
+
+
 def language_of(raw: dict[str, object], index: int) -> str:
     """The row's language, `en` or `zh`. Copies of the English rows alone often lack it: then the script decides."""
     if isinstance(raw, dict) and raw.get("q_lang") is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audits import Entry, Examination, examine, find_logs, read
-from audits.examine import sites_of
+from audits.examination import sites_of
 from audits.verifier import Totals, totals
 from medfedvqa.evaluation.results import RESULTS
 from medfedvqa.federation.job_budget import look_into

@@ -1,49 +1,56 @@
 """Frozen backbones, what can be tuned in them, and the VQA models that sites train on them."""
 
-from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
-from medfedvqa.models.answer_rows import AskedQuestions
-from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
-from medfedvqa.models.backbone import (
-    Architecture,
-    Backbone,
-    BackboneShape,
-    Batch,
-    Cache,
-    Depth,
-    TokenEmbeddings,
-    TowerShape,
-    Tuning,
-)
-from medfedvqa.models.backbones import (
-    bundled_for,
-    has_seen,
-    is_bundled,
-    load_backbone,
-    outside_architecture,
-    seen_by,
-    shape_of,
-)
-from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
-from medfedvqa.models.clip import ClipBackbone
-from medfedvqa.models.families import IMAGE, TEXT
-from medfedvqa.models.feature_store import FeatureStore
-from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
-from medfedvqa.models.paired import PairedModel, check_apart
-from medfedvqa.models.picture_space import PictureSpace
-from medfedvqa.models.picture_stream import PictureStream, Stacked
-from medfedvqa.models.prompts import PromptShape
-from medfedvqa.models.split import (
-    Contrast,
-    MiddlePart,
-    ServerNetworks,
-    ServerPart,
-    SiteNetworks,
-    similarities,
-    site_shapes,
-)
-from medfedvqa.models.trunks import TrunkBackbone, TrunkConfig, TrunkName
-from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
-from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
+from typing import TYPE_CHECKING
+
+from audits.lazy_imports import at_first_use
+
+if TYPE_CHECKING:
+    from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
+    from medfedvqa.models.answer_rows import AskedQuestions
+    from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
+    from medfedvqa.models.backbone import (
+        Architecture,
+        Backbone,
+        BackboneShape,
+        Batch,
+        Cache,
+        Depth,
+        TokenEmbeddings,
+        TowerShape,
+        Tuning,
+    )
+    from medfedvqa.models.backbones import (
+        bundled_for,
+        has_seen,
+        is_bundled,
+        load_backbone,
+        outside_architecture,
+        seen_by,
+        shape_of,
+    )
+    from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
+    from medfedvqa.models.clip import ClipBackbone
+    from medfedvqa.models.families import IMAGE, TEXT
+    from medfedvqa.models.feature_store import FeatureStore
+    from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
+    from medfedvqa.models.paired import PairedModel, check_apart
+    from medfedvqa.models.picture_space import PictureSpace
+    from medfedvqa.models.picture_stream import PictureStream, Stacked
+    from medfedvqa.models.prompts import PromptShape
+    from medfedvqa.models.split import (
+        Contrast,
+        MiddlePart,
+        ServerNetworks,
+        ServerPart,
+        SiteNetworks,
+        similarities,
+        site_shapes,
+    )
+    from medfedvqa.models.trunks import TrunkBackbone, TrunkConfig, TrunkName
+    from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
+    from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
+
+__getattr__, __dir__ = at_first_use(__name__, __file__)
 
 __all__ = [
     "HEAD",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture,
 from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.albef_files import ALBEF
 from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, has_published_parts, normalisation
@@ -26,25 +26,31 @@ from medfedvqa.models.bundled import tokenizer as own_tokenizer
 from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
-from medfedvqa.models.fused_files import Family
 from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import asking_the_hub, build
 from medfedvqa.models.published_parts import parts_are_installed, published_weights
-from medfedvqa.models.region_files import RegionBackbone, RegionFiles
-from medfedvqa.models.vault_files import VAULT
-from medfedvqa.models.vilt_files import VILT
-from medfedvqa.models.word_vectors import WordVectorBackbone, WordVectors
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from medfedvqa.models.fused_files import Family
 
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
 """What a site gives for a name that adds to another."""
 
-FUSED = (VILT, VAULT, ALBEF)
-"""The kinds of backbones that read picture and question together."""
+PLACES: Mapping[str, str] = MappingProxyType(
+    {
+        "vilt": "medfedvqa.models.vilt_files:VILT",
+        "vault": "medfedvqa.models.vault_files:VAULT",
+        "albef": "medfedvqa.models.albef_files:ALBEF",
+        "words": "medfedvqa.models.word_vectors:WordVectorBackbone",
+        "regions": "medfedvqa.models.region_files:RegionBackbone",
+    }
+)
+"""What is imported where a job names it: the kinds of backbones that read picture and question together, by how the
+names of their architectures begin, and those of `ADDED`."""
 
 PROJECTION = ("", ".weight", ".bias")
 """Suffixes of the names of a projection's parameters, as a matrix or as a layer."""
@@ -60,7 +66,7 @@ def shape_of(name: str) -> BackboneShape:
     Raises `BackboneError` for an unknown name, for an architecture that cannot be used, and for a local folder, whose
     shape only its card says.
     """
-    parsed = _parsed(name)
+    parsed = parse(name)
     if parsed.adds:
         below = shape_of(parsed.below)
         return replace(below, words=parsed.words or below.words, regions=parsed.regions)
@@ -73,18 +79,18 @@ def shape_of(name: str) -> BackboneShape:
     return _shape(name, _configuration(parsed))
 
 
-def _parsed(name: str) -> BackboneName:
-    return parse(name, tuple(architecture for family in FUSED for architecture in family.architectures))
-
-
-def _fused(architecture: str) -> Family | None:
+def _fused(architecture: str) -> "Family | None":
     """The kind of fused backbone that has this architecture."""
-    return next((family for family in FUSED if architecture in family.architectures), None)
+    kind = architecture.partition("-")[0]
+    if kind in ADDED or kind not in PLACES:
+        return None
+    family: Family = resolve_name(PLACES[kind])
+    return family if architecture in family.architectures else None
 
 
 def outside_architecture(name: str) -> str | None:
     """The architecture in a backbone's name if a distribution may bring it; None for the project's architectures."""
-    parsed = _parsed(name)
+    parsed = parse(name)
     if parsed.label is None or parsed.is_folder or parsed.architecture in OWN or _fused(parsed.architecture):
         return None
     return parsed.architecture
@@ -98,7 +104,7 @@ def _from_outside(name: str) -> Architecture | None:
 
 def seen_by(name: str) -> tuple[str, ...] | None:
     """The data sets that the weights of this name were trained on; None if unknown."""
-    if below := _parsed(name).below:
+    if below := parse(name).below:
         return seen_by(below)
     return BUNDLED[name].seen if name in BUNDLED else None
 
@@ -110,7 +116,7 @@ def has_seen(name: str, data: str) -> bool:
 
 def is_bundled(name: str) -> bool:
     """Whether the backbone ships with the project, and its parts are installed: loading it fetches nothing."""
-    return name in BUNDLED and (not has_published_parts(_parsed(name).architecture) or parts_are_installed())
+    return name in BUNDLED and (not has_published_parts(parse(name).architecture) or parts_are_installed())
 
 
 def bundled_for(data: str) -> str:
@@ -129,16 +135,15 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
 
     Raises `BackboneError`: unknown name, missing file, or a file of another architecture. No message holds a path.
     """
-    parsed = _parsed(name)
+    parsed = parse(name)
     exact_float32(device)
     if parsed.label is not None and name not in files:
         what = "folder" if parsed.is_folder else ADDED.get(parsed.adds, f"{parsed.architecture} checkpoint")
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {what} in site.yml, under backbones")
     if parsed.adds:
         below = load_backbone(parsed.below, files, device)
-        if parsed.adds == "words":
-            return WordVectorBackbone.of(name, below, WordVectors(files[name], parsed.words))
-        return RegionBackbone.of(name, below, RegionFiles(files[name], *parsed.regions))
+        added: Backbone = resolve_name(PLACES[parsed.adds]).of(parsed, below, files[name])
+        return added
     if outside := _from_outside(name):
         return outside.load(name, files[name], device)
     if fused := _fused(parsed.architecture):

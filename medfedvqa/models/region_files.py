@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from medfedvqa.backbone_names import BackboneName
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models.backbone import Backbone, Regions
 from medfedvqa.models.backbone_on import BackboneOn
@@ -128,13 +129,14 @@ class RegionBackbone(BackboneOn):
     files: RegionFiles
 
     @classmethod
-    def of(cls, name: str, below: Backbone, files: RegionFiles) -> "RegionBackbone":
+    def of(cls, name: BackboneName, below: Backbone, folder: Path) -> "RegionBackbone":
         """The backbone of this name. Raises `BackboneError` without the folder."""
+        files = RegionFiles(folder, *name.regions)
         if not files.folder.is_dir():
             raise BackboneError("the folder of region files is missing: check its path in site.yml")
         # The digest is of the form alone: one of the files would tell whoever has a patient's that the patient is here.
         shape = replace(below.shape, regions=(files.most, files.width))
-        return cls.on(below, name, shape, f"regions {files.most} {files.width}", files=files)
+        return cls.on(below, name.full, shape, f"regions {files.most} {files.width}", files=files)
 
     def regions_of(self, pictures: PictureStream) -> Callable[[torch.Tensor], Regions]:
         """See `Backbone`. Raises `DataError` as `RegionFiles.packed` does, and as `PictureStream.files` does."""

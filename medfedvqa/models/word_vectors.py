@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from medfedvqa.backbone_names import BackboneName
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Backbone, TokenEmbeddings
 from medfedvqa.models.backbone_on import BackboneOn
@@ -84,9 +85,10 @@ class WordVectorBackbone(BackboneOn):
     vectors: WordVectors
 
     @classmethod
-    def of(cls, name: str, below: Backbone, vectors: WordVectors) -> "WordVectorBackbone":
+    def of(cls, name: BackboneName, below: Backbone, file: Path) -> "WordVectorBackbone":
         """The backbone of this name. Raises `BackboneError` for a damaged file."""
-        return cls.on(below, name, replace(below.shape, words=vectors.width), vectors.digest(), vectors=vectors)
+        vectors = WordVectors(file, name.words)
+        return cls.on(below, name.full, replace(below.shape, words=vectors.width), vectors.digest(), vectors=vectors)
 
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The vectors of the first words of each text, in lower case."""

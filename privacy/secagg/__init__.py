@@ -4,17 +4,24 @@ What is computed is in `privacy.secagg.protocol`; importing that module imports 
 changes it for the whole process, see `privacy.secagg.crypten_runtime`. The rest, here, costs nothing.
 """
 
-from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Relay, SecureLink, Session, connect
-from privacy.secagg.errors import (
-    MINIMUM,
-    EquivocationError,
-    MisdealtError,
-    RangeError,
-    SecureAggregationError,
-    SiteError,
-)
-from privacy.secagg.group import Group
-from privacy.secagg.layout import TensorLayout
+from typing import TYPE_CHECKING
+
+from audits.lazy_imports import at_first_use
+
+if TYPE_CHECKING:
+    from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Relay, SecureLink, Session, connect
+    from privacy.secagg.errors import (
+        MINIMUM,
+        EquivocationError,
+        MisdealtError,
+        RangeError,
+        SecureAggregationError,
+        SiteError,
+    )
+    from privacy.secagg.group import Group
+    from privacy.secagg.layout import TensorLayout
+
+__getattr__, __dir__ = at_first_use(__name__, __file__)
 
 __all__ = [
     "MINIMUM",

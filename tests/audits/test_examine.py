@@ -18,7 +18,7 @@ from tiers import examples
 from audits import AuditLog, Event, Examination, LogError, Outcome, VerdictState, Witness, examine, find_logs, origin_of
 from audits.byte_ledger import FrameCount, Traffic, WireWindow
 from audits.checkpoint import NoteFile, signed_checkpoint
-from audits.examine import sites_of
+from audits.examination import sites_of
 
 Lines = list[bytes]
 

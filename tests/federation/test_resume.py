@@ -16,7 +16,7 @@ from tiny_clip import TINY
 from typer.testing import CliRunner
 
 from audits import VerdictState, examine, find_logs
-from audits.examine import sites_of
+from audits.examination import sites_of
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import Reply, ServerHub, TaskAnswer, TaskCall

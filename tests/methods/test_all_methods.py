@@ -12,7 +12,7 @@ from tiny_clip import TINY
 
 from audits import Kind, read, verify
 from medfedvqa.cli.privacy_matrix import CELLS, markdown_matrix, refusal
-from medfedvqa.core import EVALUATE, Method, Site, Tensors, create, method_names, method_type, withheld
+from medfedvqa.core import EVALUATE, Method, Site, Tensors, create, method_names, method_type, registry, withheld
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
@@ -77,6 +77,13 @@ def ran(request: pytest.FixtureRequest, sites_in: Sites, tmp_path_factory: pytes
     folder = tmp_path_factory.mktemp(request.param)
     configs = sites_in(folder, "site-001", "site-002", methods=[request.param], kinds=KINDS)
     return run(job_of(request.param), configs, folder / "out")
+
+
+def test_a_method_is_found_in_the_file_of_its_name() -> None:
+    """Each name leads to a file that registers it, and each file registers the methods that lead to it and no other."""
+    method_names()
+    files = {name: method.__module__.split(".") for name, method in registry._METHODS.items()}
+    assert {name: file[2] for name, file in files.items() if file[1] == "methods"} == registry._homes()
 
 
 def test_every_message_is_exactly_what_the_exchange_declares(ran: Run) -> None:
