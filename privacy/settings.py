@@ -1,6 +1,10 @@
-"""What a job asks for when it trains under differential privacy: public figures, the same at every site."""
+"""What a job asks for under differential privacy, the same at every site, and what a site says of its decisions."""
 
 from dataclasses import dataclass
+from datetime import date
+from typing import Annotated
+
+from pydantic import BaseModel, Field, field_validator
 
 from privacy.accounting import calibrate
 from privacy.errors import AccountingError, SettingsError
@@ -138,3 +142,28 @@ class DPSettings:
 def _least(kind: type[CountsMechanism], target: float, delta: float, releases: int) -> CountsMechanism:
     """One release by this mechanism, with the least noise at which as many releases keep within the target."""
     return kind.for_counts(calibrate(target, delta, lambda noise: [kind.for_counts(noise).times(releases)]))
+
+
+MAX_WORDS = 20_000
+"""The most characters of a text of a site's governance."""
+Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
+
+
+class Governance(BaseModel, frozen=True, extra="forbid"):
+    """What a site says of its own decisions, in its own words: nothing here vouches for it."""
+
+    purpose: Words | None = None
+    controller: Words | None = None
+    contact: Words | None = None
+    legal_basis: Words | None = None
+    retention: Words | None = None
+    epsilon_decided_by: Words | None = None
+    epsilon_reason: Words | None = None
+    permitted_use: Words | None = None
+    review_date: Words | None = None
+
+    @field_validator("review_date", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        """YAML reads a date as one."""
+        return value.isoformat() if isinstance(value, date) else value

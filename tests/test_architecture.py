@@ -82,3 +82,18 @@ def test_no_file_is_longer_than_400_lines() -> None:
     """A file holds one idea, tests as well; 400 lines are the most."""
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (*SOURCES, *TESTS)}
     assert not {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400}
+
+
+def test_no_name_of_a_package_is_hidden_by_a_module() -> None:
+    """`from package import name` gives a module of this name once anything has imported it. So a name that one of the
+    package's modules has too is of this very module, and imported at once, after which it stays."""
+    hidden = []
+    for path in (path for path in SOURCES if path.name == "__init__.py"):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        modules = {other.stem for other in path.parent.iterdir() if other.suffix == ".py" or other.is_dir()}
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module != package:
+                names = {alias.asname or alias.name for alias in node.names} & modules
+                hidden += [name for name in names if node.module != f"{package}.{name}" or node not in tree.body]
+    assert not hidden

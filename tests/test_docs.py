@@ -29,9 +29,9 @@ from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
 from medfedvqa.version import VERSION
 from privacy import Reliability, reliability_weights
-from privacy.report import Governance
 from privacy.report.mappings import mappings
 from privacy.report.model_conduct import Mapping
+from privacy.settings import Governance
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

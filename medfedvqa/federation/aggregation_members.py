@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from medfedvqa.errors import FederationError
-from privacy.secagg.committee import Beacon, colluding
-from privacy.secagg.pairwise_masks import threshold
+from privacy.secagg.committee import Beacon, colluding, threshold
 
 Protocol = Literal["mix", "mean", "sum"]
 """A mixture by CrypTen, a mean under masks, and a sum by CrypTen of which the mean is made."""

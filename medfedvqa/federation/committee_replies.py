@@ -7,7 +7,7 @@ from medfedvqa.core.on_shares import OPENED
 from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.hub import Reply
 from privacy.secagg import SecureAggregationError
-from privacy.secagg.pairwise_masks import threshold
+from privacy.secagg.committee import threshold
 from privacy.secagg.ring import Ring
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from audits import MessageRefused, TaskSpec
-from medfedvqa.core import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, OnShares, Tensors, mixing
+from medfedvqa.core import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, OnShares, Tensors
 from medfedvqa.core.hub import GroupMean
 from medfedvqa.core.on_shares import (
     CONTRIBUTORS,
@@ -17,6 +17,7 @@ from medfedvqa.core.on_shares import (
     MASK_KEY,
     OPENING,
     averaging,
+    mixing,
     seeding,
     tossing,
     unmasking,
@@ -33,8 +34,9 @@ from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
+from privacy.secagg.committee import threshold
 from privacy.secagg.masked_mean import check_mean, mean_of_sum, weight_of_sum
-from privacy.secagg.pairwise_masks import Upload, check_contributors, opened, threshold
+from privacy.secagg.pairwise_masks import Upload, check_contributors, opened
 from privacy.secagg.ring import Ring
 
 

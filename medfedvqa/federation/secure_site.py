@@ -10,13 +10,14 @@ import numpy as np
 
 from audits import Refusal
 from audits.escaping import for_log
-from medfedvqa.core import SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, Tensors, mixing
+from medfedvqa.core import SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, Tensors
 from medfedvqa.core.on_shares import (
     MASK_KEY,
     MASK_SECRETS,
     OPENING,
     averaging,
     broken,
+    mixing,
     seeding,
     tossing,
     unmasking,
@@ -31,22 +32,23 @@ from medfedvqa.federation.sharing_steps import SharingSteps, in_attempt, report
 from medfedvqa.federation.site_state import Contribution, Saved
 from medfedvqa.federation.tuple_dealing import DealingSite
 from privacy.secagg import MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg.committee import threshold
 from privacy.secagg.group import Group
 from privacy.secagg.masked_mean import check_mean, mean_of_sum
-from privacy.secagg.pairwise_masks import agree, answer, exchange, new_secrets, threshold, unhidden
+from privacy.secagg.pairwise_masks import agree, answer, exchange, new_secrets, unhidden
 
 _logger = logging.getLogger(__name__)
-
-
-def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
-    """The message to the method, and the sum for the sites' eyes only that came with it; empty if there is none."""
-    hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
-    return {name: array for name, array in message.items() if name not in hidden}, hidden
 
 
 @dataclass(frozen=True)
 class SecureSite(SharingSteps):
     """Takes part in the attempts of one job: see `SharingSteps`."""
+
+    @staticmethod
+    def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
+        """The message to the method, and the sum for the sites' eyes only that came with it; empty if there is none."""
+        hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
+        return {name: array for name, array in message.items() if name not in hidden}, hidden
 
     def handler(self, task: str) -> Callable[[int, Tensors], Tensors] | None:
         """The handler of a task that aggregates; None for any other task."""

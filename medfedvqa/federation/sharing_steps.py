@@ -23,10 +23,10 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from privacy.secagg import EquivocationError, TensorLayout, connect
 from privacy.secagg.channel import joined
+from privacy.secagg.committee import threshold
 from privacy.secagg.differencing import sites_shown
 from privacy.secagg.group import Group
 from privacy.secagg.masked_mean import summand
-from privacy.secagg.pairwise_masks import threshold
 
 
 @dataclass(frozen=True)

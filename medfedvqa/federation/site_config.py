@@ -17,7 +17,7 @@ from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list
 from medfedvqa.public_answers import ListName, bundled_list, public_list
-from privacy.report.report_evidence import Governance
+from privacy.settings import Governance
 
 TEMPLATE = """\
 # What this hospital brings to a federation, and what it allows. Paths are relative to this file.

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -30,13 +30,11 @@ from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_fu
 from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
-from medfedvqa.federation.aggregation_attempt import Relays
 from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.error_codes import code_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import JobBudget, log_charge
 from medfedvqa.federation.job_closing import settle_job
-from medfedvqa.federation.secure_site import SecureSite, split_hidden
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.federation.task_order import TaskOrder
@@ -44,6 +42,10 @@ from medfedvqa.installed_code import CompiledElsewhere
 from medfedvqa.models import Backbone, PictureSpace, check_card, load_backbone
 from medfedvqa.version import code_version
 from privacy import PrivacyError, Randomness, RepeatableRandomness, SecureRandomness
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.aggregation_attempt import Relays
+    from medfedvqa.federation.secure_site import SecureSite
 
 _MIB = 2**20
 LoadBackbone = Callable[[str, Mapping[str, Path], str], Backbone]
@@ -61,7 +63,7 @@ class SiteRuntime:
         job: JobSpec,
         job_id: str,
         load: LoadBackbone = load_backbone,
-        relays: Relays | None = None,
+        relays: "Relays | None" = None,
         load_data: LoadData = load_site,
         signature: Signature | None = None,
         isolation: Isolation = Isolation.NONE,
@@ -195,12 +197,15 @@ class SiteRuntime:
             self._admission.refuse(code, str(error))
 
     @cached_property
-    def _secure(self) -> SecureSite | None:
+    def _secure(self) -> "SecureSite | None":
         """This site's part in aggregation on shares, or None if the job has none. Raises `FederationError`."""
         if not self._job.secagg:
             return None
         if self._relays is None:
             raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
+        # Only a job on shares loads what computes on them.
+        from medfedvqa.federation.secure_site import SecureSite
+
         config, job, method, file = self.config, self._job, self._method, self._file
         budget, admission = self._budget, self._admission
         return SecureSite(config, job, self._job_id, method, self._gate, budget, file, self._relays, admission)
@@ -249,7 +254,7 @@ class SiteRuntime:
             repeated = self._order.repeats(task, round, (saved.task, saved.round) if saved else None)
         except JobRefused as error:
             gate.refuse_job(error.code, error.detail)
-        received, hidden = split_hidden(received) if self._secure else (received, {})
+        received, hidden = self._secure.split_hidden(received) if self._secure else (received, {})
         received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
         if saved is None or not repeated:

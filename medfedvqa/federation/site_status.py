@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -34,11 +34,13 @@ from medfedvqa.code_identity import running_code
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
-from medfedvqa.federation.hub import Engine, TaskCall
 from medfedvqa.federation.job_budget import check_ledger, look_into
-from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.version import code_version
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.hub import Engine
+    from medfedvqa.federation.server_receipts import ServerReceipts
 
 NAME = "site_status"
 STATUS_JOB = {"method": NAME}
@@ -128,11 +130,13 @@ def _head(config: SiteConfig) -> Tensors:
     return {"entries": np.array(verdict.entries), "head": head}
 
 
-def serve_status(sites: tuple[str, ...], call: Engine, out: Path, receipts: ServerReceipts) -> dict[str, Any]:
+def serve_status(sites: tuple[str, ...], call: "Engine", out: Path, receipts: "ServerReceipts") -> dict[str, Any]:
     """Call one site after the other, write `status.json` and `status.md` into `out`, and return the former's content.
 
     A site that refuses is listed with its reason, and the others still answer.
     """
+    from medfedvqa.federation.hub import TaskCall  # not at a site, which only answers
+
     answers: dict[str, dict[str, Any]] = {}
     for site in sites:
         try:

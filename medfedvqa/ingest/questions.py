@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, TextIO, TypeGuard, get_args
+from typing import BinaryIO, TextIO, TypeGuard, get_args
 
 from audits.bounded_files import open_plain
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.organs import ORGANS, in_order, organ_of
 from medfedvqa.ingest.pseudonyms import NumberSpellings, lost_digits
+from medfedvqa.ingest.store import Split
 from medfedvqa.ingest.table_finds import TableFinds, TableOptions
 from medfedvqa.ingest.tables import check_row_count, column_of, opened_table, opened_text
 from medfedvqa.ingest.written_dates import dates_in
 from medfedvqa.public_answers import fold, plain, without_invisible
 
-Split = Literal["train", "validate", "test"]
 REQUIRED = ("image", "question", "answer")
 PATIENT_COLUMNS = ("patient", "name", "birth_date", "number")
 """The columns that say who the patient of the image is."""

@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.bounds import OrganName
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.questions import Split
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 
 FORMAT = "medfedvqa-store/1"
 MANIFEST, IMAGES, ROWS, JOURNAL, QUARANTINE, LOCK = (
     "manifest.json", "images.jsonl", "rows.jsonl", "journal.jsonl", "quarantine.jsonl", "lock",
 )  # fmt: skip
+Split = Literal["train", "validate", "test"]
 PICTURES = "images"
 """Folder of the stored pictures, `ID.dcm`."""
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import BackboneShape, TowerShape
-from medfedvqa.models.block_readers import attention_of, pointwise_layers
-from medfedvqa.models.encoders import image_encoder, text_encoder
-from medfedvqa.models.library_towers import LibraryImageTower, LibraryTextTower
 from medfedvqa.models.towers import ClassTextTower, ImageTower, TextTower
 
-Images = ImageTower | LibraryImageTower
-Texts = TextTower | LibraryTextTower
+if TYPE_CHECKING:
+    from medfedvqa.models.library_towers import LibraryImageTower, LibraryTextTower
+
+Images = Union[ImageTower, "LibraryImageTower"]
+Texts = Union[TextTower, "LibraryTextTower"]
 IMAGE, TEXT = "image", "text"
 
 
@@ -23,7 +23,9 @@ def image_tower(model: Any, tuned: int) -> Images:
     """The picture tower, tuned in its last blocks. Raises `BackboneError` for a class that no encoder reads."""
     if _is_open_clip_vit(model):
         return ImageTower(model.visual, tuned)
-    return LibraryImageTower(image_encoder(model), tuned)
+    from medfedvqa.models.library_towers import library_image_tower  # CLIP's own towers need nothing of it
+
+    return library_image_tower(model, tuned)
 
 
 def text_tower(model: Any, tuned: int) -> Texts:
@@ -33,7 +35,9 @@ def text_tower(model: Any, tuned: int) -> Texts:
         return ClassTextTower(model, tuned)
     if hasattr(text, "transformer") and hasattr(text.transformer, "resblocks"):
         return TextTower(model, tuned)
-    return LibraryTextTower(text_encoder(model), tuned)
+    from medfedvqa.models.library_towers import library_text_tower
+
+    return library_text_tower(model, tuned)
 
 
 def has_places(shape: BackboneShape) -> bool:
@@ -72,40 +76,14 @@ def shape_from(build: Callable[[], nn.Module], image_size: int, context: int) ->
 
 
 def _image_shape(model: Any) -> tuple[TowerShape, tuple[str, ...]]:
-    if _is_open_clip_vit(model):
-        visual = model.visual
-        width, block = len(visual.class_embedding), visual.transformer.resblocks[0]
-        features = 0 if visual.attn_pool is None else visual.ln_post.normalized_shape[0]
-        layers = len(visual.transformer.resblocks)
-        tower = plain_tower(layers, width, block.attn.num_heads, "visual.")
-        return replace(tower, features=features), ("visual.proj",)
-    encoder = image_encoder(model)
-    names, blocks = list(encoder.blocks), list(encoder.blocks.values())
-    if not encoder.attends:
-        widths, features = _measured_widths(model, encoder)
-        parts = tuple(tuple((p.name, p.first, p.end, p.inputs) for p in pointwise_layers(b)) for b in blocks)
-        return (
-            TowerShape(
-                len(blocks), widths[-1], 0, names=tuple(names), widths=widths, features=features, by_block=parts
-            ),
-            encoder.aside,
-        )
-    attention = attention_of(blocks[0])
-    width = next(p for n, p in blocks[0].named_parameters() if n == attention.queries_values[0][0]).shape[1]
-    prefix = names[0].rpartition(".")[0]
-    return TowerShape(len(blocks), width, attention.heads, prefix, attention.queries_values), encoder.aside
-
-
-def _measured_widths(model: Any, encoder: Any) -> tuple[tuple[int, ...], int]:
-    """The channels that each block gives, and the width of features, from a pass without numbers."""
-    size = model.visual.image_size
-    side = size if isinstance(size, int) else size[0]
-    with torch.no_grad(), torch.device("meta"):
-        hidden, widths = encoder.embed(torch.empty(1, 3, side, side)), []
-        for index in range(len(encoder.blocks)):
-            hidden = encoder.run(index, hidden)
-            widths.append(hidden.shape[1])
-        return tuple(widths), encoder.pool(hidden).shape[1]
+    tower = image_tower(model, 1)
+    if not isinstance(tower, ImageTower):
+        return tower.shape(model), tower.encoder.aside
+    visual = model.visual
+    width, block = len(visual.class_embedding), visual.transformer.resblocks[0]
+    features = 0 if visual.attn_pool is None else visual.ln_post.normalized_shape[0]
+    shape = plain_tower(len(visual.transformer.resblocks), width, block.attn.num_heads, "visual.")
+    return replace(shape, features=features), ("visual.proj",)
 
 
 def _text_shape(model: Any) -> tuple[TowerShape, tuple[str, ...], int]:
@@ -115,11 +93,7 @@ def _text_shape(model: Any) -> tuple[TowerShape, tuple[str, ...], int]:
         width, block = text.positional_embedding.shape[1], text.transformer.resblocks[0]
         aside = tuple(f"{prefix}text_projection{part}" for part in ("", ".weight", ".bias"))
         return plain_tower(tower.layers, width, block.attn.num_heads, prefix), aside, width
-    encoder = tower.encoder
-    names, blocks = list(encoder.blocks), list(encoder.blocks.values())
-    attention, width = attention_of(blocks[0]), encoder.table.embedding_dim
-    shape = TowerShape(len(blocks), width, attention.heads, names[0].rpartition(".")[0], attention.queries_values)
-    return shape, encoder.aside, width
+    return tower.shape(), tower.encoder.aside, tower.encoder.table.embedding_dim
 
 
 def plain_tower(layers: int, width: int, heads: int, module: str) -> TowerShape:

@@ -6,15 +6,16 @@ alike share only what is kept between blocks.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import UNTUNED, TowerTuning
-from medfedvqa.models.block_readers import AttentionReader, TunedBlock, attention_of, prompt_tokens
-from medfedvqa.models.encoders import ImageEncoder, TextEncoder
+from medfedvqa.models.backbone import UNTUNED, TowerShape, TowerTuning
+from medfedvqa.models.block_readers import AttentionReader, TunedBlock, attention_of, pointwise_layers, prompt_tokens
+from medfedvqa.models.encoders import ImageEncoder, TextEncoder, image_encoder, text_encoder
 from medfedvqa.models.layouts import Beginnings, Packed, beginnings
 from privacy import current_owners, owned
 
@@ -60,6 +61,28 @@ class LibraryImageTower:
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in the common space, of length 1: [n, embed]."""
         return F.normalize(self.encoder.project(features), dim=-1)
+
+    def shape(self, model: Any) -> TowerShape:
+        """The tower's shape; `model`, on the device `meta`, is the one that it belongs to."""
+        names = tuple(self.encoder.blocks)
+        if not self.encoder.attends:
+            widths, features = self._measured_widths(model)
+            parts = tuple(tuple((p.name, p.first, p.end, p.inputs) for p in pointwise_layers(b)) for b in self._blocks)
+            return TowerShape(self.layers, widths[-1], 0, names=names, widths=widths, features=features, by_block=parts)
+        attention = attention_of(self._blocks[0])
+        width = next(p for n, p in self._blocks[0].named_parameters() if n == attention.queries_values[0][0]).shape[1]
+        return TowerShape(self.layers, width, attention.heads, names[0].rpartition(".")[0], attention.queries_values)
+
+    def _measured_widths(self, model: Any) -> tuple[tuple[int, ...], int]:
+        """The channels that each block gives, and the width of features, from a pass without numbers."""
+        size = model.visual.image_size
+        side = size if isinstance(size, int) else size[0]
+        with torch.no_grad(), torch.device("meta"):
+            hidden, widths = self.encoder.embed(torch.empty(1, 3, side, side)), []
+            for index in range(self.layers):
+                hidden = self.encoder.run(index, hidden)
+                widths.append(hidden.shape[1])
+            return tuple(widths), self.encoder.pool(hidden).shape[1]
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,22 @@ class LibraryTextTower:
     def embed(self, features: torch.Tensor) -> torch.Tensor:
         """Features [n, width] in the common space, of length 1: [n, embed]."""
         return F.normalize(self.encoder.project(features), dim=-1)
+
+    def shape(self) -> TowerShape:
+        """The tower's shape."""
+        attention, width = attention_of(self._blocks[0]), self.encoder.table.embedding_dim
+        module = next(iter(self.encoder.blocks)).rpartition(".")[0]
+        return TowerShape(self.layers, width, attention.heads, module, attention.queries_values)
+
+
+def library_image_tower(model: Any, tuned: int) -> LibraryImageTower:
+    """The picture tower of a model. Raises `BackboneError` for a class that no encoder reads."""
+    return LibraryImageTower(image_encoder(model), tuned)
+
+
+def library_text_tower(model: Any, tuned: int) -> LibraryTextTower:
+    """The text tower of a model. Raises `BackboneError` for a class that no encoder reads."""
+    return LibraryTextTower(text_encoder(model), tuned)
 
 
 def tuned_block(

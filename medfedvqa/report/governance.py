@@ -3,7 +3,7 @@
 from audits.escaping import bounded
 from medfedvqa.report.blocks import NONE, Facts, Section, Table, Text, fact, row
 from privacy.report.model_conduct import Report
-from privacy.report.report_evidence import Governance
+from privacy.settings import Governance
 
 LABELS = {
     "purpose": "Purpose",

@@ -11,7 +11,7 @@ from medfedvqa.report import charts
 from medfedvqa.report.blocks import Badge, Block, Bullets, Document, DrawingGroup, Section, Text
 from medfedvqa.report.first_page import accused_in_hundred, in_hundred
 from privacy.report.model_conduct import Report
-from privacy.report.report_evidence import Governance
+from privacy.settings import Governance
 
 Language = Literal["en", "de"]
 SHORT = 300

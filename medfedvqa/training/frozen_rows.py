@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from medfedvqa.data import PublicPairs
 from medfedvqa.models import Cache, Depth, Stacked
 from medfedvqa.training.rows import MakeCache, Rows
+
+if TYPE_CHECKING:
+    from medfedvqa.data import PublicPairs
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,14 @@ class FrozenRows:
     """int64 [rows]; those of pairs mean nothing."""
 
     @classmethod
-    def of_pairs(cls, make: MakeCache, size: int, depth: Depth, pairs: PublicPairs) -> "FrozenRows":
+    def of_pairs(cls, make: MakeCache, size: int, depth: Depth, pairs: "PublicPairs") -> "FrozenRows":
         """The pairs of picture and caption, in order."""
         numbers = range(len(pairs))
         return cls._of(make, size, depth, pairs, numbers, pairs.captions, [0] * len(pairs))
 
     @classmethod
     def of_questions(
-        cls, make: MakeCache, size: int, depth: Depth, pairs: PublicPairs, answers: tuple[str, ...]
+        cls, make: MakeCache, size: int, depth: Depth, pairs: "PublicPairs", answers: tuple[str, ...]
     ) -> "FrozenRows":
         """The questions about the pictures, with their answers' numbers in `answers`, which holds all of them."""
         rows, numbers = pairs.questions, {answer: number for number, answer in enumerate(answers)}
@@ -44,7 +46,7 @@ class FrozenRows:
         make: MakeCache,
         size: int,
         depth: Depth,
-        pairs: PublicPairs,
+        pairs: "PublicPairs",
         pictures: Sequence[int],
         texts: Sequence[str],
         answers: Sequence[int],

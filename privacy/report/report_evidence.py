@@ -3,13 +3,13 @@
 Every section of a report follows from this alone, so that whoever has the report can make its sections again.
 """
 
-from datetime import date
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from audits.excerpt import Excerpt
 from privacy.aggregation import Secagg
+from privacy.settings import Governance
 
 
 class Frozen(BaseModel):
@@ -196,31 +196,6 @@ class StoreBinding(Frozen):
     """Whether the ledger and the store name each other."""
     compared: bool
     """Whether ingestion compared all files and patients of the store with those of the ledgers beside it."""
-
-
-MAX_WORDS = 20_000
-"""The most characters of a text of a site's governance."""
-Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
-
-
-class Governance(Frozen):
-    """What a site says of its own decisions, in its own words: nothing here vouches for it."""
-
-    purpose: Words | None = None
-    controller: Words | None = None
-    contact: Words | None = None
-    legal_basis: Words | None = None
-    retention: Words | None = None
-    epsilon_decided_by: Words | None = None
-    epsilon_reason: Words | None = None
-    permitted_use: Words | None = None
-    review_date: Words | None = None
-
-    @field_validator("review_date", mode="before")
-    @classmethod
-    def _as_text(cls, value: object) -> object:
-        """YAML reads a date as one."""
-        return value.isoformat() if isinstance(value, date) else value
 
 
 class CohortAttestation(Frozen):

@@ -117,3 +117,12 @@ def colluding(sites: int, colluders: int, members: int, enough: int, left_out: i
 
 def _digest(purpose: bytes, *parts: bytes) -> bytes:
     return hashlib.sha256(joined(b"medfedvqa committee 1", purpose, *parts)).digest()
+
+
+def threshold(members: int) -> int:
+    """How many members must answer to open a sum: more than two thirds.
+
+    With fewer than `2 * threshold - members` members on its side, a server that asks members for different sums of one
+    attempt gets one of them opened at most.
+    """
+    return 2 * members // 3 + 1

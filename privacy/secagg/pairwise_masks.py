@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from privacy.secagg import shamir
 from privacy.secagg.channel import Relay, different_words, joined
+from privacy.secagg.committee import threshold
 from privacy.secagg.communicator import Peer
 from privacy.secagg.errors import MINIMUM, EquivocationError, SecureAggregationError, SiteError
 from privacy.secagg.group import Group
@@ -34,15 +35,6 @@ _PATIENCE = 0.05
 
 SHARES_BYTES = 2 * shamir.ELEMENT_BYTES
 """A member's shares of one site's two secrets: the key of its common streams, then that of its own stream."""
-
-
-def threshold(members: int) -> int:
-    """How many members must answer to open a sum: more than two thirds.
-
-    With fewer than `2 * threshold - members` members on its side, a server that asks members for different sums of one
-    attempt gets one of them opened at most.
-    """
-    return 2 * members // 3 + 1
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from medfedvqa.version import VERSION
 from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, spent
 from privacy.report import (
     CohortAttestation,
-    Governance,
     ReportError,
     Sections,
     registry_entry,
@@ -35,6 +34,7 @@ from privacy.report import (
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
 from privacy.report.verify import CODE
+from privacy.settings import Governance
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]

@@ -49,9 +49,12 @@ served.start()
 wire = Wire(one)
 wire.send("job", {JOB_FILE: np.frombuffer(job.encode(), np.uint8)}, id="job", code=sys.argv[3])
 ready = wire.receive("ready")
-kinds = []
-wire.send("task", task="start", round=1)
-kinds.append(wire.receive("answer", "refused").kind)
+kinds, prompts = [], {}
+for task, round in (("start", 1), ("train", 2), ("evaluate", 2)):
+    wire.send("task", prompts, task=task, round=round)
+    answer = wire.receive("answer", "refused")
+    kinds.append(answer.kind)
+    prompts = {name: array for name, array in answer.arrays.items() if name not in ("accuracy", "epsilon")}
 wire.send("end")
 wire.receive("done")
 served.join()
@@ -152,15 +155,22 @@ def loaded(path: Path, job: JobSpec) -> Any:
 
 
 @pytest.mark.slow
-def test_a_vault_that_trains_loads_nothing_of_flare(tmp_path: Path, files: dict[str, Path]) -> None:
-    """Neither FLARE, nor the project's research, reports and commands: by the modules of a process that has answered a
-    task of prompt_pfl."""
-    job = job_of()
+@pytest.mark.parametrize("way", ("clear", "private", "CrypTen"))
+def test_a_vault_that_trains_loads_what_the_job_names(tmp_path: Path, files: dict[str, Path], way: str) -> None:
+    """Nothing of FLARE, of research, reports and commands, of other methods, kinds of backbones and readers; and at
+    most 25,000 lines of the project, 27,000 for a job on shares: by the modules of a process that trained."""
+    job = job_of(**WAYS[way])
     found = loaded(sites_of(tmp_path, job, files)["chest"], job)
-    assert found["kinds"] == ["answer"] and "medfedvqa.methods.prompt_pfl" in found["modules"]
-    others = ("nvflare", "medfedvqa.benchmark", "medfedvqa.reproduce", "medfedvqa.cli", "medfedvqa.report")
-    assert not [name for name in found["modules"] if name.startswith(others)]
-    assert found["lines"] < 45_000
+    # On shares the site alone computes no mixture, which the task between the others needs.
+    assert found["kinds"] == ["answer", "refused" if job.secagg else "answer", "answer"]
+    (method,) = {name.split(".")[2] for name in found["modules"] if name.startswith("medfedvqa.methods.")}
+    assert method == "prompt_pfl" and {"medfedvqa.data.phantom", "medfedvqa.models.clip"} <= set(found["modules"])
+    others = {f"medfedvqa.{room}" for room in ("benchmark", "reproduce", "pretraining", "attack", "cli", "report")}
+    others |= {"nvflare", "privacy.report", "medfedvqa.evaluation.results", "medfedvqa.data.slake"}
+    others |= {f"medfedvqa.models.{kind}" for kind in ("vilt", "albef", "vault", "trunks", "library_towers")}
+    assert not {name for name in found["modules"] for other in others if f"{name}.".startswith(f"{other}.")}
+    assert ("medfedvqa.federation.secure_site" in found["modules"]) is job.secagg
+    assert found["lines"] <= (27_000 if job.secagg else 25_000)
 
 
 @pytest.mark.slow
