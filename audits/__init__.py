@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         MessageRefused,
         NewerFormat,
         NoteError,
+        OlderFormat,
         ReceiptRefused,
         ReleaseRefused,
     )
@@ -57,6 +58,7 @@ __all__ = [
     "LogError",
     "MessageRefused",
     "NewerFormat",
+    "OlderFormat",
     "Note",
     "NoteError",
     "Outcome",

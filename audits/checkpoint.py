@@ -1,7 +1,7 @@
 """Checkpoints: signed heads of a log's tree, and the files that hold them.
 
 Source: C2SP tlog-checkpoint. The text is the log's origin, its size and root, and extension lines: `format 1` and the
-time. Format 0, of versions that were never released, has the time alone.
+time.
 """
 
 import base64
@@ -50,10 +50,10 @@ class Checkpoint:
 
     @property
     def extensions(self) -> dict[str, str]:
-        """The extension lines by their first words; none if a newer version wrote them in a format of its own."""
+        """The extension lines by their first words; none unless they are of this version's format."""
         matches = [match for line in self.extension_lines if (match := _EXTENSION.fullmatch(line))]
         values = {match[1]: match[2] for match in matches}
-        return values if values.get("format", "0") in ("0", str(FORMAT)) else {}
+        return values if values.get("format") == str(FORMAT) else {}
 
     @property
     def text(self) -> str:

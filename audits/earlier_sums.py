@@ -24,10 +24,7 @@ Message = tuple[tuple[str, str], ...]
 
 
 class EarlierSums:
-    """The cohorts of all jobs without differential privacy in the log in `folder`, whatever their methods.
-
-    Entries of versions that named the sites in the reason only are not read: those cohorts are unknown.
-    """
+    """The cohorts of all jobs without differential privacy in the log in `folder`, whatever their methods."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from audits.errors import LogError, NewerFormat
+from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.exchange import Kind, Protection, canonical
 from audits.field_types import Fit, members_of
 
@@ -62,7 +62,7 @@ class TensorRecord:
 
 
 FORMAT = 1
-"""The format number of entries that this version writes. Format 0, which was never released, has no number."""
+"""The format number of entries that this version writes."""
 _OPTIONAL = {"optional": True}
 
 
@@ -103,17 +103,17 @@ class Entry:
     outcome: Outcome | None = None
     reason: str | None = None
     """A sentence for people; what programs need has a field of its own."""
-    format: int = field(default=FORMAT, metadata={"since": 1})
+    format: int = FORMAT
     wire: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     admission: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """How a job was opened or refused: the refusal's code, the digest of the job's definition, its nonce."""
-    code: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
+    code: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The parts behind `code_digest`, where a job is opened; see `JobCode`."""
     sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The computation on shares that the entry belongs to: its attempt, sites and stage; see `Sharing`."""
     export: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """What an entry `exported` is about: SHA-256, in hex, and bytes of the file of weights."""
-    isolation: Isolation | None = field(default=None, metadata=_OPTIONAL | {"since": 1})
+    isolation: Isolation | None = field(default=None, metadata=_OPTIONAL)
     """How the process that answers the job is kept from the network, where a job is admitted, opened or refused."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The expiry of entries: how many, after how many days, and what shows that these have passed."""
@@ -121,8 +121,6 @@ class Entry:
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
         plain = vars(self) | {"tensors": [vars(tensor) for tensor in self.tensors]}
-        if not self.format:
-            del plain["format"]
         optional = GRAMMARS[FORMAT].optional
         return {name: value for name, value in plain.items() if value is not None or name not in optional}
 
@@ -132,8 +130,8 @@ class Entry:
         try:
             return cls(
                 **{
-                    "format": 0,
                     **record,
+                    "format": record["format"],
                     "event": Event(record["event"]),
                     "outcome": record["outcome"] and Outcome(record["outcome"]),
                     **({"isolation": Isolation(record["isolation"])} if "isolation" in record else {}),
@@ -157,7 +155,7 @@ class _Envelope:
 
 
 ENVELOPE = members_of(_Envelope, FORMAT)
-GRAMMARS = {number: members_of(Entry, number) for number in range(FORMAT + 1)}
+GRAMMARS = {number: members_of(Entry, number) for number in range(1, FORMAT + 1)}
 
 
 def leaf_hash(record: Mapping[str, Any]) -> str:
@@ -172,8 +170,8 @@ def hashed_bytes(line: bytes, leaf_hash: str) -> bytes:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`, and
-    `NewerFormat` if it is, and holds what this version does not know."""
+    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`;
+    `NewerFormat` if it is, and holds what this version does not know; `OlderFormat` if it has no format number."""
     record, newer = parse_any(line)
     if newer:
         raise NewerFormat
@@ -197,18 +195,21 @@ def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
         raise LogError("the line is not written as an entry is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
+    if "format" not in record:
+        raise OlderFormat
     record["leaf_hash"] = leaf
     return record, fit is Fit.NEWER
 
 
 def _fit(record: dict[str, Any]) -> Fit:
-    number = record.get("format", 0)
-    if type(number) is not int or (number == 0 and "format" in record):
+    if "format" not in record:
+        return ENVELOPE.fit({**record, "format": FORMAT})
+    number = record["format"]
+    if type(number) is not int:
         return Fit.NO
     if number > FORMAT:
         return min(ENVELOPE.fit(record), Fit.NEWER)
-    fit = GRAMMARS[number].fit(record) if number in GRAMMARS else Fit.NO
-    return Fit.NO if fit is Fit.NEWER and number == 0 else fit  # nobody adds to the format without a number
+    return GRAMMARS[number].fit(record) if number in GRAMMARS else Fit.NO
 
 
 def _tensor(record: Mapping[str, Any]) -> TensorRecord:

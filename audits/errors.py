@@ -44,6 +44,15 @@ class NewerFormat(LogError):
         super().__init__(f"{what} was written by a newer version of this software: use that version, or a later one")
 
 
+class OlderFormat(LogError):
+    """The data are sound but of a development state before the first release, whose formats are no longer read."""
+
+    def __init__(self, what: str = "the entry") -> None:
+        super().__init__(
+            f"{what} is of a development state before 0.2.0, which is no longer read: version 0.2.0 reads it"
+        )
+
+
 class NoteError(LogError):
     """A key, note or checkpoint is damaged, or not what it should be; never stops training, is logged as a finding."""
 

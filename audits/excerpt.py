@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
 from audits.entry import Entry, parse_any, parse_line
-from audits.errors import LogError, NewerFormat, NoteError
+from audits.errors import LogError, NewerFormat, NoteError, OlderFormat
 from audits.exchange import canonical
 from audits.external_evidence import ExternalEvidence
 from audits.log_files import lines_from
@@ -155,6 +155,8 @@ def _check_entry(entry: QuotedEntry, site: str, head: Checkpoint) -> int:
     """The number of an entry that is as it was written and is under the checkpoint."""
     try:
         record, _ = parse_any(canonical(entry.record) + b"\n")
+    except OlderFormat:
+        raise
     except (LogError, ValueError, TypeError):
         raise NoteError("an entry is not as it was written: its hash is another") from None
     number: int = record["seq"]

@@ -1,16 +1,11 @@
 """The content of an `expired` entry: which lines were deleted, and what showed that they were old enough."""
 
 import json
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from audits.fast_lines import LogLine
-
-_SENTENCE = re.compile(
-    r"the lines of entries 0 to ([0-9]{1,18}) are past the retention of ([0-9]{1,9}) days and .{1,200}"
-)
 
 
 class Basis(StrEnum):
@@ -20,8 +15,6 @@ class Basis(StrEnum):
     """Times that other parties have signed."""
     DATE = "date"
     """Today's date, as a person at the site gave it."""
-    CLOCK = "clock"
-    """The site's own clock: in logs of earlier versions, which have a sentence only."""
     UNKNOWN = "unknown"
     """Something that only a newer version knows; here it shows nothing."""
 
@@ -50,8 +43,7 @@ class Expiry:
         """Reads an `expired` entry; None if it states no expiry."""
         record = json.loads(line.expiry or b"null")
         if record is None:
-            match = _SENTENCE.fullmatch(json.loads(line.reason) or "")
-            return cls(int(match[1]) + 1, int(match[2]), Basis.CLOCK) if match else None
+            return None
         numbers = record.get("entries"), record.get("days")
         if not all(type(number) is int and number > 0 for number in numbers):
             return None

@@ -128,7 +128,7 @@ def _utf8(line: bytes) -> bool:
 
 def _slowly(line: bytes) -> LogLine:
     record, newer = parse_any(line)
-    if record.get("format", 0) > FORMAT:
+    if record["format"] > FORMAT:
         record = {name: record[name] for name in ENVELOPE.forms}
     values = (canonical(record.get(name)) for name in _MEMBERS)
     optional = (canonical(record[name]) if name in record else None for name in _OPTIONAL)

@@ -74,7 +74,7 @@ def members_of(kind: type, number: int) -> Members:
     """
     hints = get_type_hints(kind)
     members = sorted(
-        (item for item in fields(kind) if item.metadata.get("since", 0) <= number), key=lambda item: item.name
+        (item for item in fields(kind) if item.metadata.get("since", 1) <= number), key=lambda item: item.name
     )
     optional = frozenset(item.name for item in members if is_optional(item))
     forms = {item.name: _form(hints[item.name], number, item.name in optional) for item in members}

@@ -23,7 +23,7 @@ from typing import Any
 from audits.announcements import announce
 from audits.checkpoint import Checkpoint
 from audits.entry import Entry, Event, parse_any, parse_line
-from audits.errors import LogError, NewerFormat
+from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.exchange import canonical
 from audits.fast_lines import read_line
 from audits.group_commit import Draft, GroupCommit, Request
@@ -304,8 +304,8 @@ class AuditLog:
     def _head_after(self, line: bytes, end: int) -> "_Head":
         try:
             record = parse_line(line)
-        except NewerFormat:
-            raise NewerFormat("the audit log's last entry") from None
+        except (NewerFormat, OlderFormat) as error:
+            raise type(error)("the audit log's last entry") from None
         except LogError as error:
             raise LogError(f"the audit log's last entry is damaged ({error}): have the log verified") from None
         if record["site"] != self.site:

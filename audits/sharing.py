@@ -1,6 +1,5 @@
 """Among whom values are shared: what entries of a computation on shares say of it, as an object and as a sentence."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,13 +7,6 @@ from typing import Any
 
 from audits.entry import Entry
 from audits.errors import LogError, NewerFormat
-
-_SENTENCE = re.compile(
-    r"shares only, attempt (\S{1,100}) at a (.{1,100}?) among (.{1,10000}?), "
-    r"(?:dealt by the ([^;]{1,100})|without a dealer)(?:; (.*))?",
-    re.DOTALL,
-)
-"""Entries of format 0 hold the computation, or a part of it, in this sentence only."""
 
 
 class Stage(StrEnum):
@@ -75,10 +67,4 @@ class Sharing:
 
 def sharing_of(entry: Entry) -> Sharing | None:
     """The computation on shares that an entry belongs to; None if it names none. Raises `LogError`."""
-    if entry.format:
-        return Sharing.from_record(entry.sharing) if entry.sharing else None
-    match = _SENTENCE.fullmatch(entry.reason or "")
-    if match is None:
-        return None
-    sites = tuple(name for name in match[3].split(", ") if name and " " not in name)
-    return Sharing(match[1], match[2], sites, match[4] or "", match[5] or "")
+    return Sharing.from_record(entry.sharing) if entry.sharing else None

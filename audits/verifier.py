@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audits.entry import Entry, Outcome, TensorRecord, parse_line
-from audits.errors import LogError, NewerFormat
+from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.expiry import Expiry
 from audits.fast_lines import EXPIRED, LogLine, read_line
 from audits.log import GENESIS
@@ -91,7 +91,7 @@ class Walk:
         """The first entry that holds what only a newer version of this software knows."""
 
     def __iter__(self) -> Iterator[LogLine]:
-        """The entries that hold, in order, up to the first that does not."""
+        """The entries that hold, in order, up to the first that does not. Raises `OlderFormat`."""
         try:
             self._begin()
             for raw in self._snapshot.lines():
@@ -110,6 +110,8 @@ class Walk:
                 if line.event == EXPIRED:
                     self._take_expiry(Expiry.of(line))
                 yield line
+        except OlderFormat:
+            raise OlderFormat(f"entry {self.entries} of the audit log") from None
         except LogError as error:
             self.bad = str(error)
             return
@@ -151,7 +153,7 @@ class Walk:
 
 
 def verify(folder: Path) -> Verdict:
-    """Follows the chain in `folder` from its first entry. Raises `LogError` if there is no log to read."""
+    """Follows the chain in `folder` from its first entry. Raises `LogError` if there is no log that can be read."""
     walk = Walk(folder)
     for _ in walk:
         pass
@@ -168,8 +170,8 @@ def read(folder: Path) -> Iterator[Entry]:
         if line.endswith(b"\n") or len(line) > MAX_LINE:
             try:
                 yield Entry.from_record(parse_line(line))
-            except NewerFormat:
-                raise NewerFormat(f"entry {position}") from None
+            except (NewerFormat, OlderFormat) as error:
+                raise type(error)(f"entry {position}") from None
             except LogError as error:
                 raise LogError(f"entry {position}: {error}; have the log verified") from None
 

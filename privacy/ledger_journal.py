@@ -49,6 +49,16 @@ class NewerRecord(LedgerError):
         )
 
 
+class OlderRecord(LedgerError):
+    """The ledger was begun by a development state before the first release, whose records are no longer read."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(
+            f"record {seq} of the budget ledger is of a development state before 0.2.0, which is no longer read: "
+            "version 0.2.0 reads it"
+        )
+
+
 class BudgetRefused(PrivacyError):
     """The site's budget does not cover a request. The sentence may be shared: it names no patient and no path."""
 

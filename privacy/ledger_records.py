@@ -1,7 +1,4 @@
-"""The grammar of the ledger's records, one class for each event, and what a record of a newer version is.
-
-A record of format 1 says so. Format 0, of versions that were never released, has no number.
-"""
+"""The grammar of the ledger's records, one class for each event, and what a record of a newer version is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +13,7 @@ _OPTIONAL = {"optional": True}
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    format: int = field(default=FORMAT, metadata={"since": 1})
+    format: int = FORMAT
     event: str
     time: str
 
@@ -116,16 +113,13 @@ _EVENTS: Mapping[str, type] = {
     **{"charged": _OfCharge, "freed": _GivenBack, "returned": _GivenBack, "imported": _Import},
 }
 _GRAMMARS = {
-    (number, event): members_of(kind, number) for number in range(FORMAT + 1) for event, kind in _EVENTS.items()
+    (number, event): members_of(kind, number) for number in range(1, FORMAT + 1) for event, kind in _EVENTS.items()
 }
 
 
 def fit_of(record: Mapping[str, Any]) -> Fit:
     """Whether a record is one of a format that this version reads, or of a newer one."""
-    number, event = record.get("format", 0), record.get("event")
-    if type(number) is not int or not isinstance(event, str) or (number == 0 and "format" in record):
+    number, event = record.get("format"), record.get("event")
+    if type(number) is not int or number < 1 or not isinstance(event, str):
         return Fit.NO
-    if number > FORMAT or (number and (number, event) not in _GRAMMARS):
-        return Fit.NEWER
-    fit = _GRAMMARS[number, event].fit(record) if (number, event) in _GRAMMARS else Fit.NO
-    return Fit.NO if fit is Fit.NEWER and number == 0 else fit  # nobody adds to the format without a number
+    return _GRAMMARS[number, event].fit(record) if (number, event) in _GRAMMARS else Fit.NEWER

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 from audits.field_types import Fit
 from privacy.accounting import PrivacyCost, spent
 from privacy.errors import NewerMechanism, PrivacyError
-from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, Record
+from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, OlderRecord, Record
 from privacy.ledger_records import fit_of
 from privacy.mechanisms import DPEvent
 
@@ -109,8 +109,10 @@ class Book:
 
     def apply(self, rows: Iterable[JournalRow]) -> None:
         """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
-        `NewerRecord` at the first of a newer version."""
+        `NewerRecord` at the first of a newer version, `OlderRecord` at one without a format number."""
         for row in rows:
+            if "format" not in row.record:
+                raise OlderRecord(row.seq)
             fit = fit_of(row.record)
             if fit is Fit.NEWER:
                 raise NewerRecord(row.seq)

@@ -227,7 +227,7 @@ def verdict_rules() -> Any:
 def test_a_joined_report_is_compared_by_its_figures() -> None:
     """Not signed, so that a changed sentence is not shown to be anybody's; a changed figure is broken, a higher number
     of the format is a newer version."""
-    content = (GOLDEN / "formats-0" / "joined.json").read_bytes()
+    content = (GOLDEN / "formats-1" / "joined.json").read_bytes()
     made = JoinedReport.model_validate_json(content)
     assert verify_joined(content, made).state is VerdictState.SHOWN
     for old, new, state in (
@@ -253,7 +253,6 @@ def test_every_field_of_an_entry_is_in_the_grammar_once() -> None:
     from audits.entry import GRAMMARS
 
     assert set(GRAMMARS[FORMAT].forms) == {one.name for one in fields(Entry)}
-    assert set(GRAMMARS[FORMAT].forms) - set(GRAMMARS[0].forms) == {"code", "format", "isolation"}
 
 
 def test_a_golden_backup_restores_a_site(tmp_path: Path) -> None:

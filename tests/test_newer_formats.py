@@ -1,4 +1,4 @@
-"""What a newer version writes is called so, never broken and never shown; files that are none are one sentence."""
+"""What another version writes is called so, never broken and never shown; files that are none are one sentence."""
 
 import json
 import shutil
@@ -9,15 +9,27 @@ from typing import Any
 import pytest
 from golden_files import GOLDEN, REPORTS, lines_of, put, rewritten
 
-from audits import Checkpoint, LogError, NewerFormat, NoteError, VerdictState, VerifierKey, examine, read, verify
+from audits import (
+    Checkpoint,
+    LogError,
+    NewerFormat,
+    NoteError,
+    OlderFormat,
+    VerdictState,
+    VerifierKey,
+    examine,
+    read,
+    verify,
+)
 from audits.entry import FORMAT, parse_any, parse_line
 from audits.entry_proof import check
+from audits.exchange import canonical
 from audits.fast_lines import read_line
 from audits.log import AuditLog
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.report.collect import _read, _run
-from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, link, read_export
+from privacy.ledger_journal import Head, JournalRow, LedgerError, NewerRecord, OlderRecord, link, read_export
 from privacy.ledger_replay import Book
 from privacy.report import NewerReport, ReportError, read_report, verify_report
 from privacy.report.report_files import ENVELOPE, JSON, MAX_REPORT
@@ -59,23 +71,20 @@ def test_a_log_of_a_newer_version_is_called_so_and_never_broken(case: str, tmp_p
     assert verify(put(tmp_path / "changed", [changed])).first_bad == 0
 
 
-def test_a_log_goes_on_in_a_newer_format(tmp_path: Path) -> None:
-    """Entries of format 0 that this version continues verify as one chain."""
-    folder = put(tmp_path / "log", lines_of(GOLDEN / "formats-0"))
-    log = AuditLog(folder, "chest")
-    log.append("close", job="job-2")  # type: ignore[arg-type]
-    log.close()
-    entries = list(read(folder))
-    assert verify(folder).ok and [entry.format for entry in entries[-2:]] == [0, FORMAT]
+OLDER = r"is of a development state before 0\.2\.0, which is no longer read: version 0\.2\.0 reads it$"
 
 
-def test_nobody_adds_to_the_format_without_a_number() -> None:
-    """A field more in a line without `format` is no newer version: none writes such lines."""
-    line = rewritten(lines_of(GOLDEN / "formats-0")[:1], lambda record: record.update({"more": 1}))[0]
-    for reader in (parse_line, read_line):
-        with pytest.raises(LogError) as caught:
-            reader(line)
-        assert not isinstance(caught.value, NewerFormat)
+def test_a_log_without_format_numbers_is_called_one_of_a_development_state(tmp_path: Path) -> None:
+    """Also where a later version continued it: it is not verified, not read and not continued, and not called broken.
+    A changed byte of a line without a number is damage all the same."""
+    lines = rewritten(lines_of(GOLDEN / "formats-1"), lambda record: record["seq"] < 2 and record.pop("format"))
+    folder = put(tmp_path / "log", lines)
+    for use in (lambda: verify(folder), lambda: examine(folder, "chest", network=False), lambda: list(read(folder))):
+        with pytest.raises(OlderFormat, match=OLDER):
+            use()
+    with pytest.raises(OlderFormat, match=OLDER):
+        AuditLog(put(tmp_path / "short", lines[:1]), "chest").append("open")  # type: ignore[arg-type]
+    assert verify(put(tmp_path / "changed", [lines[0].replace(b"chest", b"cheat", 1)])).first_bad == 0
 
 
 @pytest.mark.parametrize("number", ["1", 1.0, True, -1, 0, None])
@@ -123,6 +132,12 @@ def test_a_ledger_of_a_newer_version_is_called_so(case: str) -> None:
         Book().apply(ledger_rows(NEWER_RECORDS[case]))
 
 
+def test_a_ledger_without_format_numbers_is_called_one_of_a_development_state() -> None:
+    """Nothing may be trained under it, and it is not said to be damaged."""
+    with pytest.raises(OlderRecord, match=OLDER):
+        Book().apply(ledger_rows(lambda record: record.pop("format")))
+
+
 def test_a_ledger_record_without_a_field_of_its_event_is_refused() -> None:
     """One grammar: each event has exactly its fields."""
     with pytest.raises(LedgerError, match="does not follow") as caught:
@@ -130,7 +145,7 @@ def test_a_ledger_record_without_a_field_of_its_event_is_refused() -> None:
     assert not isinstance(caught.value, NewerRecord)
 
 
-def test_state_and_results_of_a_newer_version_are_called_so(tmp_path: Path) -> None:
+def test_state_and_results_of_another_version_are_called_so(tmp_path: Path) -> None:
     """By a sentence, before anything of it is used; a damaged state is another sentence."""
     import torch
 
@@ -139,6 +154,10 @@ def test_state_and_results_of_a_newer_version_are_called_so(tmp_path: Path) -> N
         torch.save(fields | more, tmp_path / "job.pt")
         with pytest.raises(FederationError, match="newer version"):
             StateFile(tmp_path, "job").load()
+    del fields["format"]
+    torch.save(fields, tmp_path / "job.pt")
+    with pytest.raises(FederationError, match=OLDER):
+        StateFile(tmp_path, "job").load()
     (tmp_path / "job.pt").write_bytes((GOLDEN / "formats-1" / "state.pt").read_bytes()[:700])
     with pytest.raises(FederationError, match="damaged"):
         StateFile(tmp_path, "job").load()
@@ -172,6 +191,19 @@ def test_a_report_of_a_newer_version_is_not_shown_and_its_bytes_are_still_compar
     shutil.copy(REPORTS[-1] / ENVELOPE, tmp_path)
     parts = {part.name: part.state for part in verify_report(tmp_path).parts}
     assert parts["schema"] is VerdictState.NOT_SHOWN and parts["signature"] is VerdictState.BROKEN
+
+
+def test_a_report_about_entries_without_format_numbers_is_called_one_of_a_development_state(tmp_path: Path) -> None:
+    """Its proofs are not checked, and not called broken; who signed the edited file is."""
+    document = json.loads((REPORTS[-1] / JSON).read_text("utf-8"))
+    entries = document["evidence"]["log"]["entries"]
+    lines = [canonical(entry["record"]) + b"\n" for entry in entries]
+    for entry, line in zip(entries, rewritten(lines, lambda record: record.pop("format")), strict=True):
+        entry["record"] = json.loads(line)
+    (tmp_path / JSON).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    parts = {part.name: part for part in verify_report(tmp_path).parts}
+    assert parts["proofs"].state is VerdictState.NOT_SHOWN and "before 0.2.0" in parts["proofs"].said
+    assert parts["figures"].state is VerdictState.NOT_SHOWN
 
 
 def test_a_report_that_is_too_large_or_too_deep_is_one_sentence(tmp_path: Path) -> None:

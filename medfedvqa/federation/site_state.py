@@ -121,10 +121,15 @@ class StateFile:
             raise FederationError(_DAMAGED) from None
 
     def _read(self, fields: dict[str, Any]) -> Saved:
-        """The saved task in the file's dictionary. Format 0, which was never released, has no number."""
+        """The saved task in the file's dictionary. Raises `FederationError` if it is of another format."""
+        if "format" not in fields:
+            raise FederationError(
+                "what this site saved of the job is of a development state before 0.2.0, which is no longer read: "
+                "version 0.2.0 reads it"
+            )
         parts = [(Saved, fields), (Draw, fields["draw"]), (Dealt, fields["dealt"])]
         parts += [(Contribution, contribution) for contribution in fields["contributions"]]
-        if fields.pop("format", 0) > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
+        if fields.pop("format") > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
             raise FederationError(
                 "what this site saved of the job was written by a newer version of this software: use that version"
             )

@@ -13,6 +13,7 @@ from audits import (
     JobCode,
     Kind,
     NewerFormat,
+    OlderFormat,
     Outcome,
     Sharing,
     TensorRecord,
@@ -23,7 +24,7 @@ from audits.exchange import SITES
 from audits.sharing import sharing_of
 from privacy.accounting import PrivacyCost, spent
 from privacy.errors import PrivacyError
-from privacy.ledger_journal import NewerRecord
+from privacy.ledger_journal import NewerRecord, OlderRecord
 from privacy.ledger_replay import JobKey
 from privacy.report.replay import Replay, ReplayedCharge
 from privacy.report.report_evidence import ReportEvidence
@@ -34,7 +35,7 @@ class ReportError(PrivacyError):
 
 
 class NewerReport(ReportError):
-    """The report, or a part of its evidence, holds what only a newer version of this software knows."""
+    """The report, or a part of its evidence, holds what only another version of this software reads."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class ReportFacts:
             excerpt = check_excerpt(evidence.log, evidence.site)
             try:
                 replay = Replay(evidence.ledger, evidence.site)
-            except NewerRecord as error:
+            except (NewerRecord, OlderRecord) as error:
                 newer = error
             entries = quoted_entries(evidence.log)
             if newer is None:
                 return cls(evidence, excerpt, entries, replay)
-        except NewerFormat as error:
+        except (NewerFormat, OlderFormat) as error:
             newer = error
         except (AuditError, PrivacyError) as error:
             raise ReportError(f"the report's evidence does not hold: {error}") from None
@@ -140,7 +141,7 @@ class ReportFacts:
 
     @cached_property
     def codes(self) -> tuple[JobCode, ...]:
-        """What the job's entries name as its code, each once; none of entries of format 0. Raises `LogError`."""
+        """What the job's entries name as its code, each once. Raises `LogError`."""
         entry_codes = [JobCode.from_record(entry.code) for entry in self.job_entries if entry.code is not None]
         return tuple(dict.fromkeys(entry_codes))
 

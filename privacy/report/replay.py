@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from privacy.accounting import PRV_ERROR, PrivacyCost, spent
 from privacy.ledger_journal import Head, JournalRow, LedgerError, link
+from privacy.ledger_records import FORMAT
 from privacy.ledger_replay import Book, Debit, JobKey, LedgerCharge, events_of
 from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
@@ -125,7 +126,7 @@ def _with_cohorts(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
             cohort = next(cohorts, None)
             if cohort is None:
                 raise LedgerError(f"record {row.seq} of the quoted ledger is withheld, and registers no cohort")
-            record = {"event": "cohort", "time": "", "cohort": cohort, "patients": []}
+            record = {"format": FORMAT, "event": "cohort", "time": "", "cohort": cohort, "patients": []}
         head = Head(row.seq, row.hash)
         yield JournalRow(row.seq, row.prev, row.hash, record)
 

@@ -38,8 +38,7 @@ RECORDS = st.fixed_dictionaries(
             st.sampled_from([TENSOR, TENSOR | {"sha256": None, "shape": []}, TENSOR | {"name": 'a"b\\'}])
         ),
     },
-    optional={"format": st.just(1)}
-    | dict.fromkeys(OPTIONAL, st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()),
+    optional=dict.fromkeys(OPTIONAL, st.dictionaries(st.text(max_size=5), NUMBERS | TEXTS, max_size=3) | st.none()),
 )
 
 
@@ -82,10 +81,10 @@ def alike(line: bytes) -> bool:
 
 @given(RECORDS)
 def test_both_readers_take_the_same_from_a_line(record: dict[str, Any]) -> None:
-    """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere, nor `code` in format 0."""
+    """Whatever texts, numbers and tensors it holds; a `wire` of null is written nowhere."""
     line = sealed(BLANK | PLACE | record)
     written = all(record.get(name, {}) is not None for name in OPTIONAL)
-    assert alike(line) == (written and ("format" in record or "code" not in record))
+    assert alike(line) == written
 
 
 @given(RECORDS, st.data())
@@ -105,14 +104,14 @@ def test_both_readers_refuse_the_same_lines(record: dict[str, Any], data: st.Dat
 @pytest.mark.parametrize("byte", [*range(32), 34, 92])
 def test_a_text_holds_no_byte_that_json_escapes(byte: int) -> None:
     """Where the hash is made to fit, too; the same text without it is taken."""
-    line = sealed(BLANK | PLACE | {"format": 1, "reason": "some text"})
+    line = sealed(BLANK | PLACE | {"reason": "some text"})
     assert alike(line)
     assert not alike(rehashed(line.replace(b"some text", b"some%c text" % byte)))
 
 
 def test_a_line_of_a_higher_format_is_newer_to_both_readers() -> None:
     """It is no entry that this version knows, and no damage either."""
-    line = rehashed(sealed(BLANK | PLACE | {"format": 1}).replace(b'"format":1,', b'"format":10,'))
+    line = rehashed(sealed(BLANK | PLACE).replace(b'"format":1,', b'"format":10,'))
     assert not alike(line) and accepted(read_line, line).newer
 
 

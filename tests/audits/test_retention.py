@@ -121,23 +121,6 @@ def test_the_date_has_to_be_the_machines_and_not_before_others(hospital: Hospita
     assert hospital.closed() == closed
 
 
-def test_an_expiry_of_an_earlier_version_still_holds(hospital: Hospital) -> None:
-    """Its entry has a sentence and no field; nothing of it is broken, now or after another expiry."""
-    aged(hospital)
-    hospital.log.checkpoint()
-    hospital.log.keep_hashes()
-    second = hospital.closed()[1]
-    reason = f"the lines of entries 0 to {second - 1} are past the retention of 2192 days and are deleted"
-    hospital.log.append(Event.EXPIRED, reason=reason)
-    hospital.log.checkpoint()
-    (hospital.place / "audit" / "log-000000.jsonl").unlink()
-    assert states(examine(hospital.place / "audit", "chest", network=False))["retention"] is VerdictState.SHOWN
-    assert expire(hospital.log).deleted > 0
-    hospital.log.close()
-    result = states(examine(hospital.place / "audit", "chest", network=False))
-    assert verify(hospital.place / "audit").ok and VerdictState.BROKEN not in result.values()
-
-
 def test_a_cosignature_of_another_history_shows_nothing(hospital: Hospital) -> None:
     """The site's key signed it, and a witness cosigned it in time; the log that is there has other entries."""
     hospital.write(OLD, 6)
