@@ -10,18 +10,30 @@ processor; the first step warms up and is not counted. A device that is not ther
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, get_args
 
+import open_clip
 import torch
-from backbone_steps import random_backbone
 
 from medfedvqa.core import Site, create
 from medfedvqa.data import SiteData, Split, load_site, organs
 from medfedvqa.devices import CUDA, Precision, problem_of
-from medfedvqa.models import Backbone
+from medfedvqa.models import Backbone, load_backbone
+
+
+def random_backbone(architecture: str, device: str) -> Backbone:
+    """The architecture with random weights on a device, through a file, as a site loads it."""
+    torch.manual_seed(0)
+    name = f"{architecture}@random"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "random.pt")
+        torch.save(open_clip.create_model(architecture).state_dict(), file)
+        return load_backbone(name, {name: file}, device)
 
 
 def finish(device: str) -> None:

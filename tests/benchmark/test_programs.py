@@ -15,31 +15,23 @@ DEADLINE = 840
 """Seconds for one program, on a machine that does other things as well."""
 SMALLEST = {
     "audit": "--entries 50 --appends 5 --rounds 0",
-    "backbone_steps": "--architecture ViT-S-32-alt --rows 2 --repeats 1",
     "burned_in_text": "{data} --images 1 --texts 4",
     "devices": "--architecture ViT-S-32-alt --blocks 1 --rows 2 --steps 1",
     "dp_accuracy": "{out}/runs --seeds 0 --lines {out}/lines.jsonl",
     "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
     "feature_cache": "{root}/docs/benchmark/vqa-rad.jsonl {data}/vqa-rad --systems 'frozen features'",
     "federation": "--rounds 2",
-    "group_commit": "--threads 2 --batch 2 --seconds 0.05 --turns 1",
     "identifiers": "{data} --names 5 --headers 1",
     "ingest": "--workers 1 --images 4 --junk 5",
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
-    "long_job": "--rounds 1 --kinds 'in clear'",
     "midi_b": "synthetic {out}/midi --patients 1",
-    "noise": "--parameters 1000 --repeats 2",
-    "pictures": "--pictures 4 --architecture ViT-S-32-alt --blocks 1 --rows 2 --memory-mb 0",
     "scale": "--sites 2 3 --out {out}/scale.jsonl --plot {out}/scale.svg",
     "secagg_protocols": "--rounds 2 --sites 3 --methods feddat",
-    "secure_mix": "--most 3",
     "sharing_costs": "--rounds 2 --sites 3",
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
-    "trojan": "{out}/runs --shares 0.0 --seeds 1 --triggers inverted",
     "upgrade": "{root}",
-    "upload_orders": "--sites 2 --repeats 2 --epochs 1",
 }
 """Options of each program; `{out}` is an empty folder, `{data}` that of the real data sets, and `{root}` this
 checkout."""
@@ -47,11 +39,9 @@ LONG = {
     "dp_accuracy",
     "federation",
     "kills",
-    "long_job",
     "scale",
     "secagg_protocols",
     "sharing_costs",
-    "trojan",
     "upgrade",
 }
 """Programs that start provisioned federations, or train others to the end: before a release."""
