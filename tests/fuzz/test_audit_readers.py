@@ -21,7 +21,7 @@ from test_verifier import BLANK, sealed
 
 from audits import AuditError, AuditLog, Event, Exchange, JobRefused, LogError, NoteError, Refusal, VerifierKey, examine
 from audits.checkpoint import Checkpoint, NoteFile
-from audits.entry import Entry, parse_line
+from audits.entry import Entry, parse_any, parse_line
 from audits.envelope import open_envelope, seal_statement, statement, subjects
 from audits.excerpt import quote
 from audits.exchange import Kind, TaskSpec, TensorSpec
@@ -81,7 +81,7 @@ def test_mutated_lines_are_entries_or_no_entries() -> None:
         refusals = 0
         for number, line in inputs("lines", made):
             refused(number, lambda line=line: shown(line), LogError)
-            refusals += (slow := refused(number, lambda line=line: parse_line(line), LogError))
+            refusals += (slow := refused(number, lambda line=line: parse_any(line), LogError))
             assert slow == refused(number, lambda line=line: read_line(line), LogError)
     assert refusals
 

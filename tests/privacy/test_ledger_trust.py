@@ -108,9 +108,12 @@ def test_a_restored_older_copy_is_noticed_by_a_noted_head(ledger: Ledger, opened
     assert older.head()[0] == noted[0] and not older.contains(*noted)
 
 
-@pytest.mark.parametrize("record", [{"event": "later"}, {"event": "begun", "job": "b"}, {"no": "event"}])
-def test_records_that_make_no_sense_are_refused(ledger: Ledger, opened: Opener, record: dict[str, str]) -> None:
-    """A chain that is sound but tells no story, such as one of a later version, is not half understood."""
+@pytest.mark.parametrize(
+    "record",
+    [{"format": 0, "event": "later"}, {"format": 1, "event": "begun", "job": "b"}, {"format": 1, "no": "event"}],
+)
+def test_records_that_make_no_sense_are_refused(ledger: Ledger, opened: Opener, record: dict[str, str | int]) -> None:
+    """A chain that is sound but tells no story is not half understood."""
     spend(ledger, "a", ["p"], 4)
     with ledger._journal.writing() as append:
         append(record)
