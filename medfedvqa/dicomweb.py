@@ -36,7 +36,7 @@ Watch = Callable[[int, int], None]
 """A function that receives the number of names done, and their total."""
 
 
-class Outcome(StrEnum):
+class FetchOutcome(StrEnum):
     """What became of a name."""
 
     FETCHED = "fetched"
@@ -64,7 +64,7 @@ def fetch(
     plain_http: bool = False,
     login: Path | None = None,
     limits: AnswerLimits = _LIMITS,
-) -> Counter[Outcome]:
+) -> Counter[FetchOutcome]:
     """Fetch each image that a question names by SOP instance UID or accession number, and count the outcomes.
 
     A name that means several images, or none, is left to the ingestion, which lists its questions. Images that the
@@ -75,7 +75,7 @@ def fetch(
     _check_url(url, plain_http)
     names = named_images(questions, checked_organs(organs))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    outcomes = Counter[Outcome]()
+    outcomes = Counter[FetchOutcome]()
     only_loopback = urlsplit(url).scheme == "http" and not plain_http
     with guarded_session(url, limits, only_loopback, _login(login) if login else None) as session:
         client = DICOMwebClient(url, session=session)
@@ -121,18 +121,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> Outcome:
+def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> FetchOutcome:
     if _WILDCARDS & set(name):
-        return Outcome.NONE
+        return FetchOutcome.NONE
     if _is_uid(name) and (folder / f"{name}.dcm").exists():
-        return Outcome.PRESENT
+        return FetchOutcome.PRESENT
     try:
         addresses = list(_addresses(client, name))
         if len(addresses) != 1:
-            return Outcome.SEVERAL if addresses else Outcome.NONE
+            return FetchOutcome.SEVERAL if addresses else FetchOutcome.NONE
         path = folder / f"{addresses[0].instance}.dcm"
         if path.exists():
-            return Outcome.PRESENT
+            return FetchOutcome.PRESENT
         content = _instance(client, addresses[0])
     except requests.HTTPError as error:
         status = error.response.status_code if error.response is not None else "unknown"
@@ -142,9 +142,9 @@ def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> Outcome:
     except (requests.RequestException, OSError):
         raise DataError("the archive does not answer, or its certificate is not trusted: check the URL") from None
     if content is None:
-        return Outcome.DAMAGED
+        return FetchOutcome.DAMAGED
     write_whole(path, content, PRIVATE)
-    return Outcome.FETCHED
+    return FetchOutcome.FETCHED
 
 
 def _addresses(client: DICOMwebClient, name: str) -> Iterator[InstanceAddress]:

@@ -29,7 +29,7 @@ from privacy.ledger_journal import (
     write_export,
 )
 from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, Job, LedgerCharge, PlannedTask, Slot, encode_events, events_of
+from privacy.ledger_replay import Book, LedgerCharge, LedgerJob, PlannedTask, Slot, encode_events, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
@@ -321,7 +321,7 @@ class Ledger:
         if book.origin[1] != self._origin[1] or not (joins or self._site in book.sites):
             raise LedgerError("the budget ledger belongs to another site or another key: use this site's own folder")
 
-    def _job(self, job: str) -> Job | None:
+    def _job(self, job: str) -> LedgerJob | None:
         return self._book.jobs.get((self._site, job))
 
     def _about(self, event: str, job: str, **terms: object) -> Record:
@@ -395,5 +395,5 @@ def _record(event: str, **terms: object) -> Record:
     return {"format": FORMAT, "event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **terms}
 
 
-def _holds(job: Job, slot: Slot) -> bool:
+def _holds(job: LedgerJob, slot: Slot) -> bool:
     return slot in job.reserved or slot in job.charges

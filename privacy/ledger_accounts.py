@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from privacy.accounting import PrivacyCost, spent
-from privacy.ledger_replay import Book, Job, events_of
+from privacy.ledger_replay import Book, LedgerJob, events_of
 
 
 class ChargeState(StrEnum):
@@ -82,7 +82,7 @@ def _job_accounts(book: Book, patients: frozenset[str], delta: float) -> Iterato
         )
 
 
-def _state(job: Job) -> ChargeState:
+def _state(job: LedgerJob) -> ChargeState:
     if job.charges.keys() - job.settled:
         return ChargeState.BEGUN
     if job.reserved:

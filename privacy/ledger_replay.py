@@ -70,7 +70,7 @@ class Debit(NamedTuple):
 
 
 @dataclass
-class Job:
+class LedgerJob:
     """A job's life at one site: what it planned, what of that never began, and the last attempt at what did."""
 
     site: str
@@ -102,7 +102,7 @@ class Book:
         self.store: str | None = None
         self.sites: set[str] = set()
         self.cohorts: dict[str, frozenset[str]] = {}
-        self.jobs: dict[JobKey, Job] = {}
+        self.jobs: dict[JobKey, LedgerJob] = {}
         self.debits: dict[str, Debit] = {}
         self.charges: dict[str, LedgerCharge] = {}
         self._cohorts_of: dict[str, set[str]] = {}
@@ -188,7 +188,7 @@ class Book:
         record, key = row.record, self._key(row)
         plan = {(task["task"], task["round"]): decode_events(task["events"]) for task in record["plan"]}
         self._require_cohort(record["cohort"])
-        job = self.jobs.setdefault(key, Job(*key, record["method"], record["cohort"], record["void"]))
+        job = self.jobs.setdefault(key, LedgerJob(*key, record["method"], record["cohort"], record["void"]))
         job.plan |= plan
         job.reserved |= plan.keys()
 

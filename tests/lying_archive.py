@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from medfedvqa.dicomweb import Outcome, fetch
+from medfedvqa.dicomweb import FetchOutcome, fetch
 
 
 def table(path: Path, *names: str) -> Path:
@@ -63,5 +63,5 @@ def liar(
             thread.join()
 
 
-def attempt(url: str, folder: Path, name: str = "1.2.5", **settings: object) -> dict[Outcome, int]:
+def attempt(url: str, folder: Path, name: str = "1.2.5", **settings: object) -> dict[FetchOutcome, int]:
     return fetch(url, table(folder / "q.csv", name), folder / "into", lambda *_: None, **settings)

@@ -9,7 +9,7 @@ Upload = Mapping[str, bytes]
 """The values of a form's fields by name."""
 
 
-class Body(Protocol):
+class RequestBody(Protocol):
     """What a request's body is read from."""
 
     def read(self, size: int, /) -> bytes:
@@ -21,7 +21,7 @@ _NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="([a-z]{1,32})"', re.
 _MOST_FIELDS = 8
 
 
-def read_upload(headers: Message, body: Body, most: int) -> Upload:
+def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
     """The fields of the form in a request's body. Raises `ValueError` for another form, and for one that is too large.
 
     Nothing is read of a body that is too large. Files' names are not kept.

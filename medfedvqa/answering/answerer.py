@@ -30,7 +30,7 @@ MOST_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
-class Reply:
+class RankedAnswers:
     """The answers to one question, the most probable first."""
 
     answers: tuple[tuple[str, float], ...]
@@ -94,7 +94,7 @@ class Answerer:
         site = self._site_with(question, picture, picture)
         return self._answering.probabilities(site, site.data.test)[0]
 
-    def ask(self, content: bytes, question: str, most: int) -> Reply:
+    def ask(self, content: bytes, question: str, most: int) -> RankedAnswers:
         """At most `most` answers to a question about the picture in a file's bytes.
 
         The entry in the log has neither question nor answer nor picture. Raises `ConfigError`; `LogError` if the
@@ -116,7 +116,7 @@ class Answerer:
         shares = self._answering.probabilities(site, site.data.test)[0]
         best = shares.topk(min(most, len(shares)))
         named = tuple((self._answering.answers[i], float(p)) for p, i in zip(*best, strict=True))
-        return Reply(named, picture, lambda: self._answering.attention(site, site.data.test)[0].float().cpu())
+        return RankedAnswers(named, picture, lambda: self._answering.attention(site, site.data.test)[0].float().cpu())
 
     def _site_with(self, question: str, grey: torch.Tensor, coloured: torch.Tensor) -> Site:
         """The site with one row."""

@@ -14,7 +14,14 @@ from audits.html import Child, Html, tag
 from audits.ui.local_server import Answer, LocalServer, html_answer
 from audits.ui.uploads import Upload
 from audits.ui.widgets import framed, table
-from medfedvqa.answering.answerer import MOST_CHARACTERS, UNCALIBRATED, WARNING, Answerer, Reply, tested_sentence
+from medfedvqa.answering.answerer import (
+    MOST_CHARACTERS,
+    UNCALIBRATED,
+    WARNING,
+    Answerer,
+    RankedAnswers,
+    tested_sentence,
+)
 from medfedvqa.answering.picture import MOST_BYTES
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.evaluation.attention_map import draw_attention
@@ -58,14 +65,14 @@ class AnswerServer(LocalServer):
         warning = tag("p", WARNING, class_="finding", role="note")
         return framed(title, _NAME, None, _NOTE, warning, *content)
 
-    def _answered(self, question: str, reply: Reply) -> tuple[Child, ...]:
+    def _answered(self, question: str, reply: RankedAnswers) -> tuple[Child, ...]:
         rows = ((answer, f"{share:.1%}") for answer, share in reply.answers)
         answers = table("The most probable answers", ("Answer", "Probability"), rows)
         said = f"{tested_sentence(self._answerer.tested)} {UNCALIBRATED}"
         return tag("p", tag("strong", "Question: "), question), answers, tag("p", said)
 
 
-def _attention(reply: Reply, question: str) -> Html:
+def _attention(reply: RankedAnswers, question: str) -> Html:
     """The picture with the model's attention, or why there is none."""
     try:
         drawn = draw_attention(reply.picture, reply.look(), "")

@@ -44,7 +44,7 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True)
-class Trial:
+class ControlRun:
     """One training run."""
 
     noise: float
@@ -58,10 +58,10 @@ class Trial:
     sample_rate: float = 0.5
 
     @classmethod
-    def claiming(cls, epsilon: float, fault: Fault, canaries: int) -> "Trial":
+    def claiming(cls, epsilon: float, fault: Fault, canaries: int) -> "ControlRun":
         """The trial with the noise at which a run with this fault claims this epsilon. Raises `AccountingError`."""
 
-        def trial(noise: float) -> "Trial":
+        def trial(noise: float) -> "ControlRun":
             return cls(noise, canaries=canaries)
 
         return trial(calibrate(epsilon, cls.delta, lambda noise: [trial(noise)._event(fault)]))

@@ -21,7 +21,7 @@ from audits.log import GENESIS
 from audits.log_files import held_still
 from audits.verifier import Verdict
 from medfedvqa.atomic_files import PRIVATE
-from medfedvqa.backup.contents import EXPORT, FORMAT, MANIFEST, Manifest, kit_of, log_files, site_files
+from medfedvqa.backup.contents import EXPORT, FORMAT, MANIFEST, BackupManifest, kit_of, log_files, site_files
 from medfedvqa.backup.sealed_stream import BackupSecret, SealedWriter
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
@@ -35,7 +35,7 @@ SUFFIX = ".medfedvqa-backup"
 _BUSY = "another backup of this site is being written into this folder: wait for it"
 
 
-def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSecret) -> tuple[Path, Manifest]:
+def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSecret) -> tuple[Path, BackupManifest]:
     """Writes a new backup, named by site and time, into `folder`; its path, and what it says of itself.
 
     The file is whole or absent. Raises `BackupError`, `LogError` for a log that does not hold, `LedgerError`
@@ -75,7 +75,7 @@ def _draft(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
             path.unlink(missing_ok=True)
 
 
-def _write(sealed: SealedWriter, config: SiteConfig, site_file: Path, time: str) -> Manifest:
+def _write(sealed: SealedWriter, config: SiteConfig, site_file: Path, time: str) -> BackupManifest:
     with tarfile.open(fileobj=sealed, mode="w|", bufsize=1 << 20) as archive:  # type: ignore[call-overload]
         log = _add_log(archive, config.audit)
         rows = _ledger_rows(config.ledger)
@@ -83,7 +83,7 @@ def _write(sealed: SealedWriter, config: SiteConfig, site_file: Path, time: str)
         for name, path in site_files(config, site_file).items():
             with open_plain(path) as file:
                 _add_file(archive, name, file)
-        manifest = Manifest(
+        manifest = BackupManifest(
             format=FORMAT,
             site=config.name,
             time=time,

@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?:(?:audit|state)/[^/\x00]{1,200}|kit(?:/[^/\x00]{1,200}){
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Manifest(BaseModel):
+class BackupManifest(BaseModel):
     """What a backup says of itself. It is encrypted like the rest."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

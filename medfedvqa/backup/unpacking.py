@@ -13,7 +13,7 @@ from audits import verify
 from audits.bounded_files import MAX_TEXT, open_plain, read_bounded
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME
-from medfedvqa.backup.contents import AUDIT, EXPORT, FORMAT, LEDGER, MANIFEST, Manifest, is_name
+from medfedvqa.backup.contents import AUDIT, EXPORT, FORMAT, LEDGER, MANIFEST, BackupManifest, is_name
 from medfedvqa.backup.sealed_stream import BackupSecret, SealedReader
 from medfedvqa.errors import BackupError
 from privacy import Ledger
@@ -30,7 +30,7 @@ class Unpacked:
     """A backup whose parts hold, unpacked into `folder`."""
 
     folder: Path
-    manifest: Manifest
+    manifest: BackupManifest
     rows: list[JournalRow]
     """The ledger's records."""
     book: Book
@@ -100,9 +100,9 @@ def _write(path: Path, mode: int, content: BinaryIO) -> None:
     path.chmod(mode)
 
 
-def _manifest(folder: Path) -> Manifest:
+def _manifest(folder: Path) -> BackupManifest:
     try:
-        manifest = Manifest.model_validate_json(read_bounded(folder / MANIFEST, MAX_TEXT))
+        manifest = BackupManifest.model_validate_json(read_bounded(folder / MANIFEST, MAX_TEXT))
     except (OSError, ValidationError):
         raise BackupError(_DAMAGED) from None
     if manifest.format > FORMAT:
@@ -110,7 +110,7 @@ def _manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _check_log(folder: Path, manifest: Manifest) -> None:
+def _check_log(folder: Path, manifest: BackupManifest) -> None:
     if not (folder / LOG_NAME).exists():
         held = (0, GENESIS)
     else:

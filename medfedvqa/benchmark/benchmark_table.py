@@ -10,7 +10,7 @@ from medfedvqa.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
 from medfedvqa.benchmark.server_table import HEAD as SERVER_HEAD
 from medfedvqa.benchmark.server_table import READING, server_lines, with_server_models
-from medfedvqa.benchmark.statistics import Gain, Summary, by_site, gain, holm, over_rows, paired
+from medfedvqa.benchmark.statistics import Gain, SeedSummary, by_site, gain, holm, over_rows, paired
 from medfedvqa.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 from medfedvqa.evaluation.flatness import late_gain
 
@@ -197,7 +197,7 @@ _UNSEEN = (
 )
 
 
-def cell(summary: Summary) -> str:
+def cell(summary: SeedSummary) -> str:
     """`61.2 ± 1.4 [52, 70]`, in per cent."""
     low, high = summary.interval
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from medfedvqa.answer_types import ANSWER_TYPES
 from medfedvqa.benchmark.outcome import RunOutcome, at_sites, of_kind, of_type
 from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.statistics import Summary, average, paired
+from medfedvqa.benchmark.statistics import SeedSummary, average, paired
 from medfedvqa.errors import ConfigError
 
 PERSONAL = " (personal)"
@@ -56,7 +56,7 @@ class Comparison:
         closed, open_ = (all(of_kind(runs, kind) for runs in self.rows.values()) for kind in (True, False))
         return "all" if closed and open_ else "open" if open_ else "closed"
 
-    def averages(self, label: str) -> dict[str, Summary]:
+    def averages(self, label: str) -> dict[str, SeedSummary]:
         """A row's averages over sites by heading. The last is that of all rows, before it those of parts of them.
 
         Parts are the kinds of questions, where both are tested, the types of answers, where results say them, and the
@@ -76,10 +76,10 @@ class Comparison:
             name for name, letter in ANSWER_TYPES.items() if all(of_type(runs, letter) for runs in self.rows.values())
         )
 
-    def _by_type(self, runs: Sequence[RunOutcome]) -> dict[str, Summary]:
+    def _by_type(self, runs: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
         return {name: average(of_type(runs, ANSWER_TYPES[name])) for name in self.types}
 
-    def _by_training(self, runs: Sequence[RunOutcome]) -> dict[str, Summary]:
+    def _by_training(self, runs: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
         if not self.unseen:
             return {}
         seen = [site for site in self.sites if site not in self.unseen]

@@ -13,7 +13,7 @@ from medfedvqa.evaluation.patient_intervals import Estimate, crossed, student_p
 
 
 @dataclass(frozen=True)
-class Summary:
+class SeedSummary:
     """The accuracy of a system over seeds, in 0..1."""
 
     mean: float
@@ -23,21 +23,21 @@ class Summary:
     """The 95 % interval of the mean, over patients and seeds: no number of seeds makes up for few patients."""
 
 
-def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, Summary]:
+def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
     """The summary of each site."""
     return {site: _summary(outcomes, (site,)) for site in outcomes[0].right}
 
 
-def average(outcomes: Sequence[RunOutcome]) -> Summary:
+def average(outcomes: Sequence[RunOutcome]) -> SeedSummary:
     """The summary of the mean over sites, which all count the same."""
     return _summary(outcomes, tuple(outcomes[0].right))
 
 
-def _summary(outcomes: Sequence[RunOutcome], sites: Sequence[str]) -> Summary:
+def _summary(outcomes: Sequence[RunOutcome], sites: Sequence[str]) -> SeedSummary:
     each = [fmean(fmean(outcome.right[site]) for site in sites) for outcome in outcomes]
     rows = len(sites) ** 2 / sum(1 / fmean(len(outcome.right[site]) for outcome in outcomes) for site in sites)
     right = [{site: np.array(outcome.right[site], np.float64) for site in sites} for outcome in outcomes]
-    return Summary(fmean(each), deviation(each), _crossed(outcomes, right).share(rows, len(outcomes)))
+    return SeedSummary(fmean(each), deviation(each), _crossed(outcomes, right).share(rows, len(outcomes)))
 
 
 def _crossed(outcomes: Sequence[RunOutcome], values: Sequence[Mapping[str, np.ndarray]]) -> Estimate:

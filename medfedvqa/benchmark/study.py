@@ -13,7 +13,7 @@ from medfedvqa.benchmark.grid import Grid
 from medfedvqa.benchmark.joining import has_joiners
 from medfedvqa.benchmark.regimes import EVERY, Regime
 from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.statistics import Gain, Summary, average, gain, holm, paired
+from medfedvqa.benchmark.statistics import Gain, SeedSummary, average, gain, holm, paired
 from medfedvqa.errors import ConfigError
 from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 
@@ -60,7 +60,7 @@ class Finding:
 
     regime: str
     system: str
-    accuracy: Summary
+    accuracy: SeedSummary
     alone: Difference
     """Against the same model trained alone with equal steps."""
     pooled: Difference | None

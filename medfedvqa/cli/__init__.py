@@ -6,87 +6,87 @@ from typing import Annotated
 
 import typer
 
-from medfedvqa.cli.lazy import NAMES_OF_HELP, Source, group_of
+from medfedvqa.cli.lazy import NAMES_OF_HELP, CommandSource, group_of
 from medfedvqa.cli.missing import SENTENCE, is_missing_extra
 from medfedvqa.errors import BackboneError
 
 COMMANDS = {
-    "demo": Source("demo", "demo"),
-    "run": Source("run", "run"),
-    "join": Source("join", "join"),
-    "methods": Source("methods", "methods"),
-    "plugins": Source("plugins", "plugins_command"),
-    "benchmark": Source("benchmark", "benchmark"),
-    "tune": Source("tune", "tune"),
-    "study": Source("study", "study"),
-    "reproduce": Source("reproduce", "reproduce", {"list": Source("reproduce", "list_command")}),
-    "answer": Source("answer", "answer"),
-    "export": Source("export", "export"),
-    "attention": Source("attention", "attention"),
-    "similarity": Source("similarity", "similarity"),
-    "contribution": Source("contribution", "contribution"),
-    "ingest": Source(
+    "demo": CommandSource("demo", "demo"),
+    "run": CommandSource("run", "run"),
+    "join": CommandSource("join", "join"),
+    "methods": CommandSource("methods", "methods"),
+    "plugins": CommandSource("plugins", "plugins_command"),
+    "benchmark": CommandSource("benchmark", "benchmark"),
+    "tune": CommandSource("tune", "tune"),
+    "study": CommandSource("study", "study"),
+    "reproduce": CommandSource("reproduce", "reproduce", {"list": CommandSource("reproduce", "list_command")}),
+    "answer": CommandSource("answer", "answer"),
+    "export": CommandSource("export", "export"),
+    "attention": CommandSource("attention", "attention"),
+    "similarity": CommandSource("similarity", "similarity"),
+    "contribution": CommandSource("contribution", "contribution"),
+    "ingest": CommandSource(
         "ingest",
         "ingest",
         {
-            "check": Source("ingest_check", "check"),
-            "fetch": Source("ingest_fetch", "fetch"),
-            "review": Source("ingest_review", "review"),
-            "slices": Source("ingest_slices", "slices"),
-            "withdraw": Source("ingest_withdraw", "withdraw"),
+            "check": CommandSource("ingest_check", "check"),
+            "fetch": CommandSource("ingest_fetch", "fetch"),
+            "review": CommandSource("ingest_review", "review"),
+            "slices": CommandSource("ingest_slices", "slices"),
+            "withdraw": CommandSource("ingest_withdraw", "withdraw"),
         },
     ),
-    "pretrain": Source("pretrain", "pretrain"),
-    "probe": Source("probe", "probe"),
-    "identity": Source("identity", "identity"),
-    "doctor": Source("doctor", "doctor"),
-    "status": Source("status", "status"),
-    "backup": Source("backup", "backup"),
-    "restore": Source("restore", "restore"),
-    "rotate": Source("rotate", "rotate"),
+    "pretrain": CommandSource("pretrain", "pretrain"),
+    "probe": CommandSource("probe", "probe"),
+    "identity": CommandSource("identity", "identity"),
+    "doctor": CommandSource("doctor", "doctor"),
+    "status": CommandSource("status", "status"),
+    "backup": CommandSource("backup", "backup"),
+    "restore": CommandSource("restore", "restore"),
+    "rotate": CommandSource("rotate", "rotate"),
 }
 """Commands outside of groups."""
-JOBS = {"export": Source("jobs", "export_command")}
+JOBS = {"export": CommandSource("jobs", "export_command")}
 KIT = {
-    "prepare": Source("kit", "prepare_command"),
-    "root": Source("kit", "root_command"),
-    "service": Source("kit", "service_command"),
-    "containers": Source("kit", "containers_command"),
+    "prepare": CommandSource("kit", "prepare_command"),
+    "root": CommandSource("kit", "root_command"),
+    "service": CommandSource("kit", "service_command"),
+    "containers": CommandSource("kit", "containers_command"),
 }
 PEERS = {
-    "add": Source("peers", "add_command"),
-    "verify": Source("peers", "verify_command"),
+    "add": CommandSource("peers", "add_command"),
+    "verify": CommandSource("peers", "verify_command"),
 }
 AUDIT = {
-    "verify": Source("audit", "verify_command"),
-    "show": Source("audit", "show_command"),
-    "proof": Source("audit", "proof_command"),
-    "check": Source("audit", "check_command"),
-    "key": Source("audit_site", "key_command"),
-    "publish": Source("audit_site", "publish_command"),
-    "expire": Source("audit_site", "expire_command"),
-    "attack": Source("attack", "attack_command"),
-    "controls": Source("attack", "controls_command"),
-    "export": Source("audit_export", "export_command"),
-    "rerun": Source("audit_rerun", "rerun_command"),
-    "ui": Source("audit_ui", "ui_command"),
+    "verify": CommandSource("audit", "verify_command"),
+    "show": CommandSource("audit", "show_command"),
+    "proof": CommandSource("audit", "proof_command"),
+    "check": CommandSource("audit", "check_command"),
+    "key": CommandSource("audit_site", "key_command"),
+    "publish": CommandSource("audit_site", "publish_command"),
+    "expire": CommandSource("audit_site", "expire_command"),
+    "attack": CommandSource("attack", "attack_command"),
+    "controls": CommandSource("attack", "controls_command"),
+    "export": CommandSource("audit_export", "export_command"),
+    "rerun": CommandSource("audit_rerun", "rerun_command"),
+    "ui": CommandSource("audit_ui", "ui_command"),
 }
 PRIVACY = {
-    "report": Source("report", "report_command"),
-    "verify-report": Source("report_verify", "verify_command"),
-    "join-reports": Source("report", "join_command"),
-    "verify-joined": Source("report_verify", "verify_joined_command"),
-    "registry-entry": Source("report_verify", "registry_command"),
-    "settings": Source("privacy", "settings_command"),
-    "plan": Source("privacy_plan", "plan_command"),
-    "spent": Source("privacy", "spent_command"),
-    "ledger": Source("privacy", "ledger_command"),
+    "report": CommandSource("report", "report_command"),
+    "verify-report": CommandSource("report_verify", "verify_command"),
+    "join-reports": CommandSource("report", "join_command"),
+    "verify-joined": CommandSource("report_verify", "verify_joined_command"),
+    "registry-entry": CommandSource("report_verify", "registry_command"),
+    "settings": CommandSource("privacy", "settings_command"),
+    "plan": CommandSource("privacy_plan", "plan_command"),
+    "spent": CommandSource("privacy", "spent_command"),
+    "ledger": CommandSource("privacy", "ledger_command"),
 }
-DATA = {"check": Source("data_check", "check_command")}
+DATA = {"check": CommandSource("data_check", "check_command")}
 BACKBONE = {
-    "list": Source("backbone", "list_command"),
-    "check": Source("backbone", "check_command"),
-    "card": Source("backbone", "card_command"),
+    "list": CommandSource("backbone", "list_command"),
+    "check": CommandSource("backbone", "check_command"),
+    "card": CommandSource("backbone", "card_command"),
 }
 GROUPS = {
     "jobs": (JOBS, "Job folders for `nvflare job submit`."),

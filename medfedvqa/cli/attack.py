@@ -96,11 +96,11 @@ def controls_command(
 ) -> None:
     """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
     from audits.epsilon_lower_bound import epsilon_lower_bound
-    from medfedvqa.attack.controls import Fault, Trial
+    from medfedvqa.attack.controls import ControlRun, Fault
 
     rows = []
     for fault in Fault:
-        trial = Trial.claiming(epsilon, fault, canaries)
+        trial = ControlRun.claiming(epsilon, fault, canaries)
         bounds = [epsilon_lower_bound(trial.run(fault, seed), trial.delta, confidence) for seed in range(repetitions)]
         refuted = sum(bound > epsilon for bound in bounds)
         rows.append({"fault": fault.value, "claimed": epsilon, "refuted": refuted, "mean": sum(bounds) / repetitions})

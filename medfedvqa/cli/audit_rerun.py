@@ -11,7 +11,7 @@ from medfedvqa.cli.run import announced
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 
 if TYPE_CHECKING:
-    from medfedvqa.federation.rerun import Comparison
+    from medfedvqa.federation.rerun import LogComparison
 
 
 def rerun_command(
@@ -43,7 +43,7 @@ def rerun_command(
     raise typer.Exit(0 if comparison.first is None else 1)
 
 
-def _show(console: Terminal, comparison: "Comparison") -> None:
+def _show(console: Terminal, comparison: "LogComparison") -> None:
     """Print how many digests are equal, by site, and the first tensor that differs."""
     equal = sum(comparison.equal.values())
     of_sites = ", ".join(f"{plain(site)} {count}" for site, count in comparison.equal.items())

@@ -11,7 +11,7 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from medfedvqa.data.layouts import Layout
+    from medfedvqa.data.layouts import SetLayout
     from medfedvqa.data.schema import Row
 
 MOST = 20
@@ -55,7 +55,7 @@ def check_command(
     console.print("no problem was found")
 
 
-def _layout(root: Path, data: str) -> "Layout":
+def _layout(root: Path, data: str) -> "SetLayout":
     from medfedvqa.data import layouts
 
     if not root.is_dir():
@@ -83,7 +83,7 @@ def _script(text: str) -> str:
     return "Chinese" if HAN.search(text) else "English, or another in letters"
 
 
-def _absent(rows: "list[Row]", layout: "Layout", root: Path, show_all: bool) -> Iterable[str]:
+def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) -> Iterable[str]:
     """What a run would find one at a time: pictures without a file, and those that are still packed."""
     from medfedvqa.data import layouts
 

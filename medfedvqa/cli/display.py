@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.accuracy_table import ABSENT, Answering, Entry, answering, asked, rows_of
+from medfedvqa.evaluation.accuracy_table import ABSENT, AnswerWay, Entry, answering, asked, rows_of
 
 MARGIN = 3
 """Columns between two columns of the table."""
@@ -47,7 +47,7 @@ def cell(entry: Entry, narrow: bool = False) -> str:
     return f"{accuracy}\n{low}–{high}" if narrow else f"{accuracy} " + plain(f"[{low}, {high}]")
 
 
-def _width(labels: list[str], ways: list[Answering]) -> int:
+def _width(labels: list[str], ways: list[AnswerWay]) -> int:
     """The columns that the table takes with each interval beside its accuracy."""
     first = max(len(line) for label in labels for line in label.split("\n"))
     cells = (max(len("61.2 [52.1, 69.6]"), len(max(way.label.split(), key=len))) for way in ways)

@@ -31,7 +31,7 @@ def fetch(
     """Fetch the images that questions name by SOP instance UID or accession number from an archive with DICOMweb."""
     if find_spec("dicomweb_client") is None:
         raise ConfigError("fetching needs more packages: pip install 'medfedvqa[ingest]'")
-    from medfedvqa.dicomweb import Outcome
+    from medfedvqa.dicomweb import FetchOutcome
     from medfedvqa.dicomweb import fetch as fetch_images
     from medfedvqa.guarded_http import AnswerLimits
 
@@ -40,11 +40,11 @@ def fetch(
         lambda watch: fetch_images(url, questions, into, watch, organ or (), plain_http, login, limits),
         "fetching images",
         {
-            Outcome.FETCHED: "fetched",
-            Outcome.PRESENT: "in the folder before",
-            Outcome.NONE: "names of no image in the archive",
-            Outcome.SEVERAL: "names of several images",
-            Outcome.DAMAGED: "images that the archive sent damaged, or in the place of others",
+            FetchOutcome.FETCHED: "fetched",
+            FetchOutcome.PRESENT: "in the folder before",
+            FetchOutcome.NONE: "names of no image in the archive",
+            FetchOutcome.SEVERAL: "names of several images",
+            FetchOutcome.DAMAGED: "images that the archive sent damaged, or in the place of others",
         },
         memory,
         quiet,

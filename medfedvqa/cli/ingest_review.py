@@ -30,11 +30,15 @@ def review(
     quiet: QuietOption = False,
 ) -> None:
     """Write the sheet of a store's pictures and finds, or record what a person decides about them."""
-    from medfedvqa.ingest.review import Verdict, decide
+    from medfedvqa.ingest.review import ReviewVerdict, decide
     from medfedvqa.ingest.review_sheet import write_sheet
 
     console = Terminal(quiet=quiet)
-    verdicts = {Verdict.KEEP: keep or [], Verdict.BLANK: blank or [], Verdict.QUARANTINE: quarantine or []}
+    verdicts = {
+        ReviewVerdict.KEEP: keep or [],
+        ReviewVerdict.BLANK: blank or [],
+        ReviewVerdict.QUARANTINE: quarantine or [],
+    }
     added = [_parsed(text) for text in add or ()]
     if any(verdicts.values()) or added or accept:
         count = decide(store, by, verdicts, added, accept or ())

@@ -31,18 +31,18 @@ def slices(
     """Cut the slices that questions name out of NIfTI volumes, as pictures that lie as radiologists look at them."""
     if find_spec("nibabel") is None:
         raise ConfigError("volumes need more packages: pip install 'medfedvqa[ingest]'")
-    from medfedvqa.ingest.volume_slices import Outcome, cut_slices
+    from medfedvqa.ingest.volume_slices import SliceOutcome, cut_slices
 
     outcomes = print_counts(
         lambda watch: cut_slices(volumes, questions, into, watch, organ or (), _window(window)),
         "cutting slices",
         {
-            Outcome.CUT: "cut",
-            Outcome.PRESENT: "in the folder before",
-            Outcome.NO_VOLUME: "of volumes that are not in the folder",
-            Outcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
-            Outcome.NO_ORIENTATION: "of volumes that do not say where left is",
-            Outcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
+            SliceOutcome.CUT: "cut",
+            SliceOutcome.PRESENT: "in the folder before",
+            SliceOutcome.NO_VOLUME: "of volumes that are not in the folder",
+            SliceOutcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
+            SliceOutcome.NO_ORIENTATION: "of volumes that do not say where left is",
+            SliceOutcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
         },
         memory,
         quiet,

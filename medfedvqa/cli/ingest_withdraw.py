@@ -20,7 +20,7 @@ REMAINS = (
 )
 
 
-class Use(NamedTuple):
+class PatientUse(NamedTuple):
     """A job that used, or may have used, a patient."""
 
     job: str
@@ -55,7 +55,7 @@ def withdraw(
     check_binding(store, folder)
     withdrawn = withdraw_patient(store, patient, key or store.with_name(store.name + ".key"), patients)
     charged = jobs_on(folder, withdrawn.patients)
-    uses = {(job.job, job.site): Use(*job, "ledger", False) for job in charged}
+    uses = {(job.job, job.site): PatientUse(*job, "ledger", False) for job in charged}
     for path in site or ():
         for use, is_private in _logged(path, withdrawn.organs):
             charge = uses.get((use.job, use.site))
@@ -67,7 +67,7 @@ def withdraw(
     _show(Terminal(quiet=quiet or as_json), withdrawn.pictures, withdrawn.questions, list(uses.values()), bool(site))
 
 
-def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[Use, bool]]:
+def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[PatientUse, bool]]:
     """The jobs that opened at a site which held rows of the patient, and whether they ran under differential privacy.
 
     The ledger has the patients of those that did.
@@ -90,10 +90,10 @@ def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[Use, bool]]:
         if entry.dp_event is not None:
             private.add(entry.job)
     for job, method in methods.items():
-        yield Use(job, config.name, method, "log", job in exported), job in private
+        yield PatientUse(job, config.name, method, "log", job in exported), job in private
 
 
-def _show(console: Terminal, pictures: int, questions: int, uses: list[Use], has_logs: bool) -> None:
+def _show(console: Terminal, pictures: int, questions: int, uses: list[PatientUse], has_logs: bool) -> None:
     from rich.table import Table
 
     console.print(f"Removed {pictures} pictures and {questions} questions. Later ingestions leave the patient out.")

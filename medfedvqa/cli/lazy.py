@@ -20,12 +20,12 @@ LEFT_OUT = {"--secagg": ("masks", "crypten")}
 NAMES_OF_HELP = {"help_option_names": ["-h", "--help"]}
 
 
-class Source(NamedTuple):
+class CommandSource(NamedTuple):
     """Where a command is: a module below `medfedvqa.cli`, and the function in it."""
 
     module: str
     function: str
-    parts: "Mapping[str, Source]" = {}
+    parts: "Mapping[str, CommandSource]" = {}
     """Commands that take the place of this one if its first argument is their name."""
 
     @property
@@ -52,7 +52,7 @@ class Command(TyperCommand):
 class LazyCommand(Command):
     """Stands for a command in a list, and loads it when it is called."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: CommandSource) -> None:
         super().__init__(name)
         self._name, self._source = name, source
         del self.help  # so that the property below is read
@@ -93,10 +93,10 @@ def command_of(name: str, function: Callable[..., None]) -> TyperCommand:
     return command
 
 
-def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
+def group_of(sources: Mapping[str, CommandSource]) -> type[TyperGroup]:
     """The class of a group with these commands before all others."""
 
-    class Group(TyperGroup):
+    class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             lazy = {name: LazyCommand(name, source) for name, source in sources.items()}
@@ -117,7 +117,7 @@ def group_of(sources: Mapping[str, Source]) -> type[TyperGroup]:
                 raise typer.Exit(2)
             return super().parse_args(ctx, args)
 
-    return Group
+    return LazyGroup
 
 
 def _with_values(args: Sequence[str]) -> Iterator[str]:

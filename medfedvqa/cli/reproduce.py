@@ -13,7 +13,7 @@ from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.benchmark.grid import Grid
-    from medfedvqa.reproduce.entries import Entry, Program
+    from medfedvqa.reproduce.entries import PaperEntry, Program
 
 PAGE = "reproduced.md"
 WARNING = "The pictures show rows of patients: they must not leave this machine."
@@ -129,7 +129,7 @@ def _run_program(program: "Program", folder: Path) -> None:
         raise ConfigError(f"benchmarks/{program.name}.py failed: what it printed says why")
 
 
-def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet: bool) -> None:
+def _write(entry: "PaperEntry", grid: "Grid", progress: Terminal, workers: int, quiet: bool) -> None:
     """Run what is missing, write the page or the pictures, and show the page."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.benchmark.benchmark_plots import draw_convergence
@@ -138,10 +138,10 @@ def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet
     from medfedvqa.benchmark.grid import data_of, results
     from medfedvqa.cli.benchmark import complete
     from medfedvqa.reproduce import counts, pictures, tables
-    from medfedvqa.reproduce.entries import Counts, Picture, Table, Trunks
+    from medfedvqa.reproduce.entries import PaperPicture, PaperTable, PrintedCounts, Trunks
 
     protocol, console = entry.protocol, Terminal(quiet=quiet)
-    if isinstance(protocol, Picture):
+    if isinstance(protocol, PaperPicture):
         paths = pictures.draw(protocol, grid)
         console.print(f"[bold]{WARNING}[/] They are {', '.join(map(sentence, paths))}", soft_wrap=True)
         console.print(sentence(f"What differs: {entry.differs}."), soft_wrap=True)
@@ -149,15 +149,15 @@ def _write(entry: "Entry", grid: "Grid", progress: Terminal, workers: int, quiet
             options = grid.job(grid.systems[0], 0).options
             console.print(sentence(f"Options of '{grid.systems[0].label}': {listed(options)}."), soft_wrap=True)
         return
-    if isinstance(protocol, Counts):
+    if isinstance(protocol, PrintedCounts):
         text = counts.page(entry, protocol, data_of(grid, 0))
     else:
-        assert isinstance(protocol, Table | Trunks)
+        assert isinstance(protocol, PaperTable | Trunks)
         grid, remarks = tables.runnable(grid)
         complete(progress, grid, workers)
         comparison = compared(results(grid))
         text = tables.page(entry, protocol, comparison, remarks, grid.backbone)
-        if isinstance(protocol, Table) and protocol.curve:
+        if isinstance(protocol, PaperTable) and protocol.curve:
             draw_convergence(grid.out, comparison.rows)
     path = write_whole(grid.out / PAGE, text.encode())
     if not quiet:

@@ -9,7 +9,7 @@ from medfedvqa.data.schema import Row, VQAData
 
 
 @dataclass(frozen=True)
-class Layout:
+class SetLayout:
     """A form of a set."""
 
     reader: str
@@ -34,23 +34,25 @@ _VQA_RAD, _PARQUET = "medfedvqa.data.vqa_rad:read", "medfedvqa.data.other_sets:r
 _VQA_MED, _COCO_VQA = "medfedvqa.data.other_sets:read_vqa_med", "medfedvqa.data.other_sets:read_coco_vqa"
 
 LAYOUTS = (
-    Layout("vqa-rad", "VQA-RAD as published", ("VQA_RAD Dataset Public.json",), _VQA_RAD),
-    Layout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), _VQA_RAD),  # MEVF's, M2I2's
-    Layout("slake", "SLAKE as published", ("train.json",), "medfedvqa.data.slake:read"),
-    Layout("path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), "medfedvqa.data.other_sets:read_path_vqa"),
-    Layout("vqa-med", "VQA-Med 2019 as published", ("*/All_QA_Pairs_train.txt",), _VQA_MED),
-    Layout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), _COCO_VQA),
-    Layout("parquet", "parquet files with pictures in them", ("*.parquet",), _PARQUET),
-    Layout("parquet", "parquet files with pictures in them", ("data/*.parquet",), _PARQUET),
+    SetLayout("vqa-rad", "VQA-RAD as published", ("VQA_RAD Dataset Public.json",), _VQA_RAD),
+    SetLayout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), _VQA_RAD),  # MEVF's, M2I2's
+    SetLayout("slake", "SLAKE as published", ("train.json",), "medfedvqa.data.slake:read"),
+    SetLayout(
+        "path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), "medfedvqa.data.other_sets:read_path_vqa"
+    ),
+    SetLayout("vqa-med", "VQA-Med 2019 as published", ("*/All_QA_Pairs_train.txt",), _VQA_MED),
+    SetLayout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), _COCO_VQA),
+    SetLayout("parquet", "parquet files with pictures in them", ("*.parquet",), _PARQUET),
+    SetLayout("parquet", "parquet files with pictures in them", ("data/*.parquet",), _PARQUET),
 )
 
 
-def of_reader(reader: str) -> tuple[Layout, ...]:
+def of_reader(reader: str) -> tuple[SetLayout, ...]:
     """The forms that a reader reads; none for one that reads no public set."""
     return tuple(layout for layout in LAYOUTS if layout.reader == reader)
 
 
-def marks(layout: Layout) -> str:
+def marks(layout: SetLayout) -> str:
     """The files that a form has, for a sentence."""
     return ", ".join(f"'{mark}'" for mark in layout.marks)
 
@@ -60,7 +62,7 @@ def expected(reader: str) -> str:
     return " or ".join(f"'{layout.marks[0]}'" for layout in of_reader(reader))
 
 
-def fitting(folder: Path) -> list[Layout]:
+def fitting(folder: Path) -> list[SetLayout]:
     """The forms that a folder has, one for each reader."""
     return list({layout.reader: layout for layout in reversed(LAYOUTS) if layout.fits(folder)}.values())[::-1]
 

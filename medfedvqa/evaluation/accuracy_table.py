@@ -31,7 +31,7 @@ Entry = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Answering:
+class AnswerWay:
     """One way of answering."""
 
     name: str
@@ -42,19 +42,19 @@ class Answering:
     """Each site's accuracy with its interval, then the average; None for a missing accuracy."""
 
 
-def answering(results: Results) -> list[Answering]:
+def answering(results: Results) -> list[AnswerWay]:
     """The rows of a table of accuracies, without models that no site trained."""
     columns, method = [*results["sites"].values(), results["average"]], results["method"]
     trained = {name: _baseline(columns, name, label) for name, label in TRAINED.items()}
     kept = [
-        Answering(name, f"{method}, {label}", tuple(each.get(name) for each in columns)) for name, label in KEPT.items()
+        AnswerWay(name, f"{method}, {label}", tuple(each.get(name) for each in columns)) for name, label in KEPT.items()
     ]
     kept = [row for row in kept if any(row.entries)]
     released = f"{method} (released)" if kept else method
     return [
         *(_baseline(columns, name, label) for name, label in FREE.items()),
         *(row for row in trained.values() if any(row.entries)),
-        Answering("released", released, tuple(columns)),
+        AnswerWay("released", released, tuple(columns)),
         *kept,
     ]
 
@@ -64,8 +64,8 @@ def asked(results: Results) -> str:
     return KINDS[results["split"].get("questions", "closed")]
 
 
-def _baseline(columns: list[Mapping[str, Any]], name: str, label: str) -> Answering:
-    return Answering(name, label, tuple(each["baselines"][name] for each in columns))
+def _baseline(columns: list[Mapping[str, Any]], name: str, label: str) -> AnswerWay:
+    return AnswerWay(name, label, tuple(each["baselines"][name] for each in columns))
 
 
 def write_table(out: Path, results: Results) -> Path:

@@ -31,7 +31,7 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogComparison:
     """The digests of a run's logs beside those of its rerun."""
 
     equal: Mapping[str, int]
@@ -121,7 +121,7 @@ def rerun(again: Launch, rounds: int, watch: Callable[[TaskAnswer], None]) -> No
     run(again, "local", seen, stop=lambda: reached >= rounds)
 
 
-def compare(launch: Launch, again: Launch) -> Comparison:
+def compare(launch: Launch, again: Launch) -> LogComparison:
     """Compare the logs of a run with those of its rerun, digest by digest. Raises `LogError` for a broken log."""
     order: dict[TensorPlace, int] = {}
     before, now = _digests(launch, order), _digests(again, order)
@@ -130,9 +130,9 @@ def compare(launch: Launch, again: Launch) -> Comparison:
     for place in order.keys() - set(differ):
         equal[place.site] += 1
     if not differ:
-        return Comparison(equal, len(order))
+        return LogComparison(equal, len(order))
     first = min(differ, key=lambda place: (place.round or 0, order[place], place.site))
-    return Comparison(equal, len(order), first, first in before, first in now)
+    return LogComparison(equal, len(order), first, first in before, first in now)
 
 
 def _logs(launch: Launch) -> dict[str, list[Entry]]:

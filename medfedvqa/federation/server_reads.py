@@ -33,7 +33,7 @@ _PUBLIC = "nothing of patients: random, or from the job's settings"
 
 
 @dataclass(frozen=True)
-class Reading:
+class ServerReading:
     """One row: tensors that leave a site alike, and what they tell of sites of `SIZES`."""
 
     tensors: str
@@ -53,7 +53,7 @@ class Reading:
         return self.tensors, when, f"{self.kind}, {self.protection}, {self.reader}", *self.tells.values()
 
 
-def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[Reading]:
+def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[ServerReading]:
     """The rows for a job, each kind of tensor once, and last what depends on no data.
 
     `policy` withholds figures by the function by which a site does. Raises `ConfigError` or `BackboneError`.
@@ -72,17 +72,17 @@ def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[Reading]:
         count = sum(times[name.partition("/")[0]] for name in by_task)
         reader = "the other sites" if specs[0].recipients == (SITES,) else "the server"
         when = () if kind is Kind.PUBLIC else tuple(by_task)
-        rows.append(Reading(_in_words(specs), when, count, kind, _protection(specs[0]), reader, tells))
+        rows.append(ServerReading(_in_words(specs), when, count, kind, _protection(specs[0]), reader, tells))
     return rows
 
 
-def markdown(rows: list[Reading]) -> str:
+def markdown(rows: list[ServerReading]) -> str:
     """The table in Markdown, below its heading."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells for row in rows)]
     return f"{HEADING}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def in_a_line(rows: list[Reading]) -> str:
+def in_a_line(rows: list[ServerReading]) -> str:
     """What leaves a site, in a sentence."""
     parts = (f"{row.tensors} ({row.protection}, {quantity(row.times, 'time')})" for row in rows if row.tasks)
     return "; ".join(parts) or "nothing of patients"

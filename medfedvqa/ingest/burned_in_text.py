@@ -15,7 +15,7 @@ from medfedvqa.ingest.text_finds import (
     Box,
     Decision,
     Find,
-    Kind,
+    FindKind,
     Reading,
     decide,
     is_central,
@@ -88,7 +88,7 @@ class _Hit:
 
     corners: Array
     """float32 [4, 2], in pixels of the searched picture."""
-    kind: Kind
+    kind: FindKind
     decision: Decision
     reading: Reading = Reading()
 
@@ -100,7 +100,7 @@ class _Hit:
     @property
     def is_text(self) -> bool:
         """Whether legible text is blanked."""
-        return self.is_blanked and self.kind in (Kind.TEXT, Kind.IDENTIFIER)
+        return self.is_blanked and self.kind in (FindKind.TEXT, FindKind.IDENTIFIER)
 
 
 class TextFinder:
@@ -136,7 +136,9 @@ class TextFinder:
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
             hits = _no_part_of_marker(self._search(searched, look, is_known, blank_unread), stays)
-            hits += [] if number else [_Hit(corners, Kind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
+            hits += (
+                [] if number else [_Hit(corners, FindKind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
+            )
             hits = _with_rest_of_line(searched, [*hits, *stays], earlier)
             stays = [hit for hit in hits if not hit.is_blanked]
             earlier += [hit for hit in hits if hit.is_blanked]
@@ -169,19 +171,19 @@ class TextFinder:
             is_low = short_side(corners) < LINE_HEIGHT * min(searched.shape)
             # A row of marks in which the detector sees a line is something, whether or not it is legible.
             nothing = look != Look.SMALL and is_nothing(kind, decision, reading, faint)
-            if (kind != Kind.UNREAD or is_low) and not nothing:
+            if (kind != FindKind.UNREAD or is_low) and not nothing:
                 hits.append(_Hit(corners, kind, decision, reading))
         return hits
 
 
 def _no_part_of_marker(hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
     """The hits without parts of a marker that was read as a whole; an identifier counts wherever it is read."""
-    markers = [_box(hit.corners) for hit in earlier if hit.kind == Kind.MARKER]
+    markers = [_box(hit.corners) for hit in earlier if hit.kind == FindKind.MARKER]
 
     def is_part(box: Box) -> bool:
         return any(2 * _common(box, marker) > _area(box) for marker in markers)
 
-    return [hit for hit in hits if hit.kind == Kind.IDENTIFIER or not is_part(_box(hit.corners))]
+    return [hit for hit in hits if hit.kind == FindKind.IDENTIFIER or not is_part(_box(hit.corners))]
 
 
 def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
@@ -195,17 +197,17 @@ def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[_Hit
     def belongs(hit: _Hit) -> bool:
         is_number = hit.reading.text and not any(map(str.isalpha, hit.reading.text))
         apart = WORDS_APART if hit.is_blanked or is_number else TOUCHING
-        return hit.kind != Kind.CODE and any(line_gap(hit.corners, text) <= apart for text in texts)
+        return hit.kind != FindKind.CODE and any(line_gap(hit.corners, text) <= apart for text in texts)
 
     whole = [
-        _grown(searched, replace(hit, kind=Kind.TEXT, decision=Decision.BLANKED))
+        _grown(searched, replace(hit, kind=FindKind.TEXT, decision=Decision.BLANKED))
         if not hit.is_text and belongs(hit)
         else hit
         for hit in hits
     ]
-    lines = [hit.corners for hit in (*earlier, *whole) if hit.is_blanked and hit.kind != Kind.CODE]
+    lines = [hit.corners for hit in (*earlier, *whole) if hit.is_blanked and hit.kind != FindKind.CODE]
     between = [
-        _Hit(bridge(hit.corners, line), Kind.TEXT, Decision.BLANKED)
+        _Hit(bridge(hit.corners, line), FindKind.TEXT, Decision.BLANKED)
         for hit in whole
         for line in lines
         if hit.is_text and 0 < line_gap(hit.corners, line) <= WORDS_APART
@@ -265,7 +267,7 @@ def _find(hit: _Hit, factors: tuple[float, float], searched: Array, stored: tupl
 
 def _removed(box: Box, searched_box: Box, searched: Array) -> Find:
     """The find of a box that a person or a mask blanks."""
-    return Find(box, Kind.REGION, Decision.BLANKED, Reading(), surroundings(searched_box, searched))
+    return Find(box, FindKind.REGION, Decision.BLANKED, Reading(), surroundings(searched_box, searched))
 
 
 def _kept_by_person(find: Find, kept: Sequence[Box]) -> Find:

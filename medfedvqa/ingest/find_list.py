@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.store import Count, Keyed, StrictModel
-from medfedvqa.ingest.text_finds import Box, Decision, Find, Kind
+from medfedvqa.ingest.text_finds import Box, Decision, Find, FindKind
 
 SUFFIX = ".review"
 """The end of the name of the folder beside a store."""
@@ -35,7 +35,7 @@ class RecordedFind(StrictModel):
 
     id: FindId
     box: Annotated[list[Count], Field(min_length=4, max_length=4)]
-    kind: Kind = Field(strict=False)
+    kind: FindKind = Field(strict=False)
     decision: Decision = Field(strict=False)
     reading: str = Field(repr=False)
     confidence: float

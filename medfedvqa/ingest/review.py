@@ -32,7 +32,7 @@ MOST_NAME = 80
 Box = Annotated[list[Count], Field(min_length=4, max_length=4)]
 
 
-class Verdict(StrEnum):
+class ReviewVerdict(StrEnum):
     """What a person decides about a find, or about a whole picture."""
 
     KEEP = "keep"
@@ -53,7 +53,7 @@ class PersonDecision(StrictModel):
     box: Box
     side: Count
     """The most pixels a side of the stored picture in which the box is."""
-    verdict: Verdict = Field(strict=False)
+    verdict: ReviewVerdict = Field(strict=False)
     finds: list[FindId] = []
     """All finds that were before the person who accepted the picture."""
     by: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
@@ -63,7 +63,7 @@ class PersonDecision(StrictModel):
 def decide(
     store: Path,
     by: str,
-    verdicts: Mapping[Verdict, Iterable[str]],
+    verdicts: Mapping[ReviewVerdict, Iterable[str]],
     added: Iterable[tuple[str, Sequence[int]]] = (),
     accepted: Iterable[str] = (),
 ) -> int:
@@ -82,7 +82,7 @@ def decide(
     earlier = _of_store(read_decisions(folder), manifest.key)
     facts: dict[str, Any] = {"store": manifest.key, "side": manifest.options.side, "by": by.strip(), "time": moment}
 
-    def decision(image: str, box: Sequence[int], verdict: Verdict, finds: Iterable[str] = ()) -> PersonDecision:
+    def decision(image: str, box: Sequence[int], verdict: ReviewVerdict, finds: Iterable[str] = ()) -> PersonDecision:
         name = find_id(image, (box[0], box[1], box[2], box[3]))
         return PersonDecision(image=image, find=name, box=list(box), verdict=verdict, finds=sorted(finds), **facts)
 
@@ -90,7 +90,7 @@ def decide(
     taken = [decision(image, box, verdict) for image, box, verdict in _about_finds(recorded, verdicts)]
     for image, box in added:
         _check_box(store, images, image, box)
-        taken.append(decision(image, box, Verdict.BLANK))
+        taken.append(decision(image, box, ReviewVerdict.BLANK))
     for image in images if (names := list(accepted)) == ["all"] else names:
         if image not in images:
             raise DataError(NO_PICTURE)
@@ -98,15 +98,15 @@ def decide(
         decided = {each.find for each in [*earlier, *taken] if each.image == image}
         if any(find.decision == Decision.FLAGGED and name not in decided for name, find in present.items()):
             raise DataError("a picture with an open flag cannot be accepted: decide about its flags first")
-        taken.append(decision(image, NO_BOX, Verdict.ACCEPT, present))
+        taken.append(decision(image, NO_BOX, ReviewVerdict.ACCEPT, present))
     content = "".join(each.model_dump_json() + "\n" for each in [*earlier, *taken])
     write_whole(folder / DECISIONS, content.encode(), PRIVATE)
     return len(taken)
 
 
 def _about_finds(
-    recorded: Mapping[str, list[RecordedFind]], verdicts: Mapping[Verdict, Iterable[str]]
-) -> list[tuple[str, list[int], Verdict]]:
+    recorded: Mapping[str, list[RecordedFind]], verdicts: Mapping[ReviewVerdict, Iterable[str]]
+) -> list[tuple[str, list[int], ReviewVerdict]]:
     """Picture, box and verdict of each find that is named. Raises as `decide` does."""
     named = [(find, verdict) for verdict, finds in verdicts.items() for find in finds]
     if len({find for find, _ in named}) != len(named):

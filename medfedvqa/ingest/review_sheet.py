@@ -17,7 +17,7 @@ from medfedvqa.ingest.device_masks import BlankedBoxes, proposals
 from medfedvqa.ingest.find_list import RecordedFind, RecordedFinds, encoded, folder_of_finds
 from medfedvqa.ingest.review import PersonDecision, read_decisions, reviewed_finds, stored_picture
 from medfedvqa.ingest.store import Image, read_store
-from medfedvqa.ingest.text_finds import Decision, Kind
+from medfedvqa.ingest.text_finds import Decision, FindKind
 
 SHEET = "review.html"
 PER_PAGE = 200
@@ -98,7 +98,7 @@ def _proposals(store: Path, recorded: Iterable[RecordedFinds]) -> list[Html]:
 def _boxes_in_original(finds: RecordedFinds, stored: tuple[int, ...]) -> BlankedBoxes:
     rows, columns = finds.size
     x, y = columns / stored[1], rows / stored[0]
-    blanked = [find.box for find in finds.finds if find.decision == Decision.BLANKED and find.kind != Kind.REGION]
+    blanked = [find.box for find in finds.finds if find.decision == Decision.BLANKED and find.kind != FindKind.REGION]
     boxes = [(int(box[0] * x), int(box[1] * y), round(box[2] * x), round(box[3] * y)) for box in blanked]
     return BlankedBoxes((finds.device[0], finds.device[1]), (rows, columns), tuple(boxes))
 

@@ -32,7 +32,7 @@ _PART_OF_DATE = re.compile(r"0\d|\d\d\.\d\d")
 """Numbers that settings of a device are seldom and parts of dates often: the reader may read a date in two parts."""
 
 
-class Kind(StrEnum):
+class FindKind(StrEnum):
     """What a find is."""
 
     IDENTIFIER = "identifier"
@@ -81,7 +81,7 @@ class Find:
     """A text or a code in a picture, in pixels of the stored picture."""
 
     box: Box
-    kind: Kind
+    kind: FindKind
     decision: Decision
     reading: Reading
     crop: Array = field(repr=False, compare=False)
@@ -90,7 +90,7 @@ class Find:
     @property
     def is_text(self) -> bool:
         """Whether it is legible text, or a code, that is blanked."""
-        return self.decision == Decision.BLANKED and self.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.CODE)
+        return self.decision == Decision.BLANKED and self.kind in (FindKind.IDENTIFIER, FindKind.TEXT, FindKind.CODE)
 
 
 def decide(
@@ -100,7 +100,7 @@ def decide(
     blank_unread: bool,
     square: bool = False,
     faint: bool = False,
-) -> tuple[Kind, Decision]:
+) -> tuple[FindKind, Decision]:
     """What a find is and what becomes of it.
 
     `is_known`: whether the patient's header has a form of an identifier. `off_anatomy`: the find is near the border.
@@ -109,21 +109,21 @@ def decide(
     vessels and bones. `faint`: it was found among thin structures.
     """
     if reading.confidence >= DOUBTFUL and identifiers_in(reading.text, is_known, doubtful=True):
-        return Kind.IDENTIFIER, Decision.BLANKED
+        return FindKind.IDENTIFIER, Decision.BLANKED
     if is_marker(reading):
-        return Kind.MARKER, Decision.KEPT
+        return FindKind.MARKER, Decision.KEPT
     if reading.is_legible and (off_anatomy and not faint or reading.is_certain):
-        return Kind.TEXT, Decision.BLANKED
+        return FindKind.TEXT, Decision.BLANKED
     if square and reading.letters == 1:
-        return Kind.UNREAD, Decision.KEPT
-    return Kind.UNREAD, Decision.BLANKED if off_anatomy and blank_unread else Decision.FLAGGED
+        return FindKind.UNREAD, Decision.KEPT
+    return FindKind.UNREAD, Decision.BLANKED if off_anatomy and blank_unread else Decision.FLAGGED
 
 
-def is_nothing(kind: Kind, decision: Decision, reading: Reading, faint: bool) -> bool:
+def is_nothing(kind: FindKind, decision: Decision, reading: Reading, faint: bool) -> bool:
     """Whether an unread find is no text. `faint`: it is a thin structure alone, of which anatomy is full: there single
     letters and doubtful readings are vessels, ribs and grain."""
     if faint:
-        return kind == Kind.UNREAD and (reading.letters < 2 or reading.confidence < FAINT)
+        return kind == FindKind.UNREAD and (reading.letters < 2 or reading.confidence < FAINT)
     return decision == Decision.FLAGGED and reading.confidence < NOTHING
 
 

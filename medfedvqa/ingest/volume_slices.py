@@ -36,7 +36,7 @@ Watch = Callable[[int, int], None]
 """A function that receives the number of slices done, and their total."""
 
 
-class Outcome(StrEnum):
+class SliceOutcome(StrEnum):
     """What became of a name."""
 
     CUT = "cut"
@@ -67,7 +67,7 @@ def cut_slices(
     watch: Watch,
     organs: Collection[str] = (),
     window: Window | None = None,
-) -> Counter[Outcome]:
+) -> Counter[SliceOutcome]:
     """Write each slice that a question names into the folder, and count the outcomes; other names are left alone.
 
     A slice lies as radiologists look at it: the patient's right, or front, on the left, and the head, or front, above.
@@ -79,43 +79,43 @@ def cut_slices(
     names = [match for name in images if (match := NAME.fullmatch(name))]
     if not volumes.is_dir():
         raise DataError("the folder of volumes does not exist: check its path")
-    outcomes = Counter[Outcome]()
+    outcomes = Counter[SliceOutcome]()
     for done, match in enumerate(names, 1):
         outcomes[_write_slice(volumes, folder / match.group(), match, window)] += 1
         watch(done, len(names))
     return outcomes
 
 
-def _write_slice(volumes: Path, path: Path, name: re.Match[str], window: Window | None) -> Outcome:
+def _write_slice(volumes: Path, path: Path, name: re.Match[str], window: Window | None) -> SliceOutcome:
     if path.exists():
-        return Outcome.PRESENT
+        return SliceOutcome.PRESENT
     levels = _slice_of(volumes / name["volume"], PLANES.index(name["plane"]), int(name["number"]))
-    if isinstance(levels, Outcome):
+    if isinstance(levels, SliceOutcome):
         return levels
     content = BytesIO()
     Image.fromarray(_grey(levels, window)).save(content, "PNG")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(path, content.getvalue(), PRIVATE)
-    return Outcome.CUT
+    return SliceOutcome.CUT
 
 
-def _slice_of(path: Path, axis: int, number: int) -> np.ndarray | Outcome:
+def _slice_of(path: Path, axis: int, number: int) -> np.ndarray | SliceOutcome:
     """The values of a slice, float32 [rows, columns] as they are looked at, or why there are none."""
     with ExitStack() as stack:
         try:
             file: Any = stack.enter_context(open_plain(path))
         except OSError:
-            return Outcome.NO_VOLUME
+            return SliceOutcome.NO_VOLUME
         if path.suffix == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
         try:
             volume = _opened(file)
             values = _read_slice(volume, axis, number)
-            return values if _is_whole(file, volume) else Outcome.DAMAGED
+            return values if _is_whole(file, volume) else SliceOutcome.DAMAGED
         except MemoryError:
             raise
         except Exception:  # nibabel, gzip and numpy raise errors of many kinds for damaged files
-            return Outcome.DAMAGED
+            return SliceOutcome.DAMAGED
 
 
 def _opened(file: Any) -> Any:
@@ -134,22 +134,22 @@ def _is_whole(file: Any, volume: Any) -> bool:
     return bool(file.read(2))
 
 
-def _read_slice(volume: Any, axis: int, number: int) -> np.ndarray | Outcome:
+def _read_slice(volume: Any, axis: int, number: int) -> np.ndarray | SliceOutcome:
     """See `_slice_of`. `axis`: the one of the patient that the slice cuts."""
     shape = volume.shape[:3]
     if any(length != 1 for length in volume.shape[3:]) or len(shape) != 3 or np.prod(shape, dtype=float) > MOST_VOXELS:
-        return Outcome.DAMAGED
+        return SliceOutcome.DAMAGED
     if volume.get_data_dtype().kind not in "iuf":
-        return Outcome.DAMAGED
+        return SliceOutcome.DAMAGED
     if not volume.header["sform_code"] and not volume.header["qform_code"]:
-        return Outcome.NO_ORIENTATION
+        return SliceOutcome.NO_ORIENTATION
     orientation = nib.io_orientation(volume.affine)
     if np.isnan(orientation).any():
-        return Outcome.NO_ORIENTATION
+        return SliceOutcome.NO_ORIENTATION
     stored = {int(patient): place for place, (patient, _) in enumerate(orientation)}
     directions = {int(patient): direction for patient, direction in orientation}
     if number >= shape[stored[axis]] or np.prod(shape, dtype=float) / shape[stored[axis]] > MOST_PIXELS:
-        return Outcome.NO_SLICE
+        return SliceOutcome.NO_SLICE
     place = number if directions[axis] > 0 else shape[stored[axis]] - 1 - number
     chosen = [slice(None)] * 3 + [0] * (len(volume.shape) - 3)
     chosen[stored[axis]] = place

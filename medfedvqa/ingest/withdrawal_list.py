@@ -16,7 +16,7 @@ WITHDRAWN = "withdrawn-patients.json"
 MAX_LIST = 1 << 26
 
 
-class Withdrawal(StrictModel):
+class WithdrawnNumber(StrictModel):
     """A number of a patient who was withdrawn."""
 
     patient: Keyed = Field(repr=False)
@@ -28,7 +28,7 @@ class WithdrawalList(StrictModel):
     """The store's list."""
 
     format: Literal["medfedvqa-withdrawn/1"] = "medfedvqa-withdrawn/1"
-    withdrawn: list[Withdrawal] = []
+    withdrawn: list[WithdrawnNumber] = []
 
 
 def read_withdrawals(store: Path) -> WithdrawalList:
@@ -52,5 +52,5 @@ def add_withdrawals(store: Path, patients: Collection[str]) -> None:
     before = read_withdrawals(store).withdrawn
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     new = sorted(set(patients) - {entry.patient for entry in before})
-    whole = WithdrawalList(withdrawn=[*before, *(Withdrawal(patient=patient, time=moment) for patient in new)])
+    whole = WithdrawalList(withdrawn=[*before, *(WithdrawnNumber(patient=patient, time=moment) for patient in new)])
     write_whole(store / WITHDRAWN, whole.model_dump_json(indent=2).encode() + b"\n", PRIVATE)

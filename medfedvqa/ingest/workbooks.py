@@ -88,7 +88,7 @@ def _chosen(sheets: Sequence[Any], name: str, has_headings: Callable[[Sequence[C
 
 
 @dataclass
-class Layout:
+class SheetLayout:
     """What a sheet hides and joins. Numbers of rows and columns count from 1."""
 
     zero_height: bool = False
@@ -129,9 +129,9 @@ class Layout:
                 finds.notes.append(f"{hidden} of the {name} {done}.")
 
 
-def _layout(source: IO[bytes]) -> Layout:
+def _layout(source: IO[bytes]) -> SheetLayout:
     """Takes a pass of its own, since merged cells are listed after all rows."""
-    layout, place = Layout(), {"row": 0, "column": 0, "hidden": 0, "spans": 0}
+    layout, place = SheetLayout(), {"row": 0, "column": 0, "hidden": 0, "spans": 0}
 
     def start(tag: str, said: dict[str, str]) -> None:
         if tag == _VALUE[1:] or tag == _INLINE[1:]:
@@ -164,7 +164,7 @@ def _layout(source: IO[bytes]) -> Layout:
     return layout
 
 
-def _lines(sheet: Any, left_out: Layout | None) -> Iterator[list[Cell]]:
+def _lines(sheet: Any, left_out: SheetLayout | None) -> Iterator[list[Cell]]:
     """The lines of a sheet up to the last cell of each that holds something, without what the layout hides."""
     styles: dict[int, tuple[str, bool]] = {}
     last = 0

@@ -21,7 +21,7 @@ from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import (
     BackboneShape,
-    Contrast,
+    RowContrast,
     ServerPart,
     Shapes,
     TokenEmbeddings,
@@ -51,9 +51,9 @@ class UniConConfig(SplitConfig, frozen=True):
     words: int = Field(8, ge=1, le=MOST_LENGTH, description="tokens of an answer (paper: 8)")
 
     @property
-    def contrast(self) -> Contrast:
+    def contrast(self) -> RowContrast:
         """The loss at the server."""
-        return Contrast(self.variant, self.temperature, self.mask_duplicates)
+        return RowContrast(self.variant, self.temperature, self.mask_duplicates)
 
 
 @register

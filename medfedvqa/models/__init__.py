@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from medfedvqa.models.picture_stream import PictureStream, Stacked
     from medfedvqa.models.prompts import PromptShape
     from medfedvqa.models.split import (
-        Contrast,
         MiddlePart,
+        RowContrast,
         ServerNetworks,
         ServerPart,
         SiteNetworks,
@@ -67,7 +67,7 @@ __all__ = [
     "Cache",
     "ClipBackbone",
     "ClipFusion",
-    "Contrast",
+    "RowContrast",
     "Depth",
     "EnhancedAttention",
     "FeatureStore",

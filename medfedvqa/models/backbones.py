@@ -26,7 +26,7 @@ from medfedvqa.models.bundled import tokenizer as own_tokenizer
 from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
-from medfedvqa.models.local_folders import Layout, has_own_words, layout_of, tokenizer_of, weights_in
+from medfedvqa.models.local_folders import FolderLayout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import asking_the_hub, build
 from medfedvqa.models.published_parts import parts_are_installed, published_weights
 
@@ -164,7 +164,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     )
 
 
-def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, Layout]":
+def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, FolderLayout]":
     """A model with its weights, and what else its files say. Raises `BackboneError`."""
     notes: list[str] = []
     if name.is_folder:
@@ -188,7 +188,7 @@ def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, 
         model = _from_open_clip(name)
     folder = files[name.full] if name.label is not None and files[name.full].is_dir() else None
     tokenize = tokenizer_of(name.full, folder, configured) if folder else _tokenizer(name.architecture)
-    return model, Layout(shape, tokenize, *_normalisation(name.architecture, model), tuple(notes))
+    return model, FolderLayout(shape, tokenize, *_normalisation(name.architecture, model), tuple(notes))
 
 
 def _configuration(name: BackboneName) -> dict[str, Any]:

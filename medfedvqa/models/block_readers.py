@@ -42,7 +42,7 @@ POINTWISE = (("conv1", "conv3"), ("mlp.fc1", "mlp.fc2"))
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """Rows of a weight within a block, and the number of its inputs."""
 
     name: str
@@ -129,7 +129,7 @@ def attention_of(block: nn.Module) -> AttentionReader:
     return AttentionReader(module, ATTENTION[kind], layers)
 
 
-def pointwise_layers(block: nn.Module) -> tuple[Part, ...]:
+def pointwise_layers(block: nn.Module) -> tuple[WeightPart, ...]:
     """The two pointwise layers of a block of convolutions, for low-rank updates; none if it has no such pair."""
     for names in POINTWISE:
         layers = [_submodule(block, name) for name in names]
@@ -137,7 +137,8 @@ def pointwise_layers(block: nn.Module) -> tuple[Part, ...]:
             shapes = [layer.weight.shape for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
             if all(tuple(shape[2:]) in ((), (1, 1)) for shape in shapes):
                 return tuple(
-                    Part(f"{name}.weight", 0, shape[0], shape[1]) for name, shape in zip(names, shapes, strict=True)
+                    WeightPart(f"{name}.weight", 0, shape[0], shape[1])
+                    for name, shape in zip(names, shapes, strict=True)
                 )
     return ()
 

@@ -43,7 +43,7 @@ Tokenize = Callable[[list[str]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """What the files of a model say beside its weights."""
 
     shape: BackboneShape
@@ -56,7 +56,7 @@ class Layout:
     """What loading the weights left out or interpolated."""
 
 
-def layout_of(name: str, folder: Path) -> Layout:
+def layout_of(name: str, folder: Path) -> FolderLayout:
     """What the files of this folder say. Raises `BackboneError`; no message holds a path."""
     if not folder.is_dir():
         raise BackboneError(f"the backbone '{name}' is a folder, and this machine gives none for it: check its path")
@@ -112,12 +112,12 @@ def _open_clip_shape(configured: Mapping[str, Any]) -> BackboneShape:
     return shape_from(partial(build, configured), size, configured["text_cfg"].get("context_length", 77))
 
 
-def _open_clip_layout(name: str, folder: Path) -> Layout:
+def _open_clip_layout(name: str, folder: Path) -> FolderLayout:
     configured = _open_clip_configuration(name, folder)
     preprocessing = _json(name, folder / "open_clip_config.json").get("preprocess_cfg") or {}
     mean, std = preprocessing.get("mean", OPENAI_MEAN), preprocessing.get("std", OPENAI_STD)
     tokenize = tokenizer_of(name, folder, configured)
-    return Layout(_open_clip_shape(configured), tokenize, _channels(mean), _channels(std))
+    return FolderLayout(_open_clip_shape(configured), tokenize, _channels(mean), _channels(std))
 
 
 def has_own_words(configured: Mapping[str, Any]) -> bool:
@@ -214,7 +214,7 @@ def _transformers_shape(kind: str, facts: Mapping[str, Any]) -> BackboneShape:
     return shape_from(make, size, context)
 
 
-def _transformers_layout(name: str, folder: Path) -> Layout:
+def _transformers_layout(name: str, folder: Path) -> FolderLayout:
     kind, facts = _transformers_configuration(name, folder)
     shape = _transformers_shape(kind, facts)
     file = folder / "preprocessor_config.json"
@@ -222,14 +222,14 @@ def _transformers_layout(name: str, folder: Path) -> Layout:
     usual = (HALF, HALF) if kind == "siglip" else (OPENAI_MEAN, OPENAI_STD)
     mean, std = pictures.get("image_mean", usual[0]), pictures.get("image_std", usual[1])
     tokenize = _folder_tokenizer(name, folder, shape.context)
-    return Layout(shape, tokenize, _channels(mean), _channels(std))
+    return FolderLayout(shape, tokenize, _channels(mean), _channels(std))
 
 
 def _channels(numbers: Any) -> tuple[float, ...]:
     return tuple(float(number) for number in numbers)
 
 
-LAYOUTS: Mapping[str, Callable[[str, Path], Layout]] = MappingProxyType(
+LAYOUTS: Mapping[str, Callable[[str, Path], FolderLayout]] = MappingProxyType(
     {"open_clip_config.json": _open_clip_layout, "config.json": _transformers_layout}
 )
 """What reads a folder, by the file that says its layout."""

@@ -133,7 +133,7 @@ class ServerNetworks:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class RowContrast:
     """The loss that contrasts each row with the answers of the other rows in its batch."""
 
     variant: Literal["reference", "paper"] = "reference"
@@ -222,7 +222,7 @@ class _Trained:
 class ServerPart(_Trained):
     """The server's adapters for one site, in training."""
 
-    def __init__(self, networks: ServerNetworks, contrast: Contrast, seed: int) -> None:
+    def __init__(self, networks: ServerNetworks, contrast: RowContrast, seed: int) -> None:
         """Parts with the same seed start alike."""
         self._networks, self._contrast = networks, contrast
         super().__init__(networks.initial(torch.Generator().manual_seed(seed)))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from medfedvqa.near_miss import check_name
-from medfedvqa.reproduce.entries import Absent, Entry, Paper, Program
+from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, Program
 from medfedvqa.reproduce.papers import creamfl, feddat, fedp3, prompt_pfl, unicon
 
 PAPERS: tuple[Paper, ...] = tuple(each.PAPER for each in (fedp3, feddat, prompt_pfl, unicon, creamfl))
@@ -20,7 +20,7 @@ def paper_of(name: str) -> Paper:
     return by_name[wanted]
 
 
-def entry_of(paper: Paper, name: str) -> Entry:
+def entry_of(paper: Paper, name: str) -> PaperEntry:
     """The entry of this name, also as the paper writes it: `Table 2`, `Fig. 5`, `Figure 5`. Raises `ConfigError`."""
     by_name = {entry.name: entry for entry in paper.entries}
     wanted = re.sub(r"[\s._-]", "", name.lower())
@@ -29,7 +29,7 @@ def entry_of(paper: Paper, name: str) -> Entry:
     return by_name[wanted]
 
 
-def command_of(paper: Paper, entry: Entry) -> str:
+def command_of(paper: Paper, entry: PaperEntry) -> str:
     """What to type; empty for an entry that nothing runs."""
     if isinstance(entry.protocol, Absent):
         return ""

@@ -6,12 +6,12 @@ from itertools import zip_longest
 from audits.escaping import NAME, for_markdown
 from medfedvqa.benchmark.benchmark_table import ABSENT, table
 from medfedvqa.data import SiteData
-from medfedvqa.reproduce.entries import Counts, Entry
+from medfedvqa.reproduce.entries import PaperEntry, PrintedCounts
 
 HEAD = ["paper's site", "training (paper)", "test (paper)", "site here", "training", "validation", "test"]
 
 
-def page(entry: Entry, protocol: Counts, data: Mapping[str, SiteData]) -> str:
+def page(entry: PaperEntry, protocol: PrintedCounts, data: Mapping[str, SiteData]) -> str:
     """The page in Markdown. The sites of both are put side by side in their order; they are not the same."""
     rows = []
     for printed, site in zip_longest(protocol.printed, data):

@@ -16,7 +16,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Sample:
+class DrawnRow:
     """A row as a figure shows it."""
 
     picture: torch.Tensor
@@ -31,7 +31,7 @@ class Sample:
 
 
 @styled()
-def draw_samples(samples: Sequence[Sample]) -> bytes:
+def draw_samples(samples: Sequence[DrawnRow]) -> bytes:
     """A PNG with a column for each row: picture, question, right answer, and what a model makes of it."""
     figure = new_figure(2.7 * len(samples), 3.9)
     for axes, sample in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples, strict=True):

@@ -25,7 +25,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """Systems of the benchmark beside a printed table, whose rows name them."""
 
     printed: PrintedTable
@@ -56,14 +56,14 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Counts:
+class PrintedCounts:
     """Rows by site beside the printed numbers: name, training rows, test rows."""
 
     printed: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
-class Picture:
+class PaperPicture:
     """A picture of each site's rows, or of what a system made of them. It stays on this machine."""
 
     draws: Drawn
@@ -72,11 +72,11 @@ class Picture:
     budget: Mapping[str, Any] = field(default_factory=dict)
 
 
-Protocol = Absent | Program | Table | Trunks | Scale | Counts | Picture
+Protocol = Absent | Program | PaperTable | Trunks | Scale | PrintedCounts | PaperPicture
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperEntry:
     """A table, a figure, or a paragraph of a paper."""
 
     name: str
@@ -99,4 +99,4 @@ class Paper:
     number: int
     """Its place among the five, from 0."""
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PaperEntry, ...]

@@ -25,8 +25,8 @@ from medfedvqa.evaluation.similarity_map import draw_similarity
 from medfedvqa.methods.fedp3 import FedP3
 from medfedvqa.methods.unicon import UniCon
 from medfedvqa.models import PROMPT
-from medfedvqa.reproduce.drawings import Sample, draw_labels, draw_prompts, draw_samples
-from medfedvqa.reproduce.entries import Drawn, Picture
+from medfedvqa.reproduce.drawings import DrawnRow, draw_labels, draw_prompts, draw_samples
+from medfedvqa.reproduce.entries import Drawn, PaperPicture
 
 SHOWN, CANDIDATES, COMPARED, SIDE = 4, 4, 64, 256
 """Rows in a picture of samples, forgotten answers beside each, rows of a similarity matrix, a picture's pixels."""
@@ -48,7 +48,7 @@ class Trained:
             yield self.method, site, self.states[name]
 
 
-def draw(protocol: Picture, grid: Grid) -> list[Path]:
+def draw(protocol: PaperPicture, grid: Grid) -> list[Path]:
     """Train the grid's one system, if the picture is of one, and draw. Returns the files.
 
     Raises `ConfigError` or `DataError`.
@@ -109,9 +109,9 @@ def _samples(trained: Trained) -> Iterator[tuple[str, bytes]]:
         yield site.name, draw_samples([_sample(site.data, test, row, given=answer) for row, answer in pairs])
 
 
-def _sample(data: SiteData, rows: Examples, row: int, **more: Any) -> Sample:
+def _sample(data: SiteData, rows: Examples, row: int, **more: Any) -> DrawnRow:
     picture = data.pictures.read(int(rows.pictures[row]), SIDE)
-    return Sample(picture, rows.questions[row], data.answers[int(rows.answers[row])], **more)
+    return DrawnRow(picture, rows.questions[row], data.answers[int(rows.answers[row])], **more)
 
 
 def _given(method: Method[Any], site: Site, state: State, rows: Examples, right: list[bool]) -> list[str]:

@@ -18,7 +18,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.serve import check_sites
 from medfedvqa.models import load_backbone
 from medfedvqa.near_miss import check_name
-from medfedvqa.reproduce.entries import Entry, Picture, Protocol, Scale, Table, Trunks
+from medfedvqa.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks
 
 UNTRAINED = "bag of words"
 """The system that stands for none: it says which data are read, and is not run."""
@@ -30,13 +30,13 @@ def labels_of(protocol: Protocol, rows: Sequence[str] = ()) -> list[str]:
     The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
     """
     by_row: dict[str, list[str]] = {}
-    if isinstance(protocol, Table):
+    if isinstance(protocol, PaperTable):
         by_row = {row.name: [row.label] for row in protocol.printed.rows if row.label}
     elif isinstance(protocol, Trunks):
         by_row = {trunk: [f"{column} {trunk}" for column in protocol.columns] for trunk in TRUNKS}
     elif isinstance(protocol, Scale):
         by_row = {label: [label] for label in protocol.systems}
-    elif isinstance(protocol, Picture) and protocol.system:
+    elif isinstance(protocol, PaperPicture) and protocol.system:
         by_row = {protocol.system: [protocol.system]}
     for row in rows:
         check_name("row", row, by_row, f"its rows are {', '.join(by_row) or 'none'}", " of this table")
@@ -69,7 +69,7 @@ def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> G
 
 def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
     """The grid with as many sites, and as many of them unseen, as the paper has, as far as the data has them."""
-    if not isinstance(protocol, Table):
+    if not isinstance(protocol, PaperTable):
         return grid
     if protocol.sites and grid.reader == PHANTOM:
         grid = replace(grid, organs=phantom.organs(protocol.sites))
@@ -97,7 +97,7 @@ def runnable(grid: Grid) -> tuple[Grid, list[str]]:
 
 
 def page(
-    entry: Entry, protocol: Table | Trunks, comparison: Comparison, remarks: Sequence[str], backbone: str = ""
+    entry: PaperEntry, protocol: PaperTable | Trunks, comparison: Comparison, remarks: Sequence[str], backbone: str = ""
 ) -> str:
     """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run."""
     if isinstance(protocol, Trunks):

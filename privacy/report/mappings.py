@@ -23,7 +23,7 @@ ISO_42001 = "ISO/IEC 42001"
 _ELSEWHERE = "Not provided by the project: an organisation's own document."
 
 
-class Source(NamedTuple):
+class FrameworkVersion(NamedTuple):
     """Which version of a framework its lines are about, and the day on which they were last compared with it."""
 
     version: str
@@ -31,19 +31,19 @@ class Source(NamedTuple):
 
 
 _AI_ACT_DATES = "high-risk systems of Annex III from 2 December 2027, of Annex I from 2 August 2028"
-SOURCES: dict[str, Source] = {
-    NIST: Source("March 2025", "2026-11-27"),
-    REGISTRY: Source("template of 2026", "2026-11-27"),
-    HIPAA: Source("45 CFR 164 as in force; 90 FR 898 proposes to change it", "2026-11-27"),
-    GDPR: Source("(EU) 2016/679", "2026-11-27"),
-    SATRE: Source("version 2", "2026-11-27"),
-    AI_ACT: Source(f"(EU) 2024/1689 with the Digital Omnibus on AI: {_AI_ACT_DATES}", "2026-11-27"),
-    EHDS: Source("(EU) 2025/327: secondary use from 26 March 2029", "2026-11-27"),
-    ISO_27001: Source("2022", "2026-11-27"),
-    ISO_27701: Source("2019", "2026-11-27"),
-    ISO_27559: Source("2022", "2026-11-27"),
-    ISO_42001: Source("2023", "2026-11-27"),
-    AI_RMF: Source("1.0, January 2023", "2026-11-27"),
+SOURCES: dict[str, FrameworkVersion] = {
+    NIST: FrameworkVersion("March 2025", "2026-11-27"),
+    REGISTRY: FrameworkVersion("template of 2026", "2026-11-27"),
+    HIPAA: FrameworkVersion("45 CFR 164 as in force; 90 FR 898 proposes to change it", "2026-11-27"),
+    GDPR: FrameworkVersion("(EU) 2016/679", "2026-11-27"),
+    SATRE: FrameworkVersion("version 2", "2026-11-27"),
+    AI_ACT: FrameworkVersion(f"(EU) 2024/1689 with the Digital Omnibus on AI: {_AI_ACT_DATES}", "2026-11-27"),
+    EHDS: FrameworkVersion("(EU) 2025/327: secondary use from 26 March 2029", "2026-11-27"),
+    ISO_27001: FrameworkVersion("2022", "2026-11-27"),
+    ISO_27701: FrameworkVersion("2019", "2026-11-27"),
+    ISO_27559: FrameworkVersion("2022", "2026-11-27"),
+    ISO_42001: FrameworkVersion("2023", "2026-11-27"),
+    AI_RMF: FrameworkVersion("1.0, January 2023", "2026-11-27"),
 }
 
 

@@ -13,7 +13,7 @@ from torch.distributed import ReduceOp
 from privacy.secagg.channel import Session
 
 
-class Wire(Protocol):
+class PeerWire(Protocol):
     """The way to one peer and back, in order."""
 
     def send(self, message: bytes) -> None: ...
@@ -21,7 +21,7 @@ class Wire(Protocol):
     def receive(self, nbytes: int) -> bytes: ...
 
 
-class Peer(Wire, Protocol):
+class Peer(PeerWire, Protocol):
     """A wire with the secrets that its two ends share."""
 
     @property
@@ -77,7 +77,7 @@ class LinkCommunicator:
     Everything is sent before anything is received, so no two parties wait for each other. Receiving raises `SiteError`.
     """
 
-    def __init__(self, rank: int, wires: Mapping[int, Wire]) -> None:
+    def __init__(self, rank: int, wires: Mapping[int, PeerWire]) -> None:
         self.rank, self.world_size = rank, len(wires) + 1
         self._wires, self._name = wires, f"rank{rank}"
         self.reset_communication_stats()

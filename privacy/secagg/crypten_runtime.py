@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from privacy.secagg.communicator import LinkCommunicator, Wire
+from privacy.secagg.communicator import LinkCommunicator, PeerWire
 from privacy.secagg.errors import MINIMUM, SecureAggregationError
 from privacy.secagg.randomness import Stream, ZeroShares, secret_stream
 from privacy.secagg.ring import Ring
@@ -54,7 +54,7 @@ class Party:
     Every method that exchanges messages raises `SiteError`.
     """
 
-    def __init__(self, rank: int, wires: Mapping[int, Wire], zero: ZeroShares, tuples: Tuples) -> None:
+    def __init__(self, rank: int, wires: Mapping[int, PeerWire], zero: ZeroShares, tuples: Tuples) -> None:
         """`wires`: to each other member, by rank. Raises `SecureAggregationError` with fewer than 3 members."""
         if len(wires) + 1 < MINIMUM:
             raise SecureAggregationError(f"fewer than {MINIMUM} sites would reveal each other: wait for more sites")

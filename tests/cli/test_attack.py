@@ -11,7 +11,7 @@ import torch
 
 from medfedvqa.attack import job_with_canaries
 from medfedvqa.attack.canaries import with_canaries
-from medfedvqa.attack.controls import Trial
+from medfedvqa.attack.controls import ControlRun
 from medfedvqa.data import SiteData
 from privacy import SecureRandomness
 
@@ -109,10 +109,10 @@ def test_controls_say_how_often_each_fault_is_caught(medfedvqa: Command, monkeyp
     """One training each, with the noise that a calibration would find."""
     noise = {"rounds forgotten": 2.514}
 
-    def claiming(epsilon: float, fault: str, canaries: int) -> Trial:
-        return Trial(noise.get(fault, 12.06), canaries=canaries)
+    def claiming(epsilon: float, fault: str, canaries: int) -> ControlRun:
+        return ControlRun(noise.get(fault, 12.06), canaries=canaries)
 
-    monkeypatch.setattr(Trial, "claiming", claiming)
+    monkeypatch.setattr(ControlRun, "claiming", claiming)
     done = medfedvqa("audit", "controls", "--repetitions", "1")
     caught = {
         line.split("│")[1].strip(): line.split("│")[3].strip() for line in done.stdout.splitlines() if " of 1" in line

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from lying_archive import attempt, liar
 
-from medfedvqa.dicomweb import Outcome
+from medfedvqa.dicomweb import FetchOutcome
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.guarded_http import AnswerLimits, AnswerRefused, guarded_session
 
@@ -43,7 +43,7 @@ def test_a_redirect_within_the_archive_is_followed_and_does_not_go_on_for_ever(t
         return MATCH if path.startswith("/moved") else (302, f"/moved{path}", b"")
 
     with liar(answer) as url:
-        assert attempt(url, tmp_path) == {Outcome.NONE: 1} and any(path.startswith("/moved") for path in paths)
+        assert attempt(url, tmp_path) == {FetchOutcome.NONE: 1} and any(path.startswith("/moved") for path in paths)
     with liar(lambda _: (302, "/again", b"")) as url, pytest.raises(DataError, match="does not answer"):
         attempt(url, tmp_path)
 

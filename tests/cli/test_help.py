@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from medfedvqa.cli import COMMANDS, GROUPS
-from medfedvqa.cli.lazy import LazyCommand, Source
+from medfedvqa.cli.lazy import CommandSource, LazyCommand
 
 SOURCES = {(name,): source for name, source in COMMANDS.items()} | {
     (group, name): source for group, (commands, _) in GROUPS.items() for name, source in commands.items()
@@ -54,7 +54,7 @@ def test_no_command_imports_what_it_needs_only_to_run() -> None:
     assert json.loads(done.stdout) == []
 
 
-def light_enough(source: Source) -> bool:
+def light_enough(source: CommandSource) -> bool:
     """Whether a command needs NumPy alone: what verifies a report or reads a ledger computes with it."""
     return source.module in ("privacy", "report", "report_verify")
 

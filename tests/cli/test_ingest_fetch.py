@@ -17,7 +17,7 @@ from pydicom.dataset import Dataset
 from pydicom.uid import generate_uid
 from small_dicom import dicom_bytes, small_dicom
 
-from medfedvqa.dicomweb import Outcome
+from medfedvqa.dicomweb import FetchOutcome
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.federation.flare.loopback import free_port
 
@@ -135,7 +135,7 @@ def test_a_name_that_would_mean_more_than_one_value_is_not_asked_for(tmp_path: P
         return 200, "application/dicom+json", match("1.2.5")
 
     with liar(answer) as url:
-        assert attempt(url, tmp_path, name) == {Outcome.NONE: 1} and not queries
+        assert attempt(url, tmp_path, name) == {FetchOutcome.NONE: 1} and not queries
         attempt(url, tmp_path, "A-1")
     assert queries
 
@@ -150,7 +150,7 @@ def test_another_image_than_the_one_that_was_asked_for_is_not_kept(tmp_path: Pat
             return (200, "application/dicom+json", match("1.2.5")) if "?" in path else (200, kind, body)
 
         with liar(answer) as url:
-            assert attempt(url, tmp_path) == {Outcome.DAMAGED: 1}
+            assert attempt(url, tmp_path) == {FetchOutcome.DAMAGED: 1}
     assert not list((tmp_path / "into").iterdir())
 
 

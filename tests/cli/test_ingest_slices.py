@@ -14,7 +14,7 @@ from PIL import Image
 from pydicom import dcmread
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.volume_slices import Outcome, Window, cut_slices
+from medfedvqa.ingest.volume_slices import SliceOutcome, Window, cut_slices
 
 SCRIPT = "from medfedvqa.cli import main; main()"
 SHAPE = (5, 7, 9)
@@ -44,7 +44,7 @@ def stored_as(order: tuple[int, ...], flips: tuple[bool, ...]) -> nib.Nifti1Imag
     return canonical.as_reoriented(nib.orientations.ornt_transform(np.array([[0, 1], [1, 1], [2, 1]]), orientation))
 
 
-def cut(volumes: Path, into: Path, *names: str, window: Window | None = None) -> dict[Outcome, int]:
+def cut(volumes: Path, into: Path, *names: str, window: Window | None = None) -> dict[SliceOutcome, int]:
     return cut_slices(volumes, table(volumes / "q.csv", *names), into, lambda done, total: None, window=window)
 
 
@@ -66,7 +66,7 @@ def test_slices_lie_as_radiologists_look_at_them_however_the_file_stores_them(
     for number, flips in enumerate(product((False, True), repeat=3)):
         nib.save(stored_as(order, flips), tmp_path / f"{number}.nii.gz")
         names = [f"{number}.nii.gz@{plane}.png" for plane in expected]
-        assert cut(tmp_path, tmp_path / "out", *names, window=Window(0, 512)) == {Outcome.CUT: 3}
+        assert cut(tmp_path, tmp_path / "out", *names, window=Window(0, 512)) == {SliceOutcome.CUT: 3}
         for name, values in zip(names, expected.values(), strict=True):
             np.testing.assert_array_equal(picture(tmp_path / "out" / name), np.rint(values / 512 * 255))
 
@@ -76,7 +76,7 @@ def test_without_a_window_levels_have_16_bits_and_what_is_no_number_is_black(tmp
     values = np.zeros((2, 2, 2), np.float32)
     values[..., 0] = [[-1000, np.nan], [np.inf, 3000]]
     volume(tmp_path / "a.nii", values, kind=nib.Nifti2Image)
-    assert cut(tmp_path, tmp_path / "out", "a.nii@axial-0.png", "a.nii@axial-1.png") == {Outcome.CUT: 2}
+    assert cut(tmp_path, tmp_path / "out", "a.nii@axial-0.png", "a.nii@axial-1.png") == {SliceOutcome.CUT: 2}
     first, second = (picture(tmp_path / "out" / f"a.nii@axial-{number}.png") for number in range(2))
     assert first.dtype == np.uint16 and first.tolist() == [[65535, 0], [65535, 0]]
     assert not second.any()
@@ -115,10 +115,10 @@ def test_what_cannot_be_cut_is_counted_and_nothing_is_written(tmp_path: Path) ->
     )
     names = [f"{place}@axial-{'9' if place == 'whole.nii' else '1'}.png" for place in places]
     assert cut(tmp_path, tmp_path / "out", *names, "radiograph.png") == {
-        Outcome.NO_ORIENTATION: 1,
-        Outcome.DAMAGED: 5,
-        Outcome.NO_VOLUME: 2,
-        Outcome.NO_SLICE: 1,
+        SliceOutcome.NO_ORIENTATION: 1,
+        SliceOutcome.DAMAGED: 5,
+        SliceOutcome.NO_VOLUME: 2,
+        SliceOutcome.NO_SLICE: 1,
     }
     assert not (tmp_path / "out").exists()
 

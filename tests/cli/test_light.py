@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from audits import VerdictState
 from medfedvqa.cli import COMMANDS, GROUPS
-from medfedvqa.cli.lazy import Source
+from medfedvqa.cli.lazy import CommandSource
 from medfedvqa.cli.missing import TRAINING
 from privacy import accounting, analysis
 from privacy.report import read_report, verify
@@ -62,7 +62,7 @@ def without(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("names", SOURCES, ids=" ".join)
 def test_the_list_of_commands_says_what_each_command_says(names: tuple[str, ...]) -> None:
     """The sentence, which is read without importing the command's module, is the first of its docstring."""
-    source: Source = SOURCES[names]
+    source: CommandSource = SOURCES[names]
     function = getattr(import_module(f"medfedvqa.cli.{source.module}"), source.function)
     first = re.split(r"\n\s*\n", inspect.getdoc(function) or "")[0]
     assert " ".join(first.split()) == source.summary

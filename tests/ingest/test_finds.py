@@ -15,7 +15,7 @@ from medfedvqa.ingest.burned_in_text import TextFinder
 from medfedvqa.ingest.find_list import folder_of_finds, read_finds
 from medfedvqa.ingest.machine_codes import code_corners
 from medfedvqa.ingest.store import read_store
-from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide, is_central, is_off_anatomy
+from medfedvqa.ingest.text_finds import Decision, FindKind, Reading, decide, is_central, is_off_anatomy
 
 KNOWN = frozenset({"name:davidson", "near:davidson", "near:daidson", "date:19310507"})
 
@@ -35,24 +35,24 @@ def tissue(side: int = 400) -> np.ndarray:
 @pytest.mark.parametrize(
     ("text", "confidence", "off_anatomy", "expected"),
     [
-        ("DAVIDSON", 0.9, False, (Kind.IDENTIFIER, Decision.BLANKED)),
-        ("DAV1DSON", 0.4, False, (Kind.UNREAD, Decision.FLAGGED)),
-        ("DAVIDS0N 1931-05-07", 0.4, False, (Kind.IDENTIFIER, Decision.BLANKED)),
-        ("Dr. Unheard", 0.9, False, (Kind.TEXT, Decision.BLANKED)),
-        ("MRN 77123456", 0.5, False, (Kind.IDENTIFIER, Decision.BLANKED)),
-        ("54Y F", 0.9, False, (Kind.TEXT, Decision.BLANKED)),
-        ("L", 0.9, False, (Kind.MARKER, Decision.KEPT)),
-        ("AP supine", 0.9, True, (Kind.MARKER, Decision.KEPT)),
-        ("W 400 L 40", 0.9, True, (Kind.MARKER, Decision.KEPT)),
-        ("10 cm", 0.9, True, (Kind.MARKER, Decision.KEPT)),
-        ("1931", 0.9, True, (Kind.TEXT, Decision.BLANKED)),
-        ("IIo", 0.3, False, (Kind.UNREAD, Decision.FLAGGED)),
-        ("IIo", 0.3, True, (Kind.UNREAD, Decision.BLANKED)),
-        ("", 0.0, False, (Kind.UNREAD, Decision.FLAGGED)),
+        ("DAVIDSON", 0.9, False, (FindKind.IDENTIFIER, Decision.BLANKED)),
+        ("DAV1DSON", 0.4, False, (FindKind.UNREAD, Decision.FLAGGED)),
+        ("DAVIDS0N 1931-05-07", 0.4, False, (FindKind.IDENTIFIER, Decision.BLANKED)),
+        ("Dr. Unheard", 0.9, False, (FindKind.TEXT, Decision.BLANKED)),
+        ("MRN 77123456", 0.5, False, (FindKind.IDENTIFIER, Decision.BLANKED)),
+        ("54Y F", 0.9, False, (FindKind.TEXT, Decision.BLANKED)),
+        ("L", 0.9, False, (FindKind.MARKER, Decision.KEPT)),
+        ("AP supine", 0.9, True, (FindKind.MARKER, Decision.KEPT)),
+        ("W 400 L 40", 0.9, True, (FindKind.MARKER, Decision.KEPT)),
+        ("10 cm", 0.9, True, (FindKind.MARKER, Decision.KEPT)),
+        ("1931", 0.9, True, (FindKind.TEXT, Decision.BLANKED)),
+        ("IIo", 0.3, False, (FindKind.UNREAD, Decision.FLAGGED)),
+        ("IIo", 0.3, True, (FindKind.UNREAD, Decision.BLANKED)),
+        ("", 0.0, False, (FindKind.UNREAD, Decision.FLAGGED)),
     ],
 )
 def test_what_is_read_is_decided_and_what_is_not_read_is_never_blanked_in_anatomy(
-    text: str, confidence: float, off_anatomy: bool, expected: tuple[Kind, Decision]
+    text: str, confidence: float, off_anatomy: bool, expected: tuple[FindKind, Decision]
 ) -> None:
     """Identifiers and all legible text go, markers stay; unread marks in anatomy are flagged."""
     assert decide(Reading(text, confidence), KNOWN.__contains__, off_anatomy, blank_unread=True) == expected
@@ -61,14 +61,14 @@ def test_what_is_read_is_decided_and_what_is_not_read_is_never_blanked_in_anatom
 def test_unread_marks_near_the_border_follow_the_policy() -> None:
     """Under the policy `flag` nothing unread is blanked."""
     decided = decide(Reading("IIo", 0.3), KNOWN.__contains__, off_anatomy=True, blank_unread=False)
-    assert decided == (Kind.UNREAD, Decision.FLAGGED)
+    assert decided == (FindKind.UNREAD, Decision.FLAGGED)
 
 
 def test_a_single_letter_in_the_anatomy_is_kept_without_a_flag() -> None:
     """Where there is room for more than one letter, a reading of one is no reading."""
     single = Reading("O", 0.6)
-    assert decide(single, KNOWN.__contains__, False, True, square=True) == (Kind.UNREAD, Decision.KEPT)
-    assert decide(single, KNOWN.__contains__, False, True, square=False) == (Kind.UNREAD, Decision.FLAGGED)
+    assert decide(single, KNOWN.__contains__, False, True, square=True) == (FindKind.UNREAD, Decision.KEPT)
+    assert decide(single, KNOWN.__contains__, False, True, square=False) == (FindKind.UNREAD, Decision.FLAGGED)
 
 
 def test_the_border_is_wider_on_black_ground() -> None:
@@ -95,9 +95,9 @@ def test_nothing_unread_is_blanked_in_the_centre_and_legible_text_is(finder: Tex
         cv2.polylines(picture, [zigzag], False, 220, 2)
     cv2.putText(picture, "SMITH", (60, 290), cv2.FONT_HERSHEY_SIMPLEX, 0.7, 255, 2)
     finds = finder.clean(picture, 400).finds
-    unread = {is_central(find.box, picture): find.decision for find in finds if find.kind == Kind.UNREAD}
+    unread = {is_central(find.box, picture): find.decision for find in finds if find.kind == FindKind.UNREAD}
     assert unread == {True: Decision.FLAGGED, False: Decision.BLANKED}
-    assert [(is_central(find.box, picture), find.decision) for find in finds if find.kind == Kind.TEXT] == [
+    assert [(is_central(find.box, picture), find.decision) for find in finds if find.kind == FindKind.TEXT] == [
         (True, Decision.BLANKED)
     ]
 
@@ -111,7 +111,7 @@ def test_a_marker_of_side_stays_and_a_name_beside_it_goes(finder: TextFinder) ->
     cv2.putText(picture, "DAVIDSON", (120, 250), cv2.FONT_HERSHEY_SIMPLEX, 0.8, 255, 2)
     cleaned = finder.clean(picture, 400, KNOWN.__contains__)
     kinds = {find.kind for find in cleaned.finds}
-    assert kinds == {Kind.MARKER, Kind.IDENTIFIER} and cleaned.flags == 0
+    assert kinds == {FindKind.MARKER, FindKind.IDENTIFIER} and cleaned.flags == 0
     assert (cleaned.grey[picture != marked] == 0).mean() > 0.95
     assert np.array_equal(cleaned.grey[marked != plain], picture[marked != plain])
 
@@ -135,7 +135,7 @@ def test_a_qr_code_is_found_and_blanked(finder: TextFinder) -> None:
     height, width = code.shape
     picture[150 : 150 + height, 150 : 150 + width] = code
     cleaned = finder.clean(picture, 400)
-    assert Kind.CODE in {find.kind for find in cleaned.finds}
+    assert FindKind.CODE in {find.kind for find in cleaned.finds}
     assert (cleaned.grey[156 : 144 + height, 156 : 144 + width] == 0).mean() > 0.95
 
 

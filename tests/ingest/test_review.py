@@ -14,7 +14,7 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
-from medfedvqa.ingest.review import Verdict, decide, reviewed_finds
+from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds
 from medfedvqa.ingest.review_sheet import write_sheet
 from medfedvqa.ingest.store import read_store
 
@@ -90,7 +90,7 @@ def test_a_person_blanks_more_and_accepts_the_picture(place, make_dicom: Callabl
     with pytest.raises(DataError, match="open flag cannot be accepted"):
         decide(place.out, "Dr. Who", {}, accepted=["all"])
     box = (10, 20, 60, 40)
-    assert decide(place.out, "Dr. Who", {Verdict.KEEP: [flagged.id]}, [(image, box)], ["all"]) == 3
+    assert decide(place.out, "Dr. Who", {ReviewVerdict.KEEP: [flagged.id]}, [(image, box)], ["all"]) == 3
     counts = place.ingest(side=256).counts
     assert (grey(place.out)[20:40, 10:60] == 0).all() and counts.reviewed == 1
     assert read_store(place.out)[1][image].reviewed
@@ -98,7 +98,7 @@ def test_a_person_blanks_more_and_accepts_the_picture(place, make_dicom: Callabl
     page = write_sheet(place.out)[0].read_text()
     assert "256 x 256 pixels, reviewed" in page and "before" in page and "as it is stored" in page
     added = next(find for finds in reviewed_finds(place.out) for find in finds.finds if find.box == list(box))
-    decide(place.out, "Dr. Who", {Verdict.KEEP: [added.id]})
+    decide(place.out, "Dr. Who", {ReviewVerdict.KEEP: [added.id]})
     place.ingest(side=256)
     assert (grey(place.out)[20:40, 10:60] > 0).any()
 
@@ -108,7 +108,7 @@ def test_what_is_found_after_the_review_takes_the_review_back(place, make_dicom:
     place.add("1.dcm", make_dicom(film(), **PLAIN, PatientName="SECRET^Anna"))
     place.ask("1.dcm")
     place.ingest(side=256)
-    decide(place.out, "Dr. Who", {Verdict.KEEP: [find_of(place.out, "flagged").id]}, accepted=["all"])
+    decide(place.out, "Dr. Who", {ReviewVerdict.KEEP: [find_of(place.out, "flagged").id]}, accepted=["all"])
     path = folder_of_finds(place.out) / "decisions.jsonl"
     path.write_text(re.sub(r'"finds":\[[^]]+\]', '"finds":[]', path.read_text()))
     assert place.ingest(side=256).counts.reviewed == 0
@@ -152,13 +152,13 @@ def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: P
     store, decisions = ingested.out, folder_of_finds(ingested.out) / "decisions.jsonl"
     before = decisions.read_bytes() if decisions.exists() else None
     with pytest.raises(ConfigError, match="needs the name"):
-        decide(store, " ", {Verdict.KEEP: ["0" * 16]})
+        decide(store, " ", {ReviewVerdict.KEEP: ["0" * 16]})
     with pytest.raises(DataError, match="no find of that id"):
-        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16]})
+        decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16]})
     with pytest.raises(ConfigError, match="named twice"):
-        decide(store, "Dr. Who", {Verdict.KEEP: ["0" * 16], Verdict.BLANK: ["0" * 16]})
+        decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16], ReviewVerdict.BLANK: ["0" * 16]})
     with pytest.raises(DataError, match="no manifest"):
-        decide(tmp_path / "SECRET", "Dr. Who", {Verdict.KEEP: ["0" * 16]})
+        decide(tmp_path / "SECRET", "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16]})
     assert (decisions.read_bytes() if decisions.exists() else None) == before
 
 
@@ -168,7 +168,7 @@ def test_decisions_are_applied_by_the_next_ingestion(ingested, make_place, tmp_p
     before, flagged, blanked = grey(place.out), find_of(place.out, "flagged"), find_of(place.out, "blanked")
     left, top, right, bottom = flagged.box
     assert (before[top:bottom, left:right] > 0).all()
-    assert decide(place.out, "Dr. Who", {Verdict.BLANK: [flagged.id], Verdict.KEEP: [blanked.id]}) == 2
+    assert decide(place.out, "Dr. Who", {ReviewVerdict.BLANK: [flagged.id], ReviewVerdict.KEEP: [blanked.id]}) == 2
     assert place.ingest(side=256).counts.flagged == 0
     after = grey(place.out)
     assert (after[top:bottom, left:right] == 0).all()
@@ -181,5 +181,5 @@ def test_decisions_are_applied_by_the_next_ingestion(ingested, make_place, tmp_p
     (image,) = read_store(place.out)[1].values()
     dataset = pydicom.dcmread(place.out / "images" / f"{image.id}.dcm")
     assert image.flags == 0 and dataset.BurnedInAnnotation == "NO"
-    decide(place.out, "Dr. Who", {Verdict.QUARANTINE: [find_of(place.out, "blanked").id]})
+    decide(place.out, "Dr. Who", {ReviewVerdict.QUARANTINE: [find_of(place.out, "blanked").id]})
     assert place.ingest(side=256).counts.quarantined == {"set_aside": 1}

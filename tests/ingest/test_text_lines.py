@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from medfedvqa.ingest.burned_in_text import TextFinder, _Hit, _with_rest_of_line
-from medfedvqa.ingest.text_finds import Decision, Kind, Reading, decide
+from medfedvqa.ingest.text_finds import Decision, FindKind, Reading, decide
 from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, grown, level_and_upright, line_gap, merged, tiles
 
 
@@ -77,9 +77,9 @@ def test_parts_of_a_date_are_no_settings(text: str) -> None:
 def test_three_letters_in_anatomy_are_text_only_if_they_are_certain() -> None:
     """A rib may be read as three letters with some confidence: that is flagged there, and blanked near the border."""
     reading = Reading("CUA", 0.75)
-    assert decide(reading, lambda form: False, False, True) == (Kind.UNREAD, Decision.FLAGGED)
-    assert decide(reading, lambda form: False, True, True) == (Kind.TEXT, Decision.BLANKED)
-    assert decide(Reading("EVA", 0.95), lambda form: False, False, True) == (Kind.TEXT, Decision.BLANKED)
+    assert decide(reading, lambda form: False, False, True) == (FindKind.UNREAD, Decision.FLAGGED)
+    assert decide(reading, lambda form: False, True, True) == (FindKind.TEXT, Decision.BLANKED)
+    assert decide(Reading("EVA", 0.95), lambda form: False, False, True) == (FindKind.TEXT, Decision.BLANKED)
 
 
 def test_small_letters_are_blanked_on_a_large_film(finder: TextFinder) -> None:
@@ -136,8 +136,8 @@ def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> No
 def test_what_is_between_two_blanked_parts_of_a_line_is_blanked(text_first: bool) -> None:
     """One of which is legible, in whichever pass it was found; two marks without text are no line."""
     picture = np.zeros((60, 300), np.uint8)
-    mark = _Hit(line(10, 60, 20), Kind.UNREAD, Decision.BLANKED, Reading("nAnA", 0.4))
-    text = _Hit(line(110, 200, 20), Kind.TEXT, Decision.BLANKED, Reading("SMITH", 0.9))
+    mark = _Hit(line(10, 60, 20), FindKind.UNREAD, Decision.BLANKED, Reading("nAnA", 0.4))
+    text = _Hit(line(110, 200, 20), FindKind.TEXT, Decision.BLANKED, Reading("SMITH", 0.9))
     first, second = (text, mark) if text_first else (mark, text)
     hits = _with_rest_of_line(picture, [second], [first])
     covered = {x for hit in hits for x in range(int(hit.corners[:, 0].min()), int(hit.corners[:, 0].max()) + 1)}

@@ -12,7 +12,7 @@ from medfedvqa.data import read
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
-from medfedvqa.ingest.review import Verdict, decide, reviewed_finds
+from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds
 from medfedvqa.ingest.review_sheet import write_sheet
 from medfedvqa.ingest.store import read_store
 from medfedvqa.ingest.withdrawal import withdraw
@@ -33,7 +33,7 @@ def ingested(tmp_path_factory, make_place, make_dicom: Callable, make_picture: C
         place.add(f"{number}.dcm", make_dicom(film(make_picture, number), PatientID=f"SECRET-{number // 2}"))
     place.ask(*(f"{number}.dcm" for number in range(6)))
     assert place.ingest(workers=2, side=256).counts.redacted == 6
-    decide(place.out, "Dr. N", {Verdict.BLANK: [finds.finds[0].id for finds in reviewed_finds(place.out)]})
+    decide(place.out, "Dr. N", {ReviewVerdict.BLANK: [finds.finds[0].id for finds in reviewed_finds(place.out)]})
     write_sheet(place.out)
     return place
 

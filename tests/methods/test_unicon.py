@@ -21,7 +21,7 @@ from medfedvqa.federation.launch import Launch, plan, run, write_sites
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
-from medfedvqa.models import Contrast, ServerNetworks, SiteNetworks, TuningConfig, shape_of
+from medfedvqa.models import RowContrast, ServerNetworks, SiteNetworks, TuningConfig, shape_of
 from medfedvqa.models.split import BUFFERS
 from privacy import DPSettings
 
@@ -78,7 +78,7 @@ def test_one_site_and_one_step_a_round_is_centralised_contrastive_training(site:
         rows = server.rows(values, networks.rows(values, batch), training=True)
         answers = server.answers(values, networks.answers(values, words, True)[own])
         optimizer.zero_grad()
-        Contrast(variant, 0.5)(rows, answers, own[:, None] == own).backward()
+        RowContrast(variant, 0.5)(rows, answers, own[:, None] == own).backward()
         optimizer.step()
     found = {**hub.states["one"]["values"], **{name: torch.from_numpy(v) for name, v in sent[-1]["one"].items()}}
     assert found.keys() == values.keys()

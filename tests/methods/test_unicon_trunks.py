@@ -15,7 +15,7 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import Contrast, shape_of
+from medfedvqa.models import RowContrast, shape_of
 from medfedvqa.models.trunks.grid import TRUNKS
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -84,7 +84,7 @@ def test_split_training_of_each_trunk_is_training_in_one_piece(tiny_backbone: Pa
                 rows = server.rows(values, networks.rows(values, batch), training=True)
                 answers = server.answers(values, networks.answers(values, words, True)[own])
                 optimizer.zero_grad()
-                Contrast("reference", 0.5)(rows, answers, own[:, None] == own).backward()
+                RowContrast("reference", 0.5)(rows, answers, own[:, None] == own).backward()
                 optimizer.step()
         found = {**hub.states["one"]["values"], **{key: torch.from_numpy(v) for key, v in sent[-1]["one"].items()}}
     assert found.keys() == values.keys() and found["mha.weight"].dtype == torch.float64

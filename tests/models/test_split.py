@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import (
     ClipBackbone,
-    Contrast,
+    RowContrast,
     ServerNetworks,
     ServerPart,
     SiteNetworks,
@@ -25,7 +25,7 @@ from medfedvqa.models.trunks.grid import TRUNKS
 
 ANSWERS = ("yes", "no", "left lung")
 OWN = torch.tensor([0, 1, 2, 0, 1, 2])
-VARIANTS = [Contrast("reference"), Contrast("paper"), Contrast("reference", mask_duplicates=False)]
+VARIANTS = [RowContrast("reference"), RowContrast("paper"), RowContrast("reference", mask_duplicates=False)]
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,7 +36,7 @@ def doubled(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.detach().double().requires_grad_() for name, value in values.items()}
 
 
-def check_split(site: SiteNetworks, contrast: Contrast, norm: str) -> dict[str, torch.Tensor]:
+def check_split(site: SiteNetworks, contrast: RowContrast, norm: str) -> dict[str, torch.Tensor]:
     """All gradients of trunk, projection and both adapters, and the buffers of batches, to 1e-10 in float64.
 
     Returns the gradients of the site's values.
@@ -70,7 +70,7 @@ def check_split(site: SiteNetworks, contrast: Contrast, norm: str) -> dict[str, 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("contrast", VARIANTS)
-def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contrast: Contrast, norm: str) -> None:
+def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contrast: RowContrast, norm: str) -> None:
     """With adapters in a CLIP as the trunk, for both losses and both normalisations."""
     gradients = check_split(SiteNetworks(backbone, TuningConfig("adapter"), width=16), contrast, norm)
     for group in ("adapter.image", "adapter.text", "mha.", "apn."):
@@ -81,7 +81,7 @@ def test_split_execution_equals_one_autograd_graph(backbone: ClipBackbone, contr
 def test_split_execution_equals_one_autograd_graph_with_each_trunk(backbone: ClipBackbone, name: str) -> None:
     """Every trunk of the paper, trained as a whole on the frozen grid."""
     trunk = TrunkBackbone(backbone, TrunkConfig(name, 8), 0)
-    gradients = check_split(SiteNetworks(trunk, TuningConfig("full"), width=16), Contrast(), "layer")
+    gradients = check_split(SiteNetworks(trunk, TuningConfig("full"), width=16), RowContrast(), "layer")
     assert gradients.keys() >= {f"weight.{name}" for name in trunk.shape.parameters}
     reached = [name for name, gradient in gradients.items() if gradient.any()]
     assert len(reached) > 0.8 * len(gradients) and "weight.reader.input.weight" in reached
@@ -109,8 +109,8 @@ def test_identical_keys_cost_log_b_or_log_b_minus_1_whatever_the_weights() -> No
     """Duplicate answers are false negatives: nothing can be learnt from a batch with one answer."""
     rows, keys = drawn(5, 8), drawn(1, 8, seed=1).expand(5, 8)
     same = torch.ones(5, 5, dtype=torch.bool)
-    included = Contrast("reference", mask_duplicates=False)(rows, keys, same)
-    excluded = Contrast("paper", mask_duplicates=False)(rows, keys, same) / 5
+    included = RowContrast("reference", mask_duplicates=False)(rows, keys, same)
+    excluded = RowContrast("paper", mask_duplicates=False)(rows, keys, same) / 5
     assert float(included) == pytest.approx(math.log(5)) and float(excluded) == pytest.approx(math.log(4))
 
 
@@ -118,7 +118,7 @@ def test_identical_keys_cost_log_b_or_log_b_minus_1_whatever_the_weights() -> No
 def test_a_batch_with_one_answer_costs_and_teaches_nothing_once_duplicates_are_masked(variant: str) -> None:
     """Loss and gradient are 0, not infinite."""
     rows = drawn(5, 8).requires_grad_()
-    loss = Contrast(variant)(rows, drawn(1, 8, seed=1).expand(5, 8), torch.ones(5, 5, dtype=torch.bool))
+    loss = RowContrast(variant)(rows, drawn(1, 8, seed=1).expand(5, 8), torch.ones(5, 5, dtype=torch.bool))
     loss.backward()
     assert loss.item() == pytest.approx(0, abs=1e-12) and rows.grad.abs().max() < 1e-12
 
@@ -134,13 +134,13 @@ def test_masked_duplicates_are_no_negatives() -> None:
 def test_the_cosine_loss_does_not_see_lengths() -> None:
     """Scaling rows and keys changes nothing; the paper's dot products are unbounded below."""
     rows, keys, same = drawn(4, 8), drawn(4, 8, seed=1), torch.eye(4, dtype=torch.bool)
-    reference, paper = Contrast("reference"), Contrast("paper")
+    reference, paper = RowContrast("reference"), RowContrast("paper")
     assert torch.allclose(reference(rows, keys, same), reference(3 * rows, 0.1 * keys, same))
     assert paper(20 * rows, rows, same) < paper(5 * rows, rows, same) < paper(rows, rows, same)
 
 
 @pytest.mark.parametrize("contrast", VARIANTS)
-def test_the_loss_s_gradient_is_that_of_finite_differences(contrast: Contrast) -> None:
+def test_the_loss_s_gradient_is_that_of_finite_differences(contrast: RowContrast) -> None:
     """By rows and by keys."""
     same = torch.tensor([0, 0, 1, 2])[:, None] == torch.tensor([0, 0, 1, 2])
     inputs = drawn(4, 3).requires_grad_(), drawn(4, 3, seed=1).requires_grad_()
@@ -179,7 +179,7 @@ def test_masked_padding_is_as_no_padding(backbone: ClipBackbone) -> None:
 
 def test_the_average_of_equal_parts_is_each_of_them() -> None:
     """Identical client data: averaging changes nothing, buffers of batches included; unchosen values stay as well."""
-    parts = [ServerPart(ServerNetworks(8, 4, "batch"), Contrast(), 1) for _ in range(3)]
+    parts = [ServerPart(ServerNetworks(8, 4, "batch"), RowContrast(), 1) for _ in range(3)]
     for part in parts:
         part.learn(drawn(6, 8).float(), drawn(6, 8, seed=1).float(), 0.1)
     before = {name: value.clone() for name, value in parts[0].values.items()}

@@ -10,7 +10,7 @@ from medfedvqa.benchmark.printed import PrintedTable
 from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
 from medfedvqa.reproduce.catalogue import PAPERS, command_of, entry_of, paper_of
-from medfedvqa.reproduce.entries import Absent, Entry, Program, Table
+from medfedvqa.reproduce.entries import Absent, PaperEntry, PaperTable, Program
 from medfedvqa.reproduce.papers import feddat, fedp3
 from medfedvqa.reproduce.tables import labels_of
 
@@ -18,7 +18,9 @@ CAPTIONS = {"fedp3": (6, 8), "feddat": (4, 6), "prompt-pfl": (2, 5), "unicon": (
 """Tables and figures with captions in each paper. Of CreamFL's the project has notes, which name two measurements."""
 ENTRIES = [(paper, entry) for paper in PAPERS for entry in paper.entries]
 TABLES = {
-    (paper.name, entry.name): entry.protocol.printed for paper, entry in ENTRIES if isinstance(entry.protocol, Table)
+    (paper.name, entry.name): entry.protocol.printed
+    for paper, entry in ENTRIES
+    if isinstance(entry.protocol, PaperTable)
 }
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +39,7 @@ def test_every_caption_of_the_papers_has_an_entry() -> None:
 
 
 @pytest.mark.parametrize(("paper", "entry"), ENTRIES, ids=lambda each: getattr(each, "name", ""))
-def test_an_entry_has_a_command_or_a_reason_and_says_what_differs(paper: Any, entry: Entry) -> None:
+def test_an_entry_has_a_command_or_a_reason_and_says_what_differs(paper: Any, entry: PaperEntry) -> None:
     """Labels are systems of the benchmark, and programs are there; what runs differs from the paper in something."""
     protocol = entry.protocol
     if isinstance(protocol, Absent):

@@ -12,7 +12,7 @@ from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
 from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
 from medfedvqa.reproduce.catalogue import PAPERS, entry_of, paper_of
-from medfedvqa.reproduce.entries import Table
+from medfedvqa.reproduce.entries import PaperTable
 from medfedvqa.reproduce.papers import feddat
 from medfedvqa.reproduce.tables import labels_of, on_backbone, on_paper_s_sites, runnable, with_budget
 
@@ -52,8 +52,8 @@ def test_feddat_s_rows_stand_beside_runs_of_their_own_backbone() -> None:
         for architecture, (_, count) in lines.items():
             others = sum(f"--backbone {architecture}@LABEL" in row.differs for row in rows)
             assert others == (0 if lines[architecture] == own else count)
-    labels = labels_of(Table(feddat.TABLE_2, {}))
-    assert len(labels) == len(set(labels)) == 9 and labels_of(Table(feddat.TABLE_2, {}), ["VAuLT: FedDAT"]) == [
+    labels = labels_of(PaperTable(feddat.TABLE_2, {}))
+    assert len(labels) == len(set(labels)) == 9 and labels_of(PaperTable(feddat.TABLE_2, {}), ["VAuLT: FedDAT"]) == [
         "FedDAT"
     ]
 
@@ -80,7 +80,7 @@ def test_every_row_of_every_table_can_run_or_says_why_not(tmp_path: Path) -> Non
     left_out = []
     for paper in PAPERS:
         for entry in paper.entries:
-            if isinstance(entry.protocol, Table):
+            if isinstance(entry.protocol, PaperTable):
                 left_out += runnable(planned(paper.name, entry.name, tmp_path, ("chest", "abdomen", "head")))[1]
     assert [remark.split(". ")[0] for remark in left_out] == [f"Left out: prompt_pfl r = {blocks}" for blocks in (6, 9)]
     assert "6 blocks are to be tuned" in left_out[0]

@@ -1,7 +1,7 @@
 """Q. Yu et al., "Multimodal Federated Learning via Contrastive Representation Ensemble", ICLR 2023."""
 
 from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.reproduce.entries import Entry, Paper, Table
+from medfedvqa.reproduce.entries import Paper, PaperEntry, PaperTable
 
 SERVERS = ("CreamFL", "CreamFL: server alone", "FedMD", "FedET", "FedGEMS")
 ABLATIONS = (
@@ -44,22 +44,22 @@ PAPER = Paper(
     4,
     "Multimodal Federated Learning via Contrastive Representation Ensemble",
     (
-        Entry(
+        PaperEntry(
             "global",
             "the server's model: Recall@K and VQA",
-            Table(_at_sites("Beside it the sites' models", SERVERS)),
+            PaperTable(_at_sites("Beside it the sites' models", SERVERS)),
             IN_PLACE,
         ),
-        Entry(
+        PaperEntry(
             "ablation",
             "aggregation and both contrasts",
-            Table(_at_sites("Beside the server's the sites' models", ABLATIONS)),
+            PaperTable(_at_sites("Beside the server's the sites' models", ABLATIONS)),
             IN_PLACE,
         ),
-        Entry(
+        PaperEntry(
             "sites",
             "the sites' models",
-            Table(SITES),
+            PaperTable(SITES),
             "closed medical questions at all sites in place of classification and retrieval; 128 drawn public pairs",
         ),
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.reproduce.entries import Absent, Entry, Paper, Picture, Scale, Table
+from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, Scale
 
 BUDGET = {"rounds": 20, "local_epochs": 1}
 """Section 4.3 calls 5 rounds a quarter of the budget; the code's local epoch is one."""
@@ -160,23 +160,27 @@ PAPER = Paper(
     1,
     "FedDAT: An Approach for Foundation Model Finetuning in Multi-Modal Heterogeneous Federated Learning",
     (
-        Entry(
+        PaperEntry(
             "table1",
             "image classification, a style for each client",
-            Table(TABLE_1, BUDGET),
+            PaperTable(TABLE_1, BUDGET),
             "a CLIP with one fixed question in place of a ViT; the given folder's own sites and classes",
             "image-classes",
             data_root=True,
         ),
-        Entry("table2", "PEFT methods, a VQA set for each client", Table(TABLE_2, BUDGET), CLIENTS, "vqa-rad+slake"),
-        Entry("table3", "PEFT methods by function, scene and task", Table(TABLE_3, BUDGET), f"{CLIENTS}; {CLOVE}"),
-        Entry("table4", "ablations", Table(TABLE_4, BUDGET), f"{CLIENTS}; {CLOVE}", "vqa-rad+slake"),
-        Entry("fig1", "the training procedure", SCHEME),
-        Entry("fig2", "the dual-adapter teacher", SCHEME),
-        Entry("fig3", "mutual distillation", SCHEME),
-        Entry("fig4", "examples of the clients' rows", Picture("samples"), CLIENTS, "vqa-rad+slake"),
-        Entry("fig5", "accuracy by round", Table(FIG_5, BUDGET, curve=True), CLIENTS, "vqa-rad+slake"),
-        Entry(
+        PaperEntry(
+            "table2", "PEFT methods, a VQA set for each client", PaperTable(TABLE_2, BUDGET), CLIENTS, "vqa-rad+slake"
+        ),
+        PaperEntry(
+            "table3", "PEFT methods by function, scene and task", PaperTable(TABLE_3, BUDGET), f"{CLIENTS}; {CLOVE}"
+        ),
+        PaperEntry("table4", "ablations", PaperTable(TABLE_4, BUDGET), f"{CLIENTS}; {CLOVE}", "vqa-rad+slake"),
+        PaperEntry("fig1", "the training procedure", SCHEME),
+        PaperEntry("fig2", "the dual-adapter teacher", SCHEME),
+        PaperEntry("fig3", "mutual distillation", SCHEME),
+        PaperEntry("fig4", "examples of the clients' rows", PaperPicture("samples"), CLIENTS, "vqa-rad+slake"),
+        PaperEntry("fig5", "accuracy by round", PaperTable(FIG_5, BUDGET, curve=True), CLIENTS, "vqa-rad+slake"),
+        PaperEntry(
             "fig6",
             "accuracy by number of clients",
             Scale(("FedAvg adapter local head", "FedDAT"), (5, 10, 15, 20, 25)),

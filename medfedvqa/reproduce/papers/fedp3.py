@@ -1,7 +1,7 @@
 """M. Lao et al., "FedVQA: Personalized Federated Visual Question Answering over Heterogeneous Scenes", ACM MM 2023."""
 
 from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.reproduce.entries import Absent, Counts, Entry, Paper, Picture, Table
+from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, PrintedCounts
 
 BUDGET = {"rounds": 5, "local_epochs": 2, "batch_rows": 32, "answers": "public"}
 """Section 4.2; the list is this project's, 614 answers in place of 1,642."""
@@ -139,10 +139,10 @@ PAPER = Paper(
     0,
     "FedVQA: Personalized Federated Visual Question Answering over Heterogeneous Scenes",
     (
-        Entry(
+        PaperEntry(
             "table1",
             "rows by scene",
-            Counts(
+            PrintedCounts(
                 (
                     ("Commercial", 19573, 6473),
                     ("Educational", 13472, 4225),
@@ -154,36 +154,44 @@ PAPER = Paper(
             ),
             DATA,
         ),
-        Entry("table2", "methods, four seen and two unseen scenes", Table(TABLE_2, BUDGET, 6, 2), DATA),
-        Entry(
+        PaperEntry("table2", "methods, four seen and two unseen scenes", PaperTable(TABLE_2, BUDGET, 6, 2), DATA),
+        PaperEntry(
             "table3",
             "methods, other seen and unseen scenes",
-            Table(TABLE_3, BUDGET, 6, 2),
+            PaperTable(TABLE_3, BUDGET, 6, 2),
             f"{DATA}; the same sites are unseen as for Table 2, unless --unseen names others",
         ),
-        Entry("table4", "ablations on the scenes of Table 2", Table(TABLE_4, BUDGET, 6, 2), DATA),
-        Entry(
+        PaperEntry("table4", "ablations on the scenes of Table 2", PaperTable(TABLE_4, BUDGET, 6, 2), DATA),
+        PaperEntry(
             "table5",
             "sub-categories of the scenes",
             Absent(
                 "a list of names of Places365; here organs stand for scenes, as docs/data.md maps locations to them"
             ),
         ),
-        Entry(
+        PaperEntry(
             "table6",
             "ablations on the scenes of Table 3",
-            Table(TABLE_6, BUDGET, 6, 2),
+            PaperTable(TABLE_6, BUDGET, 6, 2),
             f"{DATA}; the same sites are unseen as for Table 4, unless --unseen names others",
         ),
-        Entry("fig1", "the federated setting", SCHEME),
-        Entry("fig2", "answers of one scene and of several", Picture("labels"), DATA),
-        Entry("fig3", "the three parts of the method", SCHEME),
-        Entry("fig4", "accuracy by number of answers N", Table(FIG_4, BUDGET, 6, 2), f"{DATA}; {WEIGHT}"),
-        Entry("fig5", "forgotten answers of two examples", Picture("forgotten", "FedP3", BUDGET), f"{DATA}; {TRAINED}"),
-        Entry("fig6", "label distributions by scene", Picture("labels"), DATA),
-        Entry("fig7", "accuracy by lambda", Table(FIG_7, BUDGET, 6, 2), DATA),
-        Entry(
-            "fig8", "forgotten answers of four examples", Picture("forgotten", "FedP3", BUDGET), f"{DATA}; {TRAINED}"
+        PaperEntry("fig1", "the federated setting", SCHEME),
+        PaperEntry("fig2", "answers of one scene and of several", PaperPicture("labels"), DATA),
+        PaperEntry("fig3", "the three parts of the method", SCHEME),
+        PaperEntry("fig4", "accuracy by number of answers N", PaperTable(FIG_4, BUDGET, 6, 2), f"{DATA}; {WEIGHT}"),
+        PaperEntry(
+            "fig5",
+            "forgotten answers of two examples",
+            PaperPicture("forgotten", "FedP3", BUDGET),
+            f"{DATA}; {TRAINED}",
+        ),
+        PaperEntry("fig6", "label distributions by scene", PaperPicture("labels"), DATA),
+        PaperEntry("fig7", "accuracy by lambda", PaperTable(FIG_7, BUDGET, 6, 2), DATA),
+        PaperEntry(
+            "fig8",
+            "forgotten answers of four examples",
+            PaperPicture("forgotten", "FedP3", BUDGET),
+            f"{DATA}; {TRAINED}",
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """H. Zhu et al., "Prompt-based Personalized Federated Learning for Medical VQA", ICASSP 2024."""
 
 from medfedvqa.benchmark.printed import PM, PRINTED, Place, PrintedRow, PrintedTable
-from medfedvqa.reproduce.entries import Absent, Entry, Paper, Picture, Table
+from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable
 
 BUDGET = {"rounds": 30, "local_epochs": 5, "decay": 0.1, "decay_every": 10}
 """Section 3.1; a local iteration is read as a pass over the rows."""
@@ -42,19 +42,25 @@ PAPER = Paper(
     2,
     "Prompt-based Personalized Federated Learning for Medical Visual Question Answering",
     (
-        Entry("table1", "SLAKE by organ", Table(_with_printed("slake"), BUDGET), DIFFERS, "slake"),
-        Entry("table2", "VQA-RAD by organ", Table(_with_printed("vqa-rad"), BUDGET), DIFFERS, "vqa-rad"),
-        Entry("fig1", "the method", SCHEME),
-        Entry("fig2", "the block with prompts", SCHEME),
-        Entry("fig3", "communication among clients", SCHEME),
-        Entry(
+        PaperEntry("table1", "SLAKE by organ", PaperTable(_with_printed("slake"), BUDGET), DIFFERS, "slake"),
+        PaperEntry("table2", "VQA-RAD by organ", PaperTable(_with_printed("vqa-rad"), BUDGET), DIFFERS, "vqa-rad"),
+        PaperEntry("fig1", "the method", SCHEME),
+        PaperEntry("fig2", "the block with prompts", SCHEME),
+        PaperEntry("fig3", "communication among clients", SCHEME),
+        PaperEntry(
             "fig4",
             "t-SNE of prompts",
-            Picture("prompts", PM, BUDGET),
+            PaperPicture("prompts", PM, BUDGET),
             f"{DIFFERS}; shared prompts are those of the site Abdomen, or of the first if there is none",
             "slake",
         ),
-        Entry("fig5", "samples of answers", Picture("samples", PM, BUDGET), f"{DIFFERS}; the first test rows", "slake"),
-        Entry("r", "the number of blocks with prompts", Table(R, BUDGET), DIFFERS, "slake"),
+        PaperEntry(
+            "fig5",
+            "samples of answers",
+            PaperPicture("samples", PM, BUDGET),
+            f"{DIFFERS}; the first test rows",
+            "slake",
+        ),
+        PaperEntry("r", "the number of blocks with prompts", PaperTable(R, BUDGET), DIFFERS, "slake"),
     ),
 )

@@ -1,7 +1,7 @@
 """Y. Sun and H. Ochiai, "UniCon: Unidirectional Split Learning with Contrastive Loss for VQA", 2023."""
 
 from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.reproduce.entries import Absent, Entry, Paper, Picture, Program, Table, Trunks
+from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, Program, Trunks
 
 BUDGET = {"rounds": 20, "local_epochs": 1, "decay": 0.2, "decay_after": (10, 15), "decay_every": 10}
 """Section 4.2's epochs, of which each is a round, and its decays, of which centralised training has the first alone."""
@@ -28,38 +28,38 @@ PAPER = Paper(
     3,
     "UniCon: Unidirectional Split Learning with Contrastive Loss for Visual Question Answering",
     (
-        Entry(
+        PaperEntry(
             "table1",
             "what earlier work shares",
             Absent("a list of properties, nothing is measured; docs/methods/matrix.md has that of the methods here"),
         ),
-        Entry("table2", "seven trunks, supervised", Trunks(("centralised",), BUDGET), DIFFERS),
-        Entry(
+        PaperEntry("table2", "seven trunks, supervised", Trunks(("centralised",), BUDGET), DIFFERS),
+        PaperEntry(
             "table3",
             "seven trunks by contrast and by UniCon",
             Trunks(("centralised contrastive", "UniCon"), BUDGET),
             DIFFERS,
         ),
-        Entry("fig1", "the parts of the model", SCHEME),
-        Entry("fig2", "conventional split learning and UniCon", SCHEME),
-        Entry(
+        PaperEntry("fig1", "the parts of the model", SCHEME),
+        PaperEntry("fig2", "conventional split learning and UniCon", SCHEME),
+        PaperEntry(
             "fig3",
             "similarity of rows and answers before and after",
-            Picture("similarity", "UniCon", BUDGET),
+            PaperPicture("similarity", "UniCon", BUDGET),
             f"{DIFFERS}; cosines; the first test rows of each site",
         ),
-        Entry(
+        PaperEntry(
             "fig4",
             "the networks of the server and of answers",
             Absent("a drawing of layers; docs/methods/unicon.md has their numbers of values"),
         ),
-        Entry(
+        PaperEntry(
             "fig5",
             "examples of questions",
-            Picture("samples", "UniCon", BUDGET),
+            PaperPicture("samples", "UniCon", BUDGET),
             f"{DIFFERS}; whether each is answered right, in place of the answer",
         ),
-        Entry(
+        PaperEntry(
             "fig6",
             "accuracy under a Trojan",
             Program("trojan", ("OUT",)),
@@ -67,19 +67,21 @@ PAPER = Paper(
             "where the paper inverts a trained model; success at each site",
             "phantom",
         ),
-        Entry(
+        PaperEntry(
             "fig7",
             "maps of attention",
-            Picture("attention", "SAN", BUDGET),
+            PaperPicture("attention", "SAN", BUDGET),
             f"{DIFFERS}; the network that the paper's Fig. 7 follows (its reference 40) in place of its trunks",
         ),
-        Entry(
+        PaperEntry(
             "a2",
             "seconds of a step by part (Appendix A.2)",
             Program("split_steps", ()),
             "measured; the paper counts with symbols",
             "phantom",
         ),
-        Entry("algorithm2", "conventional split learning (Appendix A.3)", Table(ALGORITHM_2, BUDGET), DIFFERS),
+        PaperEntry(
+            "algorithm2", "conventional split learning (Appendix A.3)", PaperTable(ALGORITHM_2, BUDGET), DIFFERS
+        ),
     ),
 )
