@@ -105,7 +105,6 @@ def planned_grid(
     """
     from medfedvqa.benchmark.grid import Grid
     from medfedvqa.benchmark.systems import BUDGET
-    from medfedvqa.cli.tune import chosen
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.data.image_classes import classes
@@ -309,3 +308,12 @@ def _show(console: Console, comparison: "Comparison") -> None:
         cells = (*map(cell, comparison.averages(label).values()), *map(gain_cell, gains(comparison, label)))
         table.add_row(plain(label), *map(plain, cells), f"{each[0].parameters:,}")
     console.print(table)
+
+
+def chosen(systems: "tuple[System, ...]", tuned: Path | None, **searched: Any) -> "tuple[System, ...]":
+    """The systems with the choices of a file of `medfedvqa tune`, if one is given. Raises `ConfigError`."""
+    if tuned is None:
+        return systems
+    from medfedvqa.benchmark.tuning_search import read_tuned, with_choices
+
+    return with_choices(systems, read_tuned(tuned), **searched)

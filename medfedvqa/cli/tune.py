@@ -1,7 +1,7 @@
 """`medfedvqa tune`: learning rates and weight decays of systems, searched on validation rows."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,12 +73,3 @@ def decimals(listed: str, option: str) -> list[float]:
         return [float(part) for part in listed.split(",")]
     except ValueError:
         raise ConfigError(f"{option} takes numbers with commas between, as 0.001,0.01") from None
-
-
-def chosen(systems: "tuple[System, ...]", tuned: Path | None, **searched: Any) -> "tuple[System, ...]":
-    """The systems with the choices of a file of this command, if one is given. Raises `ConfigError`."""
-    if tuned is None:
-        return systems
-    from medfedvqa.benchmark.tuning_search import read_tuned, with_choices
-
-    return with_choices(systems, read_tuned(tuned), **searched)

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from privacy.analysis import Floats, Losses, PrivacyLoss
+from privacy.analysis.quantities import Floats, Losses, PrivacyLoss
 
 NAME = "NumPy, by the project's own implementation"
 NEGLIGIBLE = -30.0
