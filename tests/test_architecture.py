@@ -106,11 +106,12 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 def circle_in(imports: dict[str, set[str]]) -> tuple[str, ...]:
     """The modules that import each other in a circle, or are between circles; none if there is no circle."""
-    remaining = dict(imports)
-    while ends := {module for module, others in remaining.items() if not others & remaining.keys()}:
-        remaining = {module: others for module, others in remaining.items() if module not in ends}
-    imported_ones = {other for others in remaining.values() for other in others}
-    return tuple(sorted(remaining.keys() & imported_ones))
+    before, remaining = 0, dict(imports)
+    while len(remaining) != before:
+        before = len(remaining)
+        others = {other for module in remaining for other in remaining[module]}
+        remaining = {m: remaining[m] for m in remaining if m in others and remaining[m] & remaining.keys()}
+    return tuple(sorted(remaining))
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
