@@ -31,6 +31,7 @@ SMALLEST = {
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
     "throughput": "--data phantom --rows 2 --batches 1",
+    "trojan": "{out}/runs --shares 0.0 --seeds 1 --triggers inverted",
     "upgrade": "{root}",
 }
 """Options of each program; `{out}` is an empty folder, `{data}` that of the real data sets, and `{root}` this
@@ -42,6 +43,7 @@ LONG = {
     "scale",
     "secagg_protocols",
     "sharing_costs",
+    "trojan",
     "upgrade",
 }
 """Programs that start provisioned federations, or train others to the end: before a release."""
