@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator
 
@@ -63,7 +63,7 @@ class DPSettings:
     """Share of `epsilon` that the accuracies of the whole job may cost by themselves."""
     delta: float = 1e-5
     """Below one over the number of patients at every site."""
-    unit: str = "patient"
+    unit: Literal["patient"] = "patient"
     """Who is protected; nothing smaller is offered."""
     clip: float = 1.0
     """Largest norm of one patient's gradient in a step (C)."""

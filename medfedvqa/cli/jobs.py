@@ -7,6 +7,7 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.backbone import read_card
+from medfedvqa.cli.job_options import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from medfedvqa.federation.job_terms import Terms
 
 
+@with_job_options()
 def export_command(
     method: options.MethodArgument,
     out: Annotated[Path, typer.Option(help="The folder to write; must not exist.", callback=options.writable)],
@@ -30,18 +32,9 @@ def export_command(
         Path | None, typer.Option(help="Shape card of a backbone in a local folder, by `medfedvqa backbone card`.")
     ] = None,
     questions: options.QuestionsOption = "closed",
-    seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
-    secagg: options.SecaggOption = None,
-    committee: options.CommitteeOption = None,
-    gather: options.GatherOption = "mean",
-    most_norm: options.MostNormOption = None,
-    min_sites: options.MinSitesOption = 1,
-    wait_for: options.WaitForOption = None,
-    round_timeout: Annotated[
-        float, typer.Option(help="Seconds after which a round goes on without the sites that have not answered.", min=1)
-    ] = 600.0,
+    choices: Choices = NO_CHOICES,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
@@ -65,15 +58,8 @@ def export_command(
         "data": data,
         "backbone": backbone,
         "split": {"questions": questions},
-        "seed": seed,
         "dp": options.named_values(dp or [], epsilon=epsilon) or None,
-        "secagg": secagg or False,
-        "committee": options.parsed_committee(committee),
-        "gather": gather,
-        "most_norm": most_norm,
-        "min_sites": min_sites,
-        "wait_for": wait_for,
-        "round_timeout": round_timeout,
+        **choices,
         **({"card": read_card(card)} if card else {}),
     }
     spec = checked_job(job)

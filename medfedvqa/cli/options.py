@@ -17,8 +17,6 @@ SETS = ("vqa-rad", "slake", "store", "phantom")
 ENTRY_POINTS = "medfedvqa.methods"
 
 EngineName = Literal["local", "simulator", "provisioned"]
-SecaggName = Literal["masks", "crypten"]
-GatherName = Literal["mean", "trimmed", "median"]
 SplitName = Literal["official", "patient"]
 QuestionsName = Literal["closed", "open", "all"]
 
@@ -117,7 +115,6 @@ MethodOptions = Annotated[
         "way to write `--rounds 3`.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of the split, the drawn set and the training.", min=0)]
 OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
@@ -172,33 +169,8 @@ DPOption = Annotated[
         help="Another setting of differential privacy, as `medfedvqa privacy settings` lists them; repeatable.",
     ),
 ]
-SecaggOption = Annotated[
-    SecaggName | None,
-    typer.Option(
-        help="Aggregate on shares: nobody sees a single site's upload. Needs 3 sites. Means under masks, as with "
-        "--secagg alone, or by a committee with CrypTen.",
-    ),
-]
-CommitteeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|NAME,NAME,..",
-        help="With --secagg: how many sites compute (drawn if there are more), or which. Default: at most 8.",
-    ),
-]
 QuestionsOption = Annotated[
     QuestionsName, typer.Option(help="The questions to train on and to test, by their published kind.")
-]
-GatherOption = Annotated[
-    GatherName, typer.Option(help="How the server combines uploads; trimmed and median bear some lying sites.")
-]
-MinSitesOption = Annotated[int, typer.Option(help="The job neither begins nor continues with fewer sites.", min=1)]
-WaitForOption = Annotated[
-    int | None,
-    typer.Option(help="A round ends with the answers of this many sites. Default: it waits for all.", min=1),
-]
-MostNormOption = Annotated[
-    float | None, typer.Option(help="Largest L2 norm of an upload's parameters: sites scale longer ones down to it.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.", callback=writable)
@@ -225,13 +197,6 @@ def named_values(pairs: list[str], **named: Any) -> dict[str, Any]:
             raise ConfigError(f"'{name}' is given twice with two values: give it once")
         options[name] = value
     return options
-
-
-def parsed_committee(text: str | None) -> int | list[str] | None:
-    """The number of sites that compute, or their names."""
-    if text is None:
-        return None
-    return int(text) if text.isdecimal() else text.split(",")
 
 
 def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:

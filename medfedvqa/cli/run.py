@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medfedvqa.cli import options
+from medfedvqa.cli.job_options import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from medfedvqa.federation.launch import Launch
 
 
+@with_job_options(round_timeout=None)
 def run(
     method: options.OptionalMethodArgument = "",
     data: options.DataOption = "",
@@ -39,25 +41,13 @@ def run(
         options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
     ] = "official",
     questions: options.QuestionsOption = "closed",
-    seed: options.SeedOption = 0,
     site: options.OrgansOption = None,
     hospitals: Annotated[
         int, typer.Option(help="Hospitals of each organ: its patients are dealt out to so many sites.", min=1, max=99)
     ] = 1,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
-    secagg: options.SecaggOption = None,
-    committee: options.CommitteeOption = None,
-    gather: options.GatherOption = "mean",
-    most_norm: options.MostNormOption = None,
-    min_sites: options.MinSitesOption = 1,
-    wait_for: options.WaitForOption = None,
-    round_timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which a round goes on without the sites that are late. Default: no limit.", min=1
-        ),
-    ] = None,
+    choices: Choices = NO_CHOICES,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
     precision: Annotated[
@@ -98,17 +88,10 @@ def run(
         method,
         method_options=options.named_values(option or [], rounds=rounds, local_epochs=local_epochs),
         dp=options.named_values(dp or [], epsilon=epsilon),
-        secagg=secagg or False,
-        committee=options.parsed_committee(committee),
-        gather=gather,
-        most_norm=most_norm,
-        min_sites=min_sites,
-        wait_for=wait_for,
-        round_timeout=round_timeout,
         split=split,
         questions=questions,
-        seed=seed,
         backbone=backbone,
+        **choices,
     )
     launch = launch_of(
         job,

@@ -1,41 +1,45 @@
-"""A job as it is submitted: configuration only, no code, no path."""
+"""A job as it is submitted: configuration only, no code, no path.
+
+`JobSpec` is the only declaration of a job's fields: the command line has an option and `medfedvqa.Job` a keyword for
+each, and sites and server check a submitted job's text by it before FLARE reads the job. Those processes import this
+module, which is why it loads no torch before a method is asked for.
+"""
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from audits import Exchange, canonical
 from audits.policy import Offer
 from medfedvqa.backbone_names import parse
 from medfedvqa.bounds import (
-    MOST_SECONDS,
-    MOST_SEED,
+    MOST_ANSWERS,
     MOST_SITES,
-    MOST_WEIGHT,
     BackboneName,
     DataName,
     Identifier,
-    SiteName,
 )
-from medfedvqa.core import CommitteeMean, Method, checked, create
-from medfedvqa.data import CLOSED_ANSWERS, Split
+from medfedvqa.checking import checked
+from medfedvqa.data import Split
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_members import MembersRule
+from medfedvqa.federation.job_choices import JobChoices
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.quorum import QuorumRule
-from medfedvqa.models import BackboneShape, shape_of, shape_on
+from medfedvqa.public_answers import CLOSED_ANSWERS
 from medfedvqa.shape_cards import ShapeCard
-from privacy import DPSettings, Gathering, Secagg
-from privacy.secagg import MINIMUM
+from privacy import DPSettings, Gathering
 from privacy.secagg.committee import Beacon
 
-ANY_DATA = "any"
-_Count = Annotated[int, Field(ge=0, le=MOST_SITES)]
-_Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
+if TYPE_CHECKING:
+    from medfedvqa.core import Method
+    from medfedvqa.models import BackboneShape
 
-ROUND_TIMEOUT = 600.0  # seconds
+STATUS_JOB = {"method": "site_status"}
+"""The whole job of `medfedvqa.federation.site_status`, which has none of these fields."""
+ANY_DATA = "any"
 
 MOST_MEMBERS = 8
 """With more sites than this, a committee of this size computes, unless the job sets another. Costs then stay those of a
@@ -43,48 +47,34 @@ small federation. The larger a committee, the less likely all of its members col
 this happens in 3.5 % of draws with three members and in 0.01 % with eight."""
 
 
-class JobSpec(BaseModel, frozen=True, extra="forbid"):
+def _option_name(name: str) -> str:
+    if not (name.isidentifier() and name.islower()):
+        raise ValueError("the options are not those of a method")
+    return name
+
+
+_Scalar = bool | int | float | str | None
+_OptionName = Annotated[str, Field(max_length=24), AfterValidator(_option_name)]
+_Answers = Annotated[list[_Scalar], Field(max_length=MOST_ANSWERS)]
+_BySite = Annotated[dict[str, dict[_OptionName, _Scalar]], Field(max_length=MOST_SITES)]
+Options = Annotated[dict[_OptionName, _Scalar | _Answers | _BySite], Field(max_length=128)]
+"""A method's options by name: scalars, lists of scalars, or for each site a table of names and scalars. Here they are
+only bounded; the method checks them."""
+
+
+class JobSpec(JobChoices, frozen=True):
     """What a job trains, on which kind of data, from which backbone. Each site decides whether it takes part."""
 
     method: Identifier
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     data: DataName = Field(ANY_DATA, description="reader that every site must hold, or 'any'")
     split: Split = Field(default_factory=Split)
     backbone: BackboneName = Field("medclip2-slake", description="name of the frozen backbone, never a path")
-    seed: int = Field(0, ge=0, le=MOST_SEED)
     dp: DPSettings | None = Field(None, description="differential privacy by patient; null trains without")
-    secagg: Secagg = Field(
-        False,
-        description="aggregate on shares: neither server nor other sites see an upload; 'crypten': means with CrypTen "
-        "among the sites that compute, instead of masks",
-    )
-    min_sites: int = Field(1, ge=1, le=MOST_SITES, description="the job neither begins nor continues with fewer sites")
-    wait_for: int | None = Field(
-        None, ge=1, le=MOST_SITES, description="a round ends with this many answers; null: it waits for all sites"
-    )
-    round_timeout: float | None = Field(
-        ROUND_TIMEOUT,
-        ge=1,
-        le=MOST_SECONDS,
-        description="seconds after which a round ends; the evaluation has as long as all rounds; null: no limit",
-    )
-    committee: _Count | _Names | None = Field(
-        None, description="how many sites compute on shares, drawn if there are more; or which; null: at most 8"
-    )
-    gather: Literal["mean", "trimmed", "median"] = Field(
-        "mean", description="how the server combines uploads: robust rules bear some lying sites and ignore weights"
-    )
-    most_norm: float | None = Field(None, gt=0, le=MOST_WEIGHT, description="largest L2 norm of an upload")
     card: ShapeCard | None = Field(
         None, description="shape of a backbone that only sites have, by `medfedvqa backbone card`"
     )
     terms: Terms | None = Field(None, description="what makes the signed job fresh; `jobs export --kit` writes it")
-
-    @field_validator("secagg", mode="before")
-    @classmethod
-    def _as_written(cls, secagg: Any) -> Any:
-        # Earlier versions know true and false only, and a job that they run keeps its definition.
-        return True if secagg == "masks" else secagg
 
     @field_validator("card")
     @classmethod
@@ -94,32 +84,21 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
             raise ValueError("a shape card is for a backbone in a local folder, and has its name: leave it out")
         return card
 
-    @field_validator("committee")
-    @classmethod
-    def _check_committee(
-        cls, committee: int | tuple[str, ...] | None, others: ValidationInfo
-    ) -> int | tuple[str, ...] | None:
-        if committee is None:
-            return None
-        if not others.data.get("secagg"):
-            raise ValueError("a committee computes on shares: ask for secure aggregation as well, or for no committee")
-        if not isinstance(committee, int):
-            committee = tuple(sorted(set(committee)))
-        if (committee if isinstance(committee, int) else len(committee)) < MINIMUM:
-            raise ValueError(f"a committee has at least {MINIMUM} sites: fewer could reveal the others")
-        return committee
-
     def exchange(self) -> Exchange:
         """Everything that the job moves between a site and its peers. Raises `ConfigError`."""
         return self.build().final_exchange(self.shape)
 
     @property
-    def shape(self) -> BackboneShape:
+    def shape(self) -> "BackboneShape":
         """The shape of the backbone, from its card or its name. Raises `BackboneError`."""
+        from medfedvqa.models import shape_of, shape_on
+
         return shape_of(self.backbone) if self.card is None else shape_on(self.card)
 
-    def build(self) -> Method[Any]:
+    def build(self) -> "Method[Any]":
         """The configured method. Raises `ConfigError`."""
+        from medfedvqa.core import create
+
         return create(self.method, self.options, self.dp, self.secagg, Gathering(self.gather, self.most_norm))
 
     @property
@@ -159,6 +138,8 @@ class JobSpec(BaseModel, frozen=True, extra="forbid"):
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
         delta, unit = (self.dp.delta, self.dp.unit) if self.dp else (None, None)
+        from medfedvqa.core import CommitteeMean
+
         by_crypten = any(isinstance(how, CommitteeMean) for how in self.build().aggregated.values())
         return Offer(sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten)
 

@@ -34,6 +34,7 @@ from medfedvqa.code_identity import running_code
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
+from medfedvqa.federation.job import STATUS_JOB
 from medfedvqa.federation.job_budget import check_ledger, look_into
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.version import code_version
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
     from medfedvqa.federation.hub import Engine
     from medfedvqa.federation.server_receipts import ServerReceipts
 
-NAME = "site_status"
-STATUS_JOB = {"method": NAME}
-"""The whole job, as the controller and the executors get it."""
+NAME = STATUS_JOB["method"]
 STATUS, TABLE = "status.json", "status.md"
 
 

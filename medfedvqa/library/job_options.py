@@ -1,5 +1,6 @@
 """Checks a job: the error for an unknown name suggests the nearest name that exists."""
 
+from collections.abc import Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,10 @@ def check_method(name: str) -> None:
         check_name("method", name, method_names(), "`medfedvqa methods` lists them")
 
 
-def check_options(method: str, options: dict[str, Any]) -> None:
-    """Raises `ConfigError` for an option that the method does not have."""
-    for name in options:
-        names = [*method_type(method).config_type.model_fields]
+def check_options(method: str, options: dict[str, Any], others: Set[str] = frozenset()) -> None:
+    """Raises `ConfigError` for an option that the method does not have. `others`: names that a user may have meant."""
+    for name in options.keys() - others:
+        names = [*method_type(method).config_type.model_fields, *others]
         check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
 
 

@@ -1,14 +1,16 @@
 """A job before it has a data set: a method, its options, and how it trains."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
+from medfedvqa.federation.job_choices import JobChoices
 from medfedvqa.library.data_set import Data
-from medfedvqa.library.job_options import checked_job
+from medfedvqa.library.job_options import check_method, check_options, checked_job
 from medfedvqa.models import bundled_for
-from privacy import PrivacyCost, PrivacyError, Secagg, spent
+from privacy import PrivacyCost, PrivacyError, spent
 
 AUTO = "auto"
 
@@ -23,51 +25,40 @@ class Job:
         *,
         epsilon: float | None = None,
         dp: Mapping[str, Any] | None = None,
-        secagg: Secagg = False,
-        committee: int | Sequence[str] | None = None,
-        gather: str = "mean",
-        most_norm: float | None = None,
-        min_sites: int = 1,
-        wait_for: int | None = None,
-        round_timeout: float | None = None,
         split: str = "official",
         questions: str = "closed",
-        seed: int = 0,
         backbone: str = AUTO,
         method_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Every other keyword is an option of the method, as `medfedvqa.options` lists them: `rounds=10`.
+        """Every other keyword is a field of `JobChoices`, or an option of the method: `secagg=True`, `rounds=10`.
 
         `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
-        settings of it by name, as `clip`. `secagg`: aggregate on shares; 'crypten': means too with CrypTen, not under
-        masks; `committee`: how many sites compute then, or which. `gather`: how the server combines uploads, `mean`,
-        `trimmed` or `median`. `most_norm`: the largest L2 norm of an upload. `min_sites`: the job neither begins nor
-        continues with fewer sites; `wait_for`: a round ends with this many answers, by default with all;
-        `round_timeout`: it ends after this many seconds, by default never, since all sites run on this machine.
-        `split`: `official`, or `patient` for parts that share no patient. `questions`: `closed`, `open` or `all`.
-        `seed`: of the split, the phantom set and training. `backbone`: its name; `auto` is the bundled one that has not
-        seen the data. `method_options`: options as a mapping, for names that are only known when the program runs.
+        settings of it by name, as `clip`. `split`: `official`, or `patient` for parts that share no patient.
+        `questions`: `closed`, `open` or `all`. `backbone`: its name; `auto` is the bundled one that has not seen the
+        data. `method_options`: options as a mapping, for names that are only known when the program runs.
+
+        `inspect.signature(medfedvqa.Job)` has the fields with their types and defaults, `medfedvqa run --help` has what
+        they mean, and `medfedvqa.options` lists a method's options. Here a round has no limit by default, since all
+        sites run on this machine.
 
         Raises `ConfigError` for an unknown method or option, or a value out of range, and `BackboneError` for a name
         that no backbone has.
         """
         private = {**(dp or {}), **({} if epsilon is None else {"epsilon": epsilon})}
+        check_method(method)
+        check_options(method, options, JobChoices.model_fields.keys())
+        choices = {"round_timeout": None, "seed": 0} | {
+            name: options.pop(name) for name in JobChoices.model_fields if name in options
+        }
         self._auto = backbone == AUTO
         self._settings: dict[str, Any] = {
             "method": method,
             "options": {**(method_options or {}), **options},
-            "split": {"kind": split, "seed": seed, "questions": questions},
+            "split": {"kind": split, "seed": choices["seed"], "questions": questions},
             "backbone": bundled_for(ANY_DATA) if self._auto else backbone,
-            "seed": seed,
             "dp": private or None,
-            "secagg": secagg,
-            "committee": committee,
-            "gather": gather,
-            "most_norm": most_norm,
-            "min_sites": min_sites,
-            "wait_for": wait_for,
-            "round_timeout": round_timeout,
+            **choices,
         }
         try:
             self._spec = checked_job(self._settings)
@@ -104,3 +95,22 @@ class Job:
         """The method, and the options that differ from its defaults."""
         options = "".join(f", {name}={value!r}" for name, value in self._spec.options.items())
         return f"Job({self.method!r}{options})"
+
+
+def _signature() -> inspect.Signature:
+    """Of `Job`, with the fields of a job among its keywords, for `help` and for editors at run time."""
+    own = list(inspect.signature(Job.__init__).parameters.values())
+    defaults = {name: field.default for name, field in JobChoices.model_fields.items()} | {"round_timeout": None}
+    fields = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=JobChoices.model_fields[name].annotation,
+        )
+        for name, default in defaults.items()
+    ]
+    return inspect.Signature([*own[:-1], *fields, own[-1]])
+
+
+vars(Job.__init__)["__signature__"] = _signature()

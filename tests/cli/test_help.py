@@ -1,5 +1,6 @@
 """Every command explains itself: each option in words, no type names, and without importing what it needs to run."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -78,3 +79,17 @@ def test_a_group_without_a_command_explains_itself(medfedvqa: Callable[..., Any]
     """It lists its commands, and exits with 2."""
     done = medfedvqa(*names)
     assert done.returncode == 2 and "Commands" in done.stdout and done.stderr == ""
+
+
+def test_a_field_of_a_job_is_an_option_of_each_command_and_a_keyword_of_the_library() -> None:
+    """One declaration: whoever adds a field to `JobChoices` adds no line elsewhere. No option of a method has its name,
+    which a keyword of the library could not tell apart."""
+    import medfedvqa
+    from medfedvqa.core import method_names, method_type
+    from medfedvqa.federation.job_choices import JobChoices
+
+    fields = JobChoices.model_fields.keys()
+    assert len(fields) == 8 and fields <= inspect.signature(medfedvqa.Job).parameters.keys()
+    for names in (("run",), ("jobs", "export")):
+        assert fields <= {parameter.name for parameter in LazyCommand(names[-1], SOURCES[names]).loaded().params}
+    assert not [name for name in method_names() if fields & method_type(name).config_type.model_fields.keys()]

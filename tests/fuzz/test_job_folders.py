@@ -22,9 +22,8 @@ from audits import AuditKey, AuditLog, Refusal, origin_of, read
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare import validator
 from medfedvqa.federation.flare.job_folder import read_job
-from medfedvqa.federation.flare.job_schema import STATUS_JOB
 from medfedvqa.federation.flare.validator import ConfigurationOnly
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import STATUS_JOB, JobSpec
 from medfedvqa.federation.refusal_entries import RefusalEntries
 from privacy import PrivacyError
 

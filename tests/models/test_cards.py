@@ -8,7 +8,6 @@ import pytest
 from tiny_folders import pubmedclip, siglip
 
 from medfedvqa.errors import BackboneError, ConfigError
-from medfedvqa.federation.flare.job_schema import JobFields
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import TuningConfig, card_in, card_of, check_card, load_backbone, shape_of, shape_on
 from medfedvqa.shape_cards import ShapeCard
@@ -64,7 +63,7 @@ def test_a_job_with_a_card_needs_neither_folder_nor_hub(card: ShapeCard) -> None
     """It declares what leaves, and goes through JSON and FLARE's schema. Without the card it says what is missing."""
     spec = JobSpec.from_dict(job(json.loads(card.model_dump_json())))
     assert spec.exchange().tasks and JobSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    JobFields.model_validate(spec.to_dict())
+    JobSpec.model_validate_json(json.dumps(spec.to_dict()), strict=True)
     with pytest.raises(BackboneError, match="backbone card"):
         JobSpec.from_dict(job()).exchange()
 

@@ -1,7 +1,7 @@
 """The schema of an exported job's two configuration files, key by key.
 
-The models need no torch: they serve processes that check the folders of jobs before FLARE reads them. A method's
-options are only bounded here; `JobSpec.from_dict` checks them in the job's process.
+They serve processes that check the folders of jobs before FLARE reads them, and load no torch. A method's options are
+only bounded here; `JobSpec.from_dict` checks them in the job's process.
 """
 
 import json
@@ -10,113 +10,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from medfedvqa.bounds import (
-    FINGERPRINT,
-    MOST_ANSWERS,
-    MOST_SECONDS,
-    MOST_SEED,
-    MOST_SITES,
-    MOST_WEIGHT,
-    NONCE,
-    BackboneName,
-    DataName,
-    Identifier,
-    SiteName,
-)
+from medfedvqa.errors import MedfedvqaError
 from medfedvqa.federation.flare.strict_json import NotAllowed
-from medfedvqa.shape_cards import ShapeCard
+from medfedvqa.federation.job import STATUS_JOB, JobSpec
+from privacy import PrivacyError
 
 EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
 CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
-STATUS_JOB = {"method": "site_status"}
-"""A copy of `medfedvqa.federation.site_status.STATUS_JOB`, whose module imports torch."""
-
-_MOST_OPTIONS = 128
-_MOST_OPTION_NAME = 24
 
 
 class _StrictSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-def _option_name(name: str) -> str:
-    if not (name.isidentifier() and name.islower()):
-        raise ValueError("the options are not those of a method")
-    return name
-
-
-_Scalar = bool | int | float | str | None
-_OptionName = Annotated[str, Field(max_length=_MOST_OPTION_NAME), AfterValidator(_option_name)]
-_Answers = Annotated[list[_Scalar], Field(max_length=MOST_ANSWERS)]
-_BySite = Annotated[dict[str, dict[_OptionName, _Scalar]], Field(max_length=MOST_SITES)]
-Options = Annotated[dict[_OptionName, _Scalar | _Answers | _BySite], Field(max_length=_MOST_OPTIONS)]
-"""Options by name: scalars, lists of scalars, or for each site a table of names and scalars."""
-
-Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
-Sites = Annotated[list[SiteName], Field(max_length=MOST_SITES)]
 Patience = Annotated[float, Field(ge=1, le=3600)]
 Empty = Annotated[list[Any], Field(max_length=0)]
 
 
-class SplitFields(_StrictSchema):
-    """The fields of `medfedvqa.data.Split`."""
-
-    kind: Literal["official", "patient"]
-    seed: Seed
-    fractions: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)]
-    validation: Annotated[float, Field(ge=0, lt=1)]
-    questions: Literal["closed", "open", "all"]
-
-
-class PrivacyFields(_StrictSchema):
-    """The fields of `privacy.DPSettings`, with the same bounds."""
-
-    epsilon: Annotated[float, Field(gt=0, le=1e5)] | None
-    noise: Annotated[float, Field(gt=0, le=1e6)] | None
-    count_noise: Annotated[float, Field(gt=0, le=1e6)] | None
-    count_share: Annotated[float, Field(gt=0, lt=1)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    unit: Literal["patient"]
-    clip: Annotated[float, Field(ge=1e-6, le=1e6)]
-    sample_rate: Annotated[float, Field(ge=1e-5, le=1)]
-    expected_patients: Annotated[int, Field(ge=1, le=10_000_000)]
-    patient_rows: Annotated[int, Field(ge=1, le=4_096)]
-    physical_patients: Annotated[int, Field(ge=1, le=4_096)]
-
-
-class TermsFields(_StrictSchema):
-    """The fields of `medfedvqa.federation.job_terms.Terms`."""
-
-    nonce: Annotated[str, Field(pattern=NONCE)]
-    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\z")]
-    federation: Annotated[str, Field(pattern=FINGERPRINT)]
-    sites: Annotated[list[SiteName], Field(min_length=1, max_length=MOST_SITES)]
-
-
-class JobFields(_StrictSchema):
-    """The fields of `medfedvqa.federation.job.JobSpec`, as `to_dict` writes them."""
-
-    method: Identifier
-    options: Options
-    data: DataName
-    split: SplitFields
-    backbone: BackboneName
-    seed: Seed
-    dp: PrivacyFields | None
-    secagg: bool | Literal["crypten"]
-    min_sites: Annotated[int, Field(ge=1, le=MOST_SITES)]
-    wait_for: Annotated[int, Field(ge=1, le=MOST_SITES)] | None = None
-    round_timeout: Annotated[float, Field(ge=1, le=MOST_SECONDS)] | None = None
-    committee: Annotated[int, Field(ge=1, le=MOST_SITES)] | Sites | None
-    card: ShapeCard | None = None
-    terms: TermsFields | None = None
-    gather: Literal["mean", "trimmed", "median"] = "mean"
-    most_norm: Annotated[float, Field(gt=0, le=MOST_WEIGHT)] | None = None
-
-
 def _job(job: dict[str, Any]) -> dict[str, Any]:
     if job != STATUS_JOB:
-        JobFields.model_validate(job)
+        # As text, in which tuples are lists and times are strings; no value becomes another type.
+        JobSpec.model_validate_json(json.dumps(job), strict=True)
     return job
 
 
@@ -175,7 +89,7 @@ def job_of(client: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
     try:
         job = _Client.model_validate(client).executors[0].executor.args.job
         same = _Server.model_validate(server).workflows[0].args.job
-    except (ValidationError, RecursionError):
+    except (ValidationError, MedfedvqaError, PrivacyError, RecursionError):
         raise NotAllowed("the configuration is not what this version exports") from None
     # Python holds 1, 1.0 and True for equal, and they are not the same job.
     if json.dumps(job, sort_keys=True) != json.dumps(same, sort_keys=True):

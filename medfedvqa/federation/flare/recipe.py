@@ -17,8 +17,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.controller import FederationController
 from medfedvqa.federation.flare.executor import PATIENCE, SiteExecutor
 from medfedvqa.federation.flare.provision import prepare_simulation
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_status import NAME, STATUS_JOB
+from medfedvqa.federation.job import STATUS_JOB, JobSpec
+from medfedvqa.federation.site_status import NAME
 
 TASK_INTERVAL = 0.05  # seconds between a site's questions for work; FLARE's default is 2
 

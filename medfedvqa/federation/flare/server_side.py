@@ -27,13 +27,13 @@ from medfedvqa.federation.flare.parent_process import die_if_orphaned
 from medfedvqa.federation.flare.progress import write_event
 from medfedvqa.federation.flare.run_folder import RESULTS, has_finished
 from medfedvqa.federation.hub import Excused, Refused, Reply, TaskCall, stop_job
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import STATUS_JOB, JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
 from medfedvqa.federation.shared_model import MODELS
 from medfedvqa.federation.site_status import EXCHANGE as STATUS_EXCHANGE
-from medfedvqa.federation.site_status import STATUS_JOB, serve_status
+from medfedvqa.federation.site_status import serve_status
 from medfedvqa.plugins import LIST_FILE, PlugInRefused, allow, read_list
 
 STOP_FILE = "MEDFEDVQA_STOP"
