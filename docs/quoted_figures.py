@@ -49,10 +49,7 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (TWO, "stepwise", "frozen features"),
         (THREE, "stepwise", "frozen features"),
         ("slake", PM),
-        ("slake", "frozen features", "frozen features" + BLIND),
         ("slake", AS2, PM),
-        ("slake", "local full", "FedAvg full"),
-        ("slake", STEP, ALONE),
     ),
     "docs/benchmark.md": (
         ("slake", "frozen features", "frozen features" + BLIND),

@@ -240,15 +240,15 @@ class TestResults:
         assert capsys.readouterr().out == ""
 
     @pytest.mark.slow
-    def test_the_ten_lines_of_the_readme_train_and_plot(
+    def test_the_first_lines_of_the_library_s_page_train_and_plot(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """They run as they stand there, in a folder of their own."""
         monkeypatch.chdir(tmp_path)
-        readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        code = readme.partition("## As a library")[2].partition("```python\n")[2].partition("```")[0]
+        page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+        code = page.partition("```python\n")[2].partition("```")[0]
         assert 5 <= len(code.splitlines()) <= 10
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, "library.md", "exec"), {})
         assert "question-only prior" in capsys.readouterr().out and (tmp_path / "rounds.png").stat().st_size > 0
 
 
