@@ -20,7 +20,7 @@ from medfedvqa.backbone_names import refusal as unusable
 from medfedvqa.cli.privacy_matrix import markdown_matrix
 from medfedvqa.core import Method, create, method_names, method_type
 from medfedvqa.core.averaging import AveragingConfig
-from medfedvqa.federation.shipped_jobs import shipped_job, to_allow
+from medfedvqa.federation.shipped_jobs import shipped_job, shipped_names, to_allow
 from medfedvqa.models import shape_of
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def export_jobs(folder: Path) -> None:
     from medfedvqa.federation.flare.recipe import export_job
     from medfedvqa.federation.server_reads import markdown, server_reads
 
-    for name in method_names():
+    for name in shipped_names():
         job = shipped_job(name)
         export_job(job, folder / name)
         text = f"{to_allow(name)}\n\n{markdown(server_reads(job))}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.core import method_names
+from medfedvqa.federation.shipped_jobs import shipped_names
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +29,6 @@ def test_generated_documents_are_what_the_methods_say(generated: dict[str, Any])
 def test_the_committed_job_folders_are_what_the_methods_export_today(generated: dict[str, Any], tmp_path: Path) -> None:
     """If this fails: `make generated`. Each method has a folder, file by file what the recipe exports."""
     generated["export_jobs"](tmp_path)
-    assert {folder.name for folder in tmp_path.iterdir()} == set(method_names())
+    assert {folder.name for folder in tmp_path.iterdir()} == set(shipped_names())
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert filecmp.cmp(path, ROOT / "nvflare_jobs" / path.relative_to(tmp_path), shallow=False), path.name

@@ -33,13 +33,21 @@ def verify_command(site: SiteFile, as_json: JsonOption = False) -> None:
 
     config = config_of(site)
     mine = words_of(load_identity(config).fingerprint)
-    peers = {name: words_of(pinned) for name, pinned in sorted(config.peers.items()) if name != config.name}
+    known = {name: pinned for name, pinned in sorted(config.known_peers.items()) if name != config.name}
+    peers = {name: words_of(pinned) for name, pinned in known.items()}
+    uncompared = sorted(known.keys() - config.peers.keys())
     if as_json:
-        typer.echo(json.dumps({"site": config.name, "words": mine, "peers": peers}, indent=2))
+        typer.echo(json.dumps({"site": config.name, "words": mine, "peers": peers, "uncompared": uncompared}, indent=2))
         return
     console = Terminal()
     console.print(f"Read out ({plain(config.name)}): [bold]{mine}[/]", soft_wrap=True)
     for name, words in peers.items():
         console.print(f"{plain(name)} must read out: [bold]{words}[/]", soft_wrap=True)
+    for name in uncompared:
+        console.print(
+            f"{plain(name)} is as the kit brought it. If the words are right: "
+            f"`medfedvqa peers add {plain(name)} {known[name]}`",
+            soft_wrap=True,
+        )
     if not peers:
         console.print("No other site is pinned: `medfedvqa peers add NAME FINGERPRINT` pins one.", soft_wrap=True)

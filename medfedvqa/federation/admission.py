@@ -218,8 +218,8 @@ class Admission:
         return is_bundled(name) or name in self._config.policy.allowed_backbones
 
     def _knows_peers(self) -> bool:
-        """Whether the site pins the keys of all sites that the job names, and of as many as the job needs."""
-        job, peers = self._job, self._config.peers.keys() - {self._config.name}
+        """Whether the site has the keys of all sites that the job names, and of as many as the job needs."""
+        job, peers = self._job, self._config.known_peers.keys() - {self._config.name}
         job_sites = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
         return job_sites <= peers and len(peers) >= job.least_sites - 1
 

@@ -168,12 +168,12 @@ def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]
         raise FederationError(f"an attempt to aggregate on shares needs this site and at least {least} in all")
     needed = attempt.sites if config.name in attempt.members else attempt.members
     require_pins(config, needed)
-    return {site: config.peers[site] for site in needed if site != config.name}
+    return {site: config.known_peers[site] for site in needed if site != config.name}
 
 
 def require_pins(config: SiteConfig, sites: Iterable[str]) -> None:
     """Raises `FederationError` unless `site.yml` pins the keys of all these sites but its own."""
-    if missing := sorted(set(sites) - config.peers.keys() - {config.name}):
+    if missing := sorted(set(sites) - config.known_peers.keys() - {config.name}):
         raise FederationError(f"site.yml pins no fingerprint of {', '.join(missing)}: add it under 'peers'")
 
 

@@ -1,4 +1,7 @@
-"""The jobs that ship with the project, one for each method with its defaults, and what a site's policy says of them."""
+"""The jobs that ship with the project, and what a site's policy says of them.
+
+One for each method with its defaults; and one under differential privacy and on shares, so that a federation is private
+from its first job on."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,38 +14,59 @@ from medfedvqa.federation.admission import policy_objection
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import DEFAULTS
 from privacy import PrivacyError
+from privacy.secagg import MINIMUM
+
+PRIVATE = "prompt_pfl_private_on_shares"
+_PRIVATE_JOB = {
+    "method": "prompt_pfl",
+    "options": {"answers": "closed", "rounds": 10, "local_epochs": 1, "finish_epochs": 20},
+    "dp": {"epsilon": 3.0},
+    "secagg": True,
+    "min_sites": MINIMUM,
+}
+"""No site, and not the server, sees another's prompts; what leaves costs each patient epsilon 3 at most; and each site
+trains on by itself afterwards, which nothing leaves of."""
+
+
+def shipped_names() -> list[str]:
+    """The names of the shipped jobs, which are those of their folders."""
+    return [*method_names(), PRIVATE]
 
 
 @cache
-def shipped_job(method: str) -> JobSpec:
-    """The method's job with its defaults; on shares where it does not run otherwise."""
+def shipped_job(name: str) -> JobSpec:
+    """The method's job with its defaults, on shares where it does not run otherwise; or the private job."""
+    if name == PRIVATE:
+        return JobSpec.from_dict(_PRIVATE_JOB)
     try:
-        job = JobSpec.from_dict({"method": method})
+        job = JobSpec.from_dict({"method": name})
         job.build().plan()
         return job
     except (ConfigError, PrivacyError):
-        return JobSpec.from_dict({"method": method, "secagg": True})
+        return JobSpec.from_dict({"method": name, "secagg": True})
 
 
 def refused_jobs(policies: Mapping[str, SitePolicy]) -> dict[tuple[tuple[str, ...], Refusal], list[str]]:
-    """The methods whose shipped jobs these sites' policies refuse, by the sites and the code that they give."""
+    """The shipped jobs that these sites' policies refuse, by the sites and the code that they give."""
     refused: dict[tuple[tuple[str, ...], Refusal], list[str]] = {}
-    for method in method_names():
-        found = {site: policy_objection(policy, shipped_job(method)) for site, policy in policies.items()}
+    for name in shipped_names():
+        found = {site: policy_objection(policy, shipped_job(name)) for site, policy in policies.items()}
         codes = {site: objection[0] for site, objection in found.items() if objection}
         for code in dict.fromkeys(codes.values()):
             sites = tuple(site for site in codes if codes[site] is code)
-            refused.setdefault((sites, code), []).append(method)
+            refused.setdefault((sites, code), []).append(name)
     return refused
 
 
-def to_allow(method: str) -> str:
-    """One sentence on what a site's `site.yml` must say so that the method's shipped job runs there."""
-    job = shipped_job(method)
+def to_allow(name: str) -> str:
+    """One sentence on what a site's `site.yml` must say so that the shipped job of this name runs there."""
+    job = shipped_job(name)
     kinds = {spec.kind.value for task in job.exchange().tasks for spec in (*task.up, *task.down)}
-    demands = [f"`{method}` among `policy.methods`"]
+    demands = [f"`{job.method}` among `policy.methods`"]
     demands += [f"`{kind}` among `policy.kinds`" for kind in sorted(kinds - {*DEFAULTS["kinds"]})]
-    demands += ["the other sites' fingerprints in `peers`"] if job.secagg else []
+    demands += ["the other sites' fingerprints in `peers` or `provisioned_peers`"] if job.secagg else []
+    fresh = " Unless `policy.require_fresh` is false, it takes the job only as `medfedvqa jobs export --kit` makes it."
     return (
         f"A hospital allows this job in its `local/site.yml` by {', '.join(demands)}; the rest may stay as provisioned."
+        f"{fresh if job.dp else ''}"
     )

@@ -54,10 +54,12 @@ state: {state}
 audit: {audit}
 ledger: {ledger}
 
-# The site's own key for secure aggregation (made at first use, never sent), and the other sites' fingerprints by their
-# names in the federation: compare them by phone. `medfedvqa identity` shows this site's own.
+# The site's own key for secure aggregation (never sent), and the other sites' fingerprints by their names in the
+# federation. `provisioned_peers` came with the kit, and whoever made the kits could have made them up: compare each by
+# phone (`medfedvqa peers verify`), and write it into `peers`, which counts first, by `medfedvqa peers add`.
 identity: {identity}
 peers: {peers}
+provisioned_peers: {provisioned_peers}
 
 # The key with which the site signs its log (made at first use, never sent), and verifier keys of other sites and the
 # server by their names, if they were compared by phone: `medfedvqa audit key` shows this site's own. Others' keys are
@@ -134,8 +136,8 @@ DEFAULTS: dict[str, Any] = {
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
-    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "committee": [],
-    "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
+    "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
+    "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
     "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
@@ -196,7 +198,9 @@ class SiteConfig(BaseModel):
     ledger: Path
     identity: Path = Path("identity.key")
     peers: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 fingerprints of other sites' keys, 64 hex digits each, by name."""
+    """SHA-256 fingerprints of other sites' keys, 64 hex digits each, by name; people have compared them."""
+    provisioned_peers: dict[str, str] = Field(default_factory=dict)
+    """The same as they came with the kit, of sites that `peers` may lack."""
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
@@ -218,6 +222,11 @@ class SiteConfig(BaseModel):
     @classmethod
     def _are_a_list(cls, plugins: Any) -> dict[str, str]:
         return checked_list(plugins)
+
+    @property
+    def known_peers(self) -> dict[str, str]:
+        """The fingerprints by which this site knows others; compared ones count first."""
+        return {**self.provisioned_peers, **self.peers}
 
 
 def load_site_config(path: Path, name: str) -> SiteConfig:

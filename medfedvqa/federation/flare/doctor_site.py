@@ -161,7 +161,7 @@ def _device(device: str) -> Check:
 
 def _keys(config: SiteConfig) -> Iterator[Check]:
     """The checks of the keys that the site makes itself, each at its first use."""
-    if os.path.lexists(config.identity) or config.peers or _on_shares(config):
+    if os.path.lexists(config.identity) or config.known_peers or _on_shares(config):
         remedy = "`medfedvqa identity` makes it: tell the peers its fingerprint"
         yield private_file(config.identity, "key for secure aggregation", remedy, SECRET_BYTES)
     if os.path.lexists(config.audit_key):
@@ -177,8 +177,8 @@ def _peers(config: SiteConfig) -> Iterator[Check]:
     remedy = (
         "write the fingerprints, compared by phone, under `peers` in local/site.yml: `medfedvqa identity` shows each"
     )
-    malformed = sorted(name for name, pin in config.peers.items() if not _FINGERPRINT.fullmatch(pin))
-    others = {name: pin for name, pin in config.peers.items() if name != config.name}
+    malformed = sorted(name for name, pin in config.known_peers.items() if not _FINGERPRINT.fullmatch(pin))
+    others = {name: pin for name, pin in config.known_peers.items() if name != config.name}
     unpinned = sorted(set(policy.committee) - {config.name, *others})
     # A job on shares has at least `min_sites` sites, of which at least `min_committee` compute.
     enough = max(policy.min_sites, policy.min_committee) - 1
@@ -191,6 +191,9 @@ def _peers(config: SiteConfig) -> Iterator[Check]:
     elif _on_shares(config) and len(others) < enough:
         problem = f"{len(others)} other sites are pinned, and jobs on shares need at least {enough}"
         yield Check(label, problem, remedy)
+    elif uncompared := sorted(others.keys() - config.peers.keys()):
+        problem = f"the fingerprints of {', '.join(uncompared)} are as the kit brought them, and nobody compared them"
+        yield Caution(label, problem, "compare by phone, `medfedvqa peers verify`; then `medfedvqa peers add`")
     elif config.peers or _on_shares(config):
         yield Check(label)
 

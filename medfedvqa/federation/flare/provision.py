@@ -23,6 +23,7 @@ from medfedvqa.federation.flare import kit_contents
 from medfedvqa.federation.flare.job_schema import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.plugins import write_list
+from privacy.secagg import Identity
 
 ADMIN = "admin@coordinator.org"
 SERVER = "localhost"
@@ -61,10 +62,12 @@ class SiteBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """See FLARE's `Builder`."""
+        identities = {client.name: _identity(client.name, ctx, client) for client in project.get_clients()}
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
             _harden(local, _narrow_site, kit_contents.GUARDED, kit_contents.guarded(client.name), kit_contents.FILES)
-            site = _PLACES | dict(self._sites.get(client.name, _FORM))
+            peers = {name: key.fingerprint for name, key in identities.items() if name != client.name}
+            site = _PLACES | {"provisioned_peers": peers} | dict(self._sites.get(client.name, _FORM))
             (local / "site.yml").write_text(site_yaml(**site), encoding="utf-8")
         for party in (*project.get_clients(), project.get_server()):
             _distrust_pids(Path(ctx.get_kit_dir(party)) / "sub_start.sh")
@@ -110,6 +113,18 @@ _PLACES = {
     "audit_key": "../audit.key",
 }
 _FORM: Mapping[str, Any] = {"reader": None, "organ": None, "methods": []}
+
+
+def _identity(name: str, ctx: ProvisionContext, client: Any) -> Identity:
+    """A site's key for secure aggregation, which its kit brings.
+
+    The project's state keeps it, as it keeps certificates: kits that are made again have the same one.
+    """
+    kept = Path(ctx.get_state_dir()) / f"identity-{name}.key"
+    if not kept.exists():
+        Identity.create(kept)
+    shutil.copy2(kept, Path(ctx.get_ws_dir(client)) / "identity.key")
+    return Identity.load(kept)
 
 
 def _distrust_pids(script: Path) -> None:
