@@ -70,6 +70,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             *sorted(f"methods/{page.stem}" for page in METHODS if page.stem not in ("index", "matrix")),
         ]
     },
+    "benchmark": {"": [f"benchmark/{name}" for name in ("slake", "vqa-rad", "slake-all", "vqa-rad-all")]},
     "api/index": {
         "": [
             *("api/library", "api/core", "api/methods", "api/data", "api/ingest", "api/models", "api/training"),

@@ -1,4 +1,5 @@
-"""The figures with intervals in README.md and docs/benchmark.md, made from the raw lines in docs/benchmark.
+"""The tables of the benchmark, and the figures with intervals in README.md and docs/benchmark.md, made from the raw lines
+in docs/benchmark.
 
 `python docs/quoted_figures.py` writes them anew: the tables, and in the text every figure that an interval in brackets
 follows, with the p value behind it. `QUOTES` says what each figure is, in the order of the text, so that a figure
@@ -17,16 +18,20 @@ from medfedvqa.benchmark.results_file import Result
 from medfedvqa.benchmark.statistics import average, gain, holm
 
 ROOT = Path(__file__).parents[1]
-TABLES = ("slake", "vqa-rad", "slake-all", "vqa-rad-all")
-"""The files of raw results whose tables stand in docs/benchmark.md, in this order."""
+TABLES = {
+    "slake": "SLAKE, closed questions",
+    "vqa-rad": "VQA-RAD, closed questions",
+    "slake-all": "SLAKE, open and closed questions",
+    "vqa-rad-all": "VQA-RAD, open and closed questions",
+}
+"""The titles of the files of raw results that have a page of tables, in the order of docs/benchmark.md."""
 STUDY = "slake-study"
 ONE = "slake-hospitals: all rows"
 TWO, THREE, FOUR = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3, 4))
 WORDS_FIRST = "slake-words"
 WRONG = "% of the first one's labels exchanged"
-TABLE = re.compile(r"^Data .*?processor hours\.$", re.MULTILINE | re.DOTALL)
-ROWS = re.compile(rf"{TABLE.pattern}|^\|[^\n]*$", TABLE.flags)
-"""What is no text: those tables, and the rows of all others."""
+ROWS = re.compile(r"^\|[^\n]*$", re.MULTILINE)
+"""What is no text: the rows of tables."""
 INTERVAL = r"\[-?[\d.]+, -?[\d.]+\]"
 FIGURE = re.compile(
     rf"(?P<sign>[+-]?)(?<![\d.])\d+\.\d(?P<words>(?:(?!\d\.\d)[^\[\]|])*){INTERVAL}(?:(?P<p>, p) [\d.< ]*\d)?"
@@ -52,6 +57,35 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("slake", AS2, PM),
     ),
     "docs/benchmark.md": (
+        (TWO, "stepwise", "frozen features"),
+        (THREE, "stepwise", "frozen features"),
+        (FOUR, "stepwise", "frozen features"),
+        (ONE, "stepwise", "frozen features"),
+        (TWO, "stepwise", POOLED),
+        (THREE, "stepwise", POOLED),
+        (TWO, "FedAvg classifier", "local classifier"),
+        (TWO, "FedProx classifier", "local classifier"),
+        (TWO, "ridge", "ridge (not shared)"),
+        (TWO, "stepwise", "stepwise (own bias)"),
+        (TWO, "stepwise", "stepwise (own last layer)"),
+        (TWO, "stepwise (100 exchanges of 2 batches)", "stepwise"),
+        (TWO, "stepwise (50 exchanges of 4 batches)", "stepwise"),
+        (f"{TWO}, 50 {WRONG}", "stepwise", "frozen features"),
+        (f"{TWO}, 100 {WRONG}", "stepwise", "frozen features"),
+        (TWO, "stepwise (by organ)", "stepwise"),
+        (TWO, "stepwise (organ alone)", "stepwise"),
+        (TWO, "stepwise (by reliability)", "stepwise"),
+        (TWO, "stepwise (by reliability)", "frozen features"),
+        (ONE, "stepwise (by organ)", "stepwise"),
+        (THREE, "stepwise (by organ)", "stepwise"),
+        ("vqa-rad-hospitals", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", POOLED),
+        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", "frozen features"),
+        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", POOLED),
+        (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
+        (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
+        (f"{STUDY}: all rows", POOLED),
         ("slake", "frozen features", "frozen features" + BLIND),
         ("slake", PM, PM + BLIND),
         ("slake", ALONE, ALONE + BLIND),
@@ -100,35 +134,6 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         ("vqa-rad", ALONE, "FedYogi"),
         ("vqa-rad-all", "local full", WORDS),
         ("vqa-rad-all", "local full", "FedAvg full"),
-        (TWO, "stepwise", "frozen features"),
-        (THREE, "stepwise", "frozen features"),
-        (FOUR, "stepwise", "frozen features"),
-        (ONE, "stepwise", "frozen features"),
-        (TWO, "stepwise", POOLED),
-        (THREE, "stepwise", POOLED),
-        (TWO, "FedAvg classifier", "local classifier"),
-        (TWO, "FedProx classifier", "local classifier"),
-        (TWO, "ridge", "ridge (not shared)"),
-        (TWO, "stepwise", "stepwise (own bias)"),
-        (TWO, "stepwise", "stepwise (own last layer)"),
-        (TWO, "stepwise (100 exchanges of 2 batches)", "stepwise"),
-        (TWO, "stepwise (50 exchanges of 4 batches)", "stepwise"),
-        (f"{TWO}, 50 {WRONG}", "stepwise", "frozen features"),
-        (f"{TWO}, 100 {WRONG}", "stepwise", "frozen features"),
-        (TWO, "stepwise (by organ)", "stepwise"),
-        (TWO, "stepwise (organ alone)", "stepwise"),
-        (TWO, "stepwise (by reliability)", "stepwise"),
-        (TWO, "stepwise (by reliability)", "frozen features"),
-        (ONE, "stepwise (by organ)", "stepwise"),
-        (THREE, "stepwise (by organ)", "stepwise"),
-        ("vqa-rad-hospitals", "stepwise", "frozen features"),
-        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", "frozen features"),
-        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", POOLED),
-        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", "frozen features"),
-        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", POOLED),
-        (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
-        (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
-        (f"{STUDY}: all rows", POOLED),
     ),
 }
 
@@ -178,28 +183,29 @@ def counts(name: str) -> str:
 
 def documents() -> dict[Path, str]:
     """Each document with today's figures. Raises `AssertionError` if it has another number of them than `QUOTES`."""
-    return {ROOT / name: updated((ROOT / name).read_text(encoding="utf-8"), quotes) for name, quotes in QUOTES.items()}
+    texts = {ROOT / name: updated((ROOT / name).read_text(encoding="utf-8"), quotes) for name, quotes in QUOTES.items()}
+    return texts | {ROOT / "docs" / "benchmark" / f"{name}.md": table_page(name) for name in TABLES}
+
+
+def table_page(name: str) -> str:
+    """The page with all that the benchmark prints of a file of raw results."""
+    return f"# {TABLES[name]}\n\n[What it says](../benchmark.md), in words.\n\n{markdown(comparison(name)).strip()}\n"
 
 
 def updated(text: str, quotes: Sequence[Quote]) -> str:
-    """The text with today's tables and figures. Raises `AssertionError` as `documents`."""
-    tables, counted, left = iter(TABLES), iter(TABLES), list(quotes)
+    """The text with today's figures. Raises `AssertionError` as `documents`."""
+    counted, left = iter(TABLES), list(quotes)
 
     def figure(match: re.Match[str]) -> str:
         assert left, f"QUOTES lacks the figure '{match.group()}'"
         mean, interval, p = quoted(left.pop(0), signed=bool(match["sign"]))
         return f"{mean}{match['words']}{interval}" + (f", p {p}" if match["p"] else "")
 
-    text = TABLE.sub(lambda match: _table(next(tables)), text)
     rows = ROWS.findall(text)
     prose = FIGURE.sub(figure, ROWS.sub("\0", text))
     prose = COUNTS.sub(lambda match: counts(next(counted)), prose)
     assert not left, f"the text lacks the figure of {left[0]}"
     return re.sub("\0", lambda match: rows.pop(0), prose)
-
-
-def _table(name: str) -> str:
-    return markdown(comparison(name)).split("\n## ")[0].strip()
 
 
 def main() -> None:

@@ -63,8 +63,8 @@ def test_the_sections_below_a_published_table_are_those_of_its_raw_results(name:
     """The prompt paper's table, the server's own models, and the literature, each below its heading."""
     results, left_out = read([DOCS / "benchmark" / f"{name}.jsonl"])
     sections = markdown(compared(results)).split("\n## ")[1:]
-    page = (DOCS / "benchmark.md").read_text(encoding="utf-8")
-    assert not left_out and len(sections) == 3 and all(f"### {each.strip()}" in page for each in sections)
+    page = (DOCS / "benchmark" / f"{name}.md").read_text(encoding="utf-8")
+    assert not left_out and len(sections) == 3 and all(f"## {each.strip()}" in page for each in sections)
 
 
 def test_the_study_s_page_says_what_its_raw_results_say(program: dict[str, Any]) -> None:
