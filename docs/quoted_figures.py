@@ -1,9 +1,9 @@
-"""The tables of the benchmark, and the figures with intervals in README.md and docs/benchmark.md, made from the raw lines
-in docs/benchmark.
+"""The tables of the benchmark, and the figures with intervals in README.md and docs/benchmark.md, from raw lines.
 
-`python docs/quoted_figures.py` writes them anew: the tables, and in the text every figure that an interval in brackets
-follows, with the p value behind it. `QUOTES` says what each figure is, in the order of the text, so that a figure
-without an entry, or one that is out of date, fails a test. What the words around a figure say, no program can tell.
+`python docs/quoted_figures.py` writes them anew from the lines in docs/benchmark: the tables, and in the text every
+figure that an interval in brackets follows, with the p value behind it. `QUOTES` says what each figure is, in the
+order of the text, so that a figure without an entry, or one that is out of date, fails a test. What the words around a
+figure say, no program can tell.
 """
 
 import re

@@ -29,9 +29,16 @@ def reproduce(
     ],
     data: options.DataOption = "",
     data_root: options.RootOption = None,
-    rows: Annotated[str, typer.Option(help="Rows of the paper's table, with commas between. Default: all.")] = "",
+    rows: Annotated[
+        str,
+        typer.Option(help="Rows of the paper's table, by number from 1 or by name, with commas between. Default: all."),
+    ] = "",
     unseen: Annotated[
-        str, typer.Option(help="Sites that never train, with commas between. Default: the last, as the paper has them.")
+        str,
+        typer.Option(
+            help="Sites that never train, with commas between. Default: as many as the paper has, the last ones, or "
+            "the first ones for a second table of the kind."
+        ),
     ] = "",
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
@@ -69,7 +76,7 @@ def reproduce(
     from medfedvqa.cli.benchmark import planned_grid, regime_with, scaled
     from medfedvqa.reproduce.tables import labels_of, on_paper_s_sites, with_budget
 
-    labels = labels_of(protocol, [name.strip() for name in rows.split(",") if name.strip()])
+    labels = labels_of(protocol, rows)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     grid = planned_grid(
         *(",".join(labels), data or asked.data, data_root, backbone, changes, seeds, device, cache, folder),

@@ -35,6 +35,8 @@ class PaperTable:
     """How many sites of the phantom set run, which has as many as are wanted; 0: its three."""
     unseen: int = 0
     """How many sites never train: the last ones, and at most every third."""
+    first_unseen: bool = False
+    """Whether they are the first ones instead, for a table of the same paper with other unseen sites."""
     curve: bool = False
     """Whether accuracy by round is what the paper shows."""
 

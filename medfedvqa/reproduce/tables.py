@@ -24,8 +24,9 @@ UNTRAINED = "bag of words"
 """The system that stands for none: it says which data are read, and is not run."""
 
 
-def labels_of(protocol: Protocol, rows: Sequence[str] = ()) -> list[str]:
-    """The systems of an entry; of a table those of its rows with these printed names, or of all its rows.
+def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
+    """The systems of an entry; of a table those of some of its rows, by printed name or by number from 1, with commas
+    between, or of all its rows.
 
     The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
     """
@@ -38,9 +39,25 @@ def labels_of(protocol: Protocol, rows: Sequence[str] = ()) -> list[str]:
         by_row = {label: [label] for label in protocol.systems}
     elif isinstance(protocol, PaperPicture) and protocol.system:
         by_row = {protocol.system: [protocol.system]}
-    for row in rows:
-        check_name("row", row, by_row, f"its rows are {', '.join(by_row) or 'none'}", " of this table")
-    return list(dict.fromkeys(label for row in rows or by_row for label in by_row[row])) or [UNTRAINED]
+    chosen = _chosen(rows, list(by_row)) if rows.strip() else by_row
+    return list(dict.fromkeys(label for row in chosen for label in by_row[row])) or [UNTRAINED]
+
+
+def _chosen(text: str, names: Sequence[str]) -> list[str]:
+    """The names that a text has with commas between, of which a name may hold some itself. Raises `ConfigError`."""
+    parts, chosen = text.split(","), []
+    while parts:
+        lengths = [count for count in range(len(parts), 0, -1) if ",".join(parts[:count]).strip() in names]
+        name, length = parts[0].strip(), lengths[0] if lengths else 1
+        if lengths:
+            name = ",".join(parts[:length]).strip()
+        elif name.isdecimal() and 1 <= int(name) <= len(names):
+            name = names[int(name) - 1]
+        rows = "; ".join(f"{number} {row}" for number, row in enumerate(names, 1))
+        check_name("row", name, names, f"its rows are {rows or 'none'}", " of this table")
+        chosen.append(name)
+        parts = parts[length:]
+    return chosen
 
 
 def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
@@ -74,7 +91,8 @@ def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
     if protocol.sites and grid.reader == PHANTOM:
         grid = replace(grid, organs=phantom.organs(protocol.sites))
     unseen = min(protocol.unseen, max(1, len(grid.organs) // 3)) if protocol.unseen else 0
-    return replace(grid, regime=Regime(unseen=grid.organs[len(grid.organs) - unseen :]))
+    begin = 0 if protocol.first_unseen else len(grid.organs) - unseen
+    return replace(grid, regime=Regime(unseen=grid.organs[begin : begin + unseen]))
 
 
 def runnable(grid: Grid) -> tuple[Grid, list[str]]:

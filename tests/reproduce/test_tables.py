@@ -13,7 +13,7 @@ from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
 from medfedvqa.reproduce.catalogue import PAPERS, entry_of, paper_of
 from medfedvqa.reproduce.entries import PaperTable
-from medfedvqa.reproduce.papers import feddat
+from medfedvqa.reproduce.papers import feddat, fedp3
 from medfedvqa.reproduce.tables import labels_of, on_backbone, on_paper_s_sites, runnable, with_budget
 
 
@@ -53,9 +53,12 @@ def test_feddat_s_rows_stand_beside_runs_of_their_own_backbone() -> None:
             others = sum(f"--backbone {architecture}@LABEL" in row.differs for row in rows)
             assert others == (0 if lines[architecture] == own else count)
     labels = labels_of(PaperTable(feddat.TABLE_2, {}))
-    assert len(labels) == len(set(labels)) == 9 and labels_of(PaperTable(feddat.TABLE_2, {}), ["VAuLT: FedDAT"]) == [
+    assert len(labels) == len(set(labels)) == 9 and labels_of(PaperTable(feddat.TABLE_2, {}), "VAuLT: FedDAT") == [
         "FedDAT"
     ]
+
+
+TABLES_WITH_UNSEEN = ("table2", "table3", "table4", "table6")
 
 
 def planned(paper: str, name: str, out: Path, organs: tuple[str, ...], reader: str = "phantom") -> Grid:
@@ -90,3 +93,26 @@ def test_a_table_without_a_row_that_can_run_is_refused(tmp_path: Path) -> None:
     """With the first reason."""
     with pytest.raises(ConfigError, match="no row of this table can run so"):
         runnable(replace(planned("prompt-pfl", "r", tmp_path, ("chest",)), systems=systems_named(["prompt_pfl r = 9"])))
+
+
+def test_rows_are_named_by_their_numbers_and_by_names_that_hold_commas() -> None:
+    """Every row of every printed table is reached both ways, also beside others."""
+    for protocol in (entry.protocol for paper in PAPERS for entry in paper.entries):
+        if isinstance(protocol, PaperTable):
+            rows = [row for row in protocol.printed.rows if row.label]
+            for number, row in enumerate(rows, 1):
+                assert labels_of(protocol, row.name) == labels_of(protocol, f" {number} ") == [row.label]
+            pair = [rows[0].label, rows[-1].label]
+            assert labels_of(protocol, f"{rows[-1].name},1") == list(dict.fromkeys(reversed(pair)))
+    table = next(entry.protocol for entry in fedp3.PAPER.entries if entry.name == "table4")
+    assert labels_of(table, "KP, T = 1,FedAvg") == ["KP T = 1", "FedAvg last 3 blocks (public answers)"]
+    for wrong in ("KP", "0", "99", "1,,2"):
+        with pytest.raises(ConfigError, match="1 FedAvg; 2 KP, T = 1"):
+            labels_of(table, wrong)
+
+
+def test_a_second_table_of_a_paper_has_other_unseen_sites(tmp_path: Path) -> None:
+    """Tables 2 and 3 of FedP3, and 4 and 6, leave other scenes out."""
+    organs = tuple("abcdef")
+    unseen = {name: planned("fedp3", name, tmp_path, organs, "slake").regime.unseen for name in TABLES_WITH_UNSEEN}
+    assert unseen == {"table2": ("e", "f"), "table3": ("a", "b"), "table4": ("e", "f"), "table6": ("a", "b")}
