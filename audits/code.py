@@ -22,8 +22,8 @@ class CodeKind(StrEnum):
     PLUG_IN = "plug-in"
     """A distribution that the site installed besides: over the name and content of its files on disk."""
     DEPENDENCY = "dependency"
-    """A distribution that the project needs, or one too large to read: over its RECORD, the installer's list of files
-    and their digests."""
+    """A distribution that the project or a plug-in requires: over its RECORD, the installer's list of files and their
+    digests."""
     MODULE = "module"
     """A module or package of no distribution: over its content. It has no name; a path would tell of the site."""
 

@@ -1,66 +1,74 @@
-"""Which code takes part in a job: the project, what it needs, and whatever else a site has installed for it.
+"""Which code takes part in a job: the project, what it requires, and whatever else a site has installed for it.
 
-A class takes part with the modules of its bases and of its attributes; a module with the whole distribution that it
-belongs to; and each source with what it imports. What a dependency imports is taken from its list of requirements.
+The project takes part with its files; each distribution that it requires, and that one requires, with its RECORD, which
+lists the digest of every file. Files of these that the process has loaded are compared with it. A class from
+outside takes part with the modules of its bases and of its attributes, and these with all that their sources import.
 """
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import distribution as installed
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from audits import CodeKind, JobCode
 from audits.code import CodePart
-from audits.lazy_imports import places
 from medfedvqa.errors import MedfedvqaError
 from medfedvqa.installed_code import (
     CompiledElsewhere,
-    Distribution,
     digest_of_files,
-    distributions,
+    distribution_files,
+    file_digest,
     imports,
     is_standard,
+    listed_modules,
+    name_of,
+    normalised,
     on_disk,
     outermost,
     owner_of,
     package_files,
+    places_of_imports,
+    record_digest,
     root_of,
-    sources,
-    without_type_imports,
+    sources_of,
 )
-from medfedvqa.version import PACKAGES, VERSION, code_digest, project_files, runs_other_code
+from medfedvqa.version import PACKAGES, VERSION, code_digest, runs_other_code
 
 PROJECT = "medfedvqa"
-METHODS = "medfedvqa.core.method"
-"""The module of the base of all methods."""
-MOST_BYTES = 1 << 25
-"""Of a distribution's modules, to be read: a larger one is named by its version and RECORD, as a dependency is."""
+EXTRAS = frozenset({"train", "vilt", "words"})
+"""Of the project, what may take part in a job."""
 
 
 class ChangedCode(MedfedvqaError):
-    """The code of a method is no longer what this process has loaded."""
+    """The code of a method, or of what it needs, is not what this process has loaded."""
 
 
-_PLACE = re.compile(rb'"((?:%s)\.[\w.]+):\w+"' % "|".join(PACKAGES).encode())
-"""An entry of a table of what is imported by name, as `"medfedvqa.data.slake:read"`."""
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:.*\bextra\s*==\s*['\"]([\w.-]+))?", re.ASCII)
 _loaded: dict[object, frozenset[CodePart]] = {}
 """The parts from outside of the project that a class or function had when it was loaded."""
+_compared: dict[str, ModuleType] = {}
+"""The modules that were compared with what was installed, each after it was loaded."""
+_first_seen: dict[Path, int] = {}
+"""Folders of imports, as they were when this process first looked for code there."""
 
 
 def running_code(*roots: object) -> JobCode:
     """All code that takes part where these classes, functions and bound methods do.
 
-    Raises `CompiledElsewhere`, and `ChangedCode` if one of the project's files was changed before it was imported.
+    Raises `CompiledElsewhere`, and `ChangedCode` if a file of the project was changed before it was imported, or one
+    of a distribution that takes part after it was installed.
     """
     if runs_other_code():
         raise ChangedCode("the project's code has changed since this process started: start it again")
-    modules = {name for root in roots for name in _modules_of(root)}
-    needed = _dependencies(frozenset(name for name in modules if _is_project(name)))
-    project = CodePart(CodeKind.PROJECT, PROJECT, VERSION, code_digest())
-    return JobCode((project, *needed.values(), *_Outside(set(needed)).parts(modules)))
+    parts = {*_needed().values(), *_outside(*roots)}
+    _compare_with_records({normalised(part.name or "") for part in parts if part.kind is CodeKind.DEPENDENCY})
+    return JobCode((CodePart(CodeKind.PROJECT, PROJECT, VERSION, code_digest()), *parts))
 
 
 def remember(root: object) -> None:
@@ -84,143 +92,130 @@ def check_unchanged(root: object) -> None:
         )
 
 
-def _outside(root: object) -> frozenset[CodePart]:
-    modules = set(_modules_of(root))
-    # A method takes part in every job. What it needs is no part from outside of a reader, which has no base there.
-    needed = _dependencies(frozenset({METHODS, *(name for name in modules if _is_project(name))}))
-    return frozenset(_Outside(set(needed)).parts(modules))
-
-
 def _is_project(module: str) -> bool:
     return module.partition(".")[0] in PACKAGES
 
 
-def _modules_of(root: Any) -> Iterator[str]:
-    """Names of the modules in which an object and what it inherits are defined."""
-    if isinstance(root, partial):
-        yield from _modules_of(root.func)
-    elif isinstance(root, type):
-        for base in root.__mro__:
-            yield base.__module__
-            named = (getattr(value, "__module__", None) for value in vars(base).values())
-            yield from (name for name in named if isinstance(name, str) and name in sys.modules)
-    else:
-        yield from _modules_of(type(getattr(root, "__self__", root)))
-        if isinstance(name := getattr(root, "__module__", None), str):
-            yield name
+def _own_modules(root: Any) -> set[str]:
+    """Names of the modules in which a class, a function, or a method and what it is bound to, are defined."""
+    while isinstance(root, partial):
+        root = root.func
+    owner = root if isinstance(root, type) else type(getattr(root, "__self__", root))
+    return {name for each in (owner, root) if isinstance(name := getattr(each, "__module__", None), str)}
 
 
-class _Outside:
-    """Collects what takes part besides the project and its dependencies."""
-
-    def __init__(self, dependencies: set[Distribution]) -> None:
-        self._dependencies = dependencies
-        self._roots = set[Path]()
-        self._plug_ins: dict[Distribution, set[Path]] = {}
-        self._others: dict[Distribution, CodePart] = {}
-        self._modules = set[CodePart]()
-
-    def parts(self, modules: set[str]) -> Iterator[CodePart]:
-        """Each part from outside that modules, which are loaded, reach."""
-        for name in modules:
-            if not _is_project(name):
-                self._add_loaded(sys.modules.get(name))
-        for distribution, roots in self._plug_ins.items():
-            files = distribution.files() | {name: path for root in roots for name, path in package_files(root).items()}
-            yield _part(CodeKind.PLUG_IN, distribution, digest_of_files(files))
-        yield from (*self._others.values(), *self._modules)
-
-    def _add_loaded(self, module: ModuleType | None) -> None:
-        if module is None or (file := getattr(module, "__file__", None)) is None:
-            if module is None or module.__name__ not in sys.stdlib_module_names:
-                self._modules.add(CodePart(CodeKind.MODULE, None, None, None))
-        elif not is_standard(path := Path(file).absolute()):
-            self._add(outermost(path))
-
-    def _add(self, root: Path) -> None:
-        """The code that this file begins, and all that it imports."""
-        if root in self._roots:
-            return
-        self._roots.add(root)
-        owner = owner_of(root)
-        if owner is None or owner.name == PROJECT:  # a file that lies beside the project's sources
-            self._add_module(root)
-        elif owner not in self._dependencies:
-            self._add_distribution(owner, root)
-
-    def _add_module(self, root: Path) -> None:
-        file = on_disk(root)
-        if file is None:
-            self._modules.add(CodePart(CodeKind.MODULE, None, None, None))
-            return
-        files = package_files(root) if file == root else {file.name: file}
-        self._modules.add(CodePart(CodeKind.MODULE, None, None, digest_of_files(files)))
-        self._follow(files)
-
-    def _add_distribution(self, owner: Distribution, root: Path) -> None:
-        if owner.code_bytes > MOST_BYTES:
-            needed = _needed(frozenset({owner}))
-            self._others |= {one: part for one, part in needed.items() if one not in self._dependencies}
-            return
-        first = owner not in self._plug_ins
-        self._plug_ins.setdefault(owner, set()).add(root)
-        self._follow((owner.files() if first else {}) | package_files(root))
-
-    def _follow(self, files: dict[str, Path]) -> None:
-        # Each name once: to look for a module takes longer than to read that it is imported.
-        for name in dict.fromkeys(name for source in sources(files.values()) for name in imports(source)):
-            if not _is_project(name) and (root := root_of(name)):
-                self._add(root)
+def _modules_of(root: object) -> Iterator[str]:
+    """Those modules, and the ones of what a class inherits and of what stands in it."""
+    yield from _own_modules(root)
+    for base in root.__mro__ if isinstance(root, type) else ():
+        yield base.__module__
+        names = (getattr(value, "__module__", None) for value in vars(base).values())
+        yield from (name for name in names if isinstance(name, str) and name in sys.modules)
 
 
-def _part(kind: CodeKind, distribution: Distribution, sha256: str) -> CodePart:
-    return CodePart(kind, distribution.name, distribution.version, sha256)
+def _files_of(modules: Iterable[str]) -> Iterator[Path | None]:
+    """The file that begins each loaded module from outside, None for code that is in no file."""
+    for name in {name for name in modules if not _is_project(name)}:
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            if not is_standard(path := Path(file).absolute()):
+                yield outermost(path)
+        elif name not in sys.stdlib_module_names:
+            yield None
 
 
-@lru_cache
-def _dependencies(modules: frozenset[str]) -> dict[Distribution, CodePart]:
-    """The distributions that the project needs for these modules of its own and all that they import."""
-    roots = {root for name in _imported(modules) if (root := root_of(name))}
-    return _needed(frozenset(owner for root in roots if (owner := owner_of(root)) and owner.name != PROJECT))
-
-
-@lru_cache
-def _needed(owners: frozenset[Distribution]) -> dict[Distribution, CodePart]:
-    """These distributions and all that they require, as far as it is installed."""
-    known, todo, found = distributions(), [*owners], dict[Distribution, CodePart]()
-    while todo:
-        one = todo.pop()
-        if one not in found:
-            found[one] = _part(CodeKind.DEPENDENCY, one, one.record_digest)
-            todo += (known[name] for name in one.needs if name in known)
-    return found
-
-
-def _imported(modules: frozenset[str]) -> set[str]:
-    """What the project's modules, and those of the project that they import, import from elsewhere."""
-    files = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in project_files()
-    }
-    todo, seen, outside = list(modules), set[str](), set[str]()
-    while todo:
-        module = todo.pop()
-        if module in seen or module not in files:
+def _outside(*roots: object) -> frozenset[CodePart]:
+    """Code outside the project, and outside of what it requires, that these classes and functions reach."""
+    needed, parts, reached = {PROJECT, *_needed()}, set[CodePart](), set[Path]()
+    own = {path for root in roots for path in _files_of(_own_modules(root)) if path}
+    brought = {name_of(owner): owner for path in own if (owner := owner_of(path))}
+    brought = {name: owner for name, owner in brought.items() if name not in needed}
+    required = {**_required(frozenset(need for owner in brought.values() for need in _requirements(owner.requires)))}
+    begins: dict[str, set[Path]] = {name: set() for name in brought}
+    todo = sorted({*_files_of(name for root in roots for name in _modules_of(root))}, key=str)
+    for root in todo:  # it grows meanwhile
+        if root is None:
+            parts.add(CodePart(CodeKind.MODULE, None, None, None))
+        if root is None or root in reached:
             continue
-        seen.add(module)
-        source = without_type_imports(files[module].read_bytes())
-        for name in (*imports(source), *(place.decode() for place in _PLACE.findall(source))):
-            if _is_project(name):
-                todo += _around(name, files)
-            else:
-                outside.add(name)
-    return outside
+        reached.add(root)
+        owner = owner_of(root)
+        name = PROJECT if owner is None else name_of(owner)
+        if owner is None or name == PROJECT:  # a file that lies beside the project's sources
+            file = on_disk(root)
+            files = {} if file is None else package_files(root) if file == root else {file.name: file}
+            parts.add(CodePart(CodeKind.MODULE, None, None, digest_of_files(files) if files else None))
+        elif name in brought or sources_of(owner):
+            brought[name] = owner
+            begins.setdefault(name, set()).add(root)
+            files = distribution_files(owner, [root])
+        else:
+            required |= _required(frozenset({name}))
+            continue
+        todo += sorted({path for name in imports(files.values()) if not _is_project(name) and (path := root_of(name))})
+    for name, owner in brought.items():
+        digest = digest_of_files(distribution_files(owner, begins[name]))
+        parts.add(CodePart(CodeKind.PLUG_IN, owner.name, owner.version, digest))
+    return frozenset(parts | {part for name, part in required.items() if name not in {*brought, *needed}})
 
 
-def _around(name: str, files: Mapping[str, Path]) -> Iterator[str]:
-    """The modules that an import of a dotted name may run: its packages, itself, and what a package imports for it."""
-    package, _, last = name.rpartition(".")
-    if package:
-        yield from _around(package, files)
-    if package in files and files[package].name == "__init__.py" and last in (names := places(str(files[package]))):
-        yield names[last][0]
-    yield name
+@lru_cache
+def _needed() -> Mapping[str, CodePart]:
+    """The distributions that the project requires, and that these do, as they are when this process first asks."""
+    try:
+        own = installed(PROJECT)
+    except PackageNotFoundError:
+        raise ChangedCode(
+            "the project is not installed, so that nobody can say what it requires: install it with pip"
+        ) from None
+    return _required(frozenset(_requirements(own.requires, EXTRAS)))
+
+
+@lru_cache
+def _required(names: frozenset[str]) -> Mapping[str, CodePart]:
+    """These distributions and all that they require, as far as it is installed, by normalised name."""
+    todo, parts = [*names], dict[str, CodePart]()
+    while todo:
+        if (name := todo.pop()) not in parts:
+            try:
+                one = installed(name)
+            except PackageNotFoundError:
+                continue
+            headers = one.metadata  # parsed each time that it is asked for
+            parts[name] = CodePart(CodeKind.DEPENDENCY, headers["Name"], headers["Version"], record_digest(one))
+            todo += _requirements(headers.get_all("Requires-Dist"))
+    return parts
+
+
+def _requirements(lines: Iterable[str] | None, extras: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Normalised names of what a distribution asks for, without an extra or for one of these."""
+    matches = filter(None, map(_REQUIREMENT.match, lines or ()))
+    return (normalised(match[1]) for match in matches if match[2] is None or match[2] in extras)
+
+
+def _compare_with_records(names: set[str]) -> None:
+    """Raises `ChangedCode` if a loaded module of these distributions is not the file that RECORD lists.
+
+    A module that lies in one of their packages and is not listed is none that was installed.
+    """
+    places = [(folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()]
+    listed = {path: row for place in reversed(places) for path, row in listed_modules(*place).items()}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if _compared.get(name) is module or not isinstance(file, str):
+            continue
+        distribution, _ = listed.get(str(outermost(Path(file))), (None, ""))
+        if distribution is not None and name_of(distribution) in names:
+            _, digest = listed.get(file, (None, "of no file that was installed"))
+            if digest and digest != f"sha256={_as_in_record(Path(file))}":
+                raise ChangedCode(
+                    f"a file of the distribution '{distribution.name}' is not the one that was installed: install it "
+                    "again, then start the process again"
+                )
+            _compared[name] = module
+
+
+def _as_in_record(file: Path) -> str:
+    try:
+        return urlsafe_b64encode(bytes.fromhex(file_digest(file))).decode().rstrip("=")
+    except OSError:  # the file is gone
+        return ""

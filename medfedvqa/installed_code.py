@@ -6,18 +6,17 @@ it: these differ from one machine to the next. Any other compiled file is refuse
 """
 
 import _imp
-import csv
+import ast
 import hashlib
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.machinery import PathFinder, all_suffixes
+from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec, source_from_cache
-from io import StringIO
 from json import loads
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,19 +28,13 @@ _STANDARD = frozenset(f"{folder}{os.sep}" for folder in [*_WRITTEN, *(folder.res
 """Folders of the standard library, with and without links on the way."""
 _SITES = frozenset({"site-packages", "dist-packages"})
 _SUFFIXES = tuple(all_suffixes())
+_MODULES = tuple({*_SUFFIXES} - {".pyc"})
 _INIT = "__init__.py"
 _CACHE = "__pycache__"
 _NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
 """Files in the folder `*.dist-info` in which installers note what they did."""
-
-_IMPORT = re.compile(
-    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(\w[\w.]*)[ \t\\\r\n]+import[ \t\\\r\n]*(\([^)]*\)|[^\r\n;]*)"
-    rb"|import[ \t]+([^\r\n;#]+))",
-    re.MULTILINE,
-)
-_RENAMED = re.compile(rb"\bas[ \t]+\w+|#[^\r\n]*")
-_TYPE_IMPORTS = re.compile(rb"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
-_NEEDS = re.compile(r"^Requires-Dist: *([A-Za-z0-9._-]+)(.*)$", re.MULTILINE)
+_UNCOMPARED = re.compile(rf"[^/]+\.dist-info/|\.\.|/|.*{_CACHE}/[^/]*\.pyc,,").match
+"""Lines of RECORD that differ from one installation of a wheel to the next: notes, scripts, caches compiled here."""
 _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 """The digest of each file that was read, with its size and times then."""
 
@@ -71,23 +64,20 @@ def compare_compiled_files() -> None:
     _imp.check_hash_based_pycs = "always"
 
 
-def imports(source: bytes) -> Iterator[str]:
-    """Dotted names that a source imports, also within functions; relative imports are left out.
-
-    It reads lines, since parsing the whole project would take a second: a line of a text that looks like an import is
-    taken for one.
-    """
-    for base, names, modules in _IMPORT.findall(source):
-        if base:
-            yield base.decode()
-            yield from (f"{base.decode()}.{name.decode()}" for name in re.findall(rb"\w+", _RENAMED.sub(b"", names)))
-        else:
-            yield from (name.decode() for name in re.findall(rb"\w[\w.]*", _RENAMED.sub(b"", modules)))
+def imports(files: Iterable[Path]) -> set[str]:
+    """Dotted names that the sources among these files import, also within functions; relative ones are left out."""
+    return {name for path in files if path.suffix == ".py" for name in _imports(path, file_digest(path))}
 
 
-def without_type_imports(source: bytes) -> bytes:
-    """A source without its blocks `if TYPE_CHECKING:`, which never run unless a module defines that name itself."""
-    return _TYPE_IMPORTS.sub(b"", source)
+@cache
+def _imports(path: Path, _digest: str) -> frozenset[str]:
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # Python imports no such file either
+        return frozenset()
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return frozenset(names | {f"{node.module}.{alias.name}" for node in froms for alias in node.names})
 
 
 def root_of(dotted: str) -> Path | None:
@@ -95,23 +85,18 @@ def root_of(dotted: str) -> Path | None:
 
     None for what is not installed, belongs to the standard library, or is in no file.
     """
-    first, *others = dotted.split(".")
+    name, *others = dotted.split(".")
     try:
-        spec = find_spec(first)
+        spec = find_spec(name)
     except (ImportError, ValueError):  # such as `__main__`, which has no specification
         return None
-    name = first
     while spec is not None and spec.origin is None and others:  # a namespace package has no code
         name = f"{name}.{others.pop(0)}"
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
-    file = _file_of(spec)
-    return None if file is None or is_standard(file) else file
-
-
-def _file_of(spec: ModuleSpec | None) -> Path | None:
     if spec is None or not spec.has_location or not spec.origin:
         return None
-    return Path(spec.origin).absolute()
+    file = Path(spec.origin).absolute()
+    return None if is_standard(file) else file
 
 
 def is_standard(file: Path) -> bool:
@@ -180,6 +165,44 @@ def _is_hashed(name: str, path: Path) -> bool:
 _REMEDY = f"delete its folders {_CACHE}, or build it without compiled files and install it again"
 
 
+def distribution_files(distribution: Distribution, roots: Iterable[Path] = ()) -> dict[str, Path]:
+    """Its files that are there, by name, with whatever else lies in its packages and in those that these roots begin.
+
+    A distribution that is installed as a link to its sources lists none. Scripts and the installer's notes, which
+    differ from one installation to the next, are left out. Raises `CompiledElsewhere`.
+    """
+    base, found, packages = Path(str(distribution.locate_file(""))), dict[str, Path](), set[str]()
+    for row in sorted(distribution.files or (), key=str):
+        name = row.as_posix()
+        folder, _, last = name.rpartition("/")
+        is_script = name.startswith("../") and folder.rpartition("/")[2] in ("bin", "Scripts")
+        if is_script or (last in _NOTES and folder.endswith(".dist-info")):
+            continue
+        if last.endswith(".pyc") and (row.hash or row.size is not None):
+            raise CompiledElsewhere(f"brings compiled files (.pyc) of its own: {_REMEDY}")
+        if (base / name).is_file() and _is_hashed(name, base / name):
+            found[name.replace("../", "")] = base / name
+        if last.startswith("__init__.") and last.endswith(_SUFFIXES):
+            packages.add(folder)
+    for folder in sorted(packages):
+        if not any(str(above) in packages for above in Path(folder).parents):
+            found |= _below(base / folder, base)
+    return found | {name: path for root in roots for name, path in package_files(root).items()}
+
+
+def record_digest(distribution: Distribution) -> str:
+    """SHA-256, as hex, over the paths, digests and sizes of the files that were installed.
+
+    Files that differ from one installation of the same wheel to the next are left out: scripts, caches compiled
+    here, and what the installer notes about itself. A file that is listed without its digest is read.
+    """
+    lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if line and not _UNCOMPARED(line)]
+    for number, line in enumerate(lines):
+        if line.endswith(",,") and (path := Path(str(distribution.locate_file(line[:-2])))).is_file():
+            lines[number] += file_digest(path)
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
 def on_disk(file: Path) -> Path | None:
     """The file, or the archive that it is in; None if it is gone."""
     return next((path for path in (file, *file.parents) if path.is_file()), None)
@@ -188,135 +211,21 @@ def on_disk(file: Path) -> Path | None:
 def digest_of_files(files: Mapping[str, Path]) -> str:
     """SHA-256, as hex, over the names and contents of files; of a single file, over its content alone."""
     if len(files) == 1:
-        return _file_digest(*files.values())
+        return file_digest(*files.values())
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
-        digest.update(f"{name}\0".encode())
-        digest.update(bytes.fromhex(_file_digest(path)))
+        digest.update(f"{name}\0".encode() + bytes.fromhex(file_digest(path)))
     return digest.hexdigest()
 
 
-def _file_digest(path: Path) -> str:
-    """Of the file, read again only if it was written since."""
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file, as hex, read again only if it was written since."""
     state = path.stat()
     version = state.st_size, state.st_mtime_ns, state.st_ctime_ns
-    known = _hashed.get(str(path))
-    if known is None or known[0] != version:
-        known = _hashed[str(path)] = version, _hash(path)
+    if (known := _hashed.get(str(path))) is None or known[0] != version:
+        with path.open("rb") as file:
+            known = _hashed[str(path)] = version, hashlib.file_digest(file, "sha256").hexdigest()
     return known[1]
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """What an installer wrote of one distribution: the folder `*.dist-info`."""
-
-    info: Path
-
-    @property
-    def name(self) -> str:
-        """As its authors write it."""
-        return _header(self.info, "Name")
-
-    @property
-    def version(self) -> str:
-        """Its version."""
-        return _header(self.info, "Version")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Normalised names of what it asks for without an extra."""
-        lines = _NEEDS.findall(_metadata(self.info))
-        return tuple(normalised(name) for name, rest in lines if not re.search(r"\bextra\s*==", rest))
-
-    @property
-    def record_digest(self) -> str:
-        """SHA-256, as hex, over the paths, digests and sizes of the files that were installed.
-
-        Files that differ from one installation of the same wheel to the next are left out: scripts, caches compiled
-        here, and what the installer notes about itself. A file that is listed without its digest is read.
-        """
-        lines = (line + self._unlisted_digest(line) for line in _installed(self.info))
-        return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
-
-    def _unlisted_digest(self, line: bytes) -> bytes:
-        path = self.info.parent / line.decode().removesuffix(",,")
-        return _file_digest(path).encode() if line.endswith(b",,") and path.is_file() else b""
-
-    @property
-    def code_bytes(self) -> int:
-        """How large its modules are together."""
-        paths = (self.info.parent / name for name, *_ in _rows(self.info) if name.endswith(_SUFFIXES))
-        return sum(path.stat().st_size for path in paths if path.is_file())
-
-    def files(self) -> dict[str, Path]:
-        """Its files that are there, by name, with whatever else lies in its packages.
-
-        None of a distribution that is installed as a link to its sources. Scripts and the installer's notes, which
-        differ from one installation to the next, are left out. Raises `CompiledElsewhere`.
-        """
-        base, found, packages = self.info.parent, dict[str, Path](), set[str]()
-        for name, *rest in sorted(_rows(self.info)):
-            folder, _, last = name.rpartition("/")
-            if (folder == self.info.name and last in _NOTES) or folder.rpartition("/")[2] in _scripts(name):
-                continue
-            if last.endswith(".pyc") and any(rest):
-                raise CompiledElsewhere(f"brings compiled files (.pyc) of its own: {_REMEDY}")
-            if (base / name).is_file() and _is_hashed(name, base / name):
-                found[name.replace("../", "")] = base / name
-            if last.startswith("__init__.") and last.endswith(_SUFFIXES):
-                packages.add(folder)
-        for folder in sorted(packages):
-            if not any(str(above) in packages for above in Path(folder).parents):
-                found |= _below(base / folder, base)
-        return found
-
-    def lists(self, name: str) -> bool:
-        """Whether a file of this name, relative to the folder that holds the distribution, is one of its own."""
-        return f"\n{name},".encode() in _record(self.info)
-
-
-@lru_cache
-def _record(info: Path) -> bytes:
-    try:
-        return b"\n" + (info / "RECORD").read_bytes().replace(b"\r", b"")
-    except OSError:
-        return b""
-
-
-def _rows(info: Path) -> list[list[str]]:
-    """The lines of RECORD: name, digest, size."""
-    return [row for row in csv.reader(StringIO(_record(info).decode(), newline="")) if row]
-
-
-def _scripts(name: str) -> frozenset[str]:
-    """The folders of scripts, outside of the folder that modules are imported from: a script names this machine."""
-    return frozenset({"bin", "Scripts"} if name.startswith("../") else ())
-
-
-@lru_cache
-def _installed(info: Path) -> tuple[bytes, ...]:
-    note = f"{info.name}/".encode()
-    lines = (line for line in _record(info).split(b"\n") if line and not line.startswith((b"..", b"/", note)))
-    return tuple(line for line in lines if not (f"{_CACHE}/".encode() in line and line.endswith(b".pyc,,")))
-
-
-@lru_cache
-def _metadata(info: Path) -> str:
-    """The headers of the distribution's description."""
-    try:
-        return (info / "METADATA").read_text("utf-8", errors="replace").replace("\r", "").partition("\n\n")[0]
-    except OSError:
-        return ""
-
-
-def _header(info: Path, name: str) -> str:
-    found = re.search(rf"^{name}: *(\S+)", _metadata(info), re.MULTILINE)
-    return found[1] if found else ""
 
 
 def normalised(name: str) -> str:
@@ -324,9 +233,10 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def distributions() -> Mapping[str, Distribution]:
-    """All that Python finds, by normalised name."""
-    return _distributions(places_of_imports())
+@cache
+def name_of(distribution: Distribution) -> str:
+    """Its normalised name: to read it takes milliseconds."""
+    return normalised(distribution.name)
 
 
 Places = tuple[tuple[Path, int], ...]
@@ -339,49 +249,40 @@ def places_of_imports() -> Places:
     return tuple((folder, folder.stat().st_mtime_ns) for folder in folders if folder.is_dir())
 
 
-@lru_cache
-def _distributions(places: Places) -> Mapping[str, Distribution]:
-    found: dict[str, Distribution] = {}
-    for folder, _ in places:
-        for info in sorted(folder.glob("*.dist-info")):
-            found.setdefault(normalised(info.name.removesuffix(".dist-info").rpartition("-")[0]), Distribution(info))
-    return found
+@cache
+def listed_modules(folder: Path, _changed: int) -> Mapping[str, tuple[Distribution, str]]:
+    """The modules that distributions in a folder list in RECORD: distribution and digest, as it has it, by path."""
+    modules = {}
+    for one in distributions(path=[str(folder)]):
+        for line in (one.read_text("RECORD") or "").splitlines():
+            name, _, rest = line.partition(",")
+            if name.endswith(_MODULES):
+                modules[f"{folder}{os.sep}{name.replace('/', os.sep)}"] = one, rest.partition(",")[0]
+    return modules
 
 
 def owner_of(root: Path) -> Distribution | None:
     """The distribution that installed a package or module, also as a link to its sources; None if none did."""
-    return _owner_of(root, places_of_imports())
+    places = places_of_imports()
+    owners = (listed_modules(*place).get(str(root)) for place in places)
+    if (listed := next(filter(None, owners), None)) is not None:
+        return listed[0]
+    linked = (one for place in places for one, sources in _links(*place) if root.is_relative_to(sources)
+              and _SITES.isdisjoint(root.relative_to(sources).parts))  # fmt: skip
+    return next(linked, None)
 
 
-@lru_cache(maxsize=4096)
-def _owner_of(root: Path, places: Places) -> Distribution | None:
-    known = _distributions(places)
-    path = str(root)
-    top = root.parent.name if root.name == _INIT else root.name.partition(".")[0]
-    likely = [known[name] for name in (normalised(top),) if name in known]
-    for one in (*likely, *known.values()):
-        base = f"{one.info.parent}{os.sep}"
-        if path.startswith(base) and one.lists(path[len(base) :].replace(os.sep, "/")):
-            return one
-    return next((one for one in known.values() if any(_holds(folder, root) for folder in _linked(one.info))), None)
+@cache
+def _links(folder: Path, _changed: int) -> tuple[tuple[Distribution, Path], ...]:
+    """The distributions that are links to their sources (`pip install --editable`), each with the folder of these."""
+    return tuple((one, sources) for one in distributions(path=[str(folder)]) if (sources := sources_of(one)))
 
 
-def _holds(sources: Path, file: Path) -> bool:
-    return file.is_relative_to(sources) and _SITES.isdisjoint(file.relative_to(sources).parts)
-
-
-@lru_cache
-def _linked(info: Path) -> tuple[Path, ...]:
-    """The folder of its sources, if it was installed as a link to them (`pip install --editable`)."""
+def sources_of(distribution: Distribution) -> Path | None:
+    """The folder of its sources, if it was installed as a link to them."""
     try:
-        told = loads((info / "direct_url.json").read_bytes())
+        told = loads(distribution.read_text("direct_url.json") or "")
         url = urlsplit(told["url"])
-        linked = url.scheme == "file" and bool(told["dir_info"].get("editable"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ()
-    return (Path(unquote(url.path)),) if linked else ()
-
-
-def sources(files: Iterable[Path]) -> Iterator[bytes]:
-    """The content of those files that are source code."""
-    yield from (path.read_bytes() for path in files if path.suffix == ".py" and path.is_file())
+        return Path(unquote(url.path)) if url.scheme == "file" and told["dir_info"].get("editable") else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -22,9 +22,8 @@ from medfedvqa.installed_code import (
     Places,
     compile_every_source,
     digest_of_files,
-    distributions,
+    distribution_files,
     normalised,
-    package_files,
     places_of_imports,
     root_of,
 )
@@ -80,18 +79,17 @@ def _offers_at(places: Places) -> Mapping[str, tuple[Offer, ...]]:
     everything = entry_points()
     for group in GROUPS:
         for point in everything.select(group=f"medfedvqa.{group}"):
-            if point.dist is not None:
+            if point.dist is not None and point.dist.read_text("RECORD") is not None:
                 name = normalised(point.dist.name)
                 points[name] = (*points.get(name, ()), (group, point))
-    return {name: points[name] for name in sorted(points) if name in distributions()}
+    return {name: points[name] for name in sorted(points)}
 
 
 def _plug_in(name: str, offers: tuple[Offer, ...]) -> PlugIn:
-    distribution = distributions()[name]
+    distribution = offers[0][1].dist
+    assert distribution is not None
     try:
-        files = distribution.files()
-        for root in {root for _, point in offers if (root := root_of(point.module))}:
-            files |= package_files(root)
+        files = distribution_files(distribution, {root for _, point in offers if (root := root_of(point.module))})
     except CompiledElsewhere as error:
         raise PlugInRefused(f"the distribution '{name}' {error.fault}") from None
     names = tuple(sorted((group, point.name) for group, point in offers))

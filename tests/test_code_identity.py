@@ -5,6 +5,7 @@ import importlib.machinery
 import json
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from plug_in import LOOSE, NAME, VERSION, forget_methods, installed, sources
+from plug_in import FILES, LOOSE, NAME, VERSION, forget_methods, installed, sources
 
 from audits import CodeKind, JobCode, LogError
 from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
-from medfedvqa.installed_code import imports, owner_of, without_type_imports
+from medfedvqa.installed_code import imports, owner_of
 from medfedvqa.version import PACKAGES
 
 OURS = ("acme", "bare")
@@ -88,23 +89,62 @@ def test_a_compiled_module_beside_the_sources_is_part_of_the_digest(place: Path)
     assert added("acme_federated.rates") != before
 
 
-def test_a_distribution_too_large_to_read_is_named_by_its_record(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record without what differs from one installation of a wheel to the next; a changed module is not seen."""
-    written(place / "acme_federated" / "rates.py")
-    monkeypatch.setattr(code_identity, "MOST_BYTES", 10)
+def importing(place: Path, *modules: str) -> JobCode:
+    """The code of a function that lies in no distribution and imports these modules of `acme_federated`."""
+    written(place / "bare_user.py", "".join(f"import acme_federated.{name}\n" for name in modules) + FUNCTION)
+    return running_code(importlib.import_module("bare_user").rate)
 
-    def named() -> list[CodePart]:
-        loaded = importlib.import_module("acme_federated.rates")
-        return [part for part in running_code(loaded.rate).parts if part.name == NAME]
 
-    [part] = named()
+def test_a_distribution_that_outside_code_imports_is_named_by_its_record(place: Path) -> None:
+    """The record without what differs from one installation of a wheel to the next."""
+    written(next(place.glob("*.dist-info")) / "REQUESTED", "by somebody")
+    [part] = [part for part in importing(place, "schedule").parts if part.name == NAME]
     record = next(place.glob("*.dist-info")) / "RECORD"
     lines = [line for line in record.read_text().splitlines() if line.startswith("acme_federated/")]
     lines = sorted(line for line in lines if "__pycache__" not in line)
     assert len(lines) == 2 and part.sha256 == sha256("\n".join(lines).encode()).hexdigest()
     assert (part.kind, part.version) == (CodeKind.DEPENDENCY, VERSION)
+
+
+def test_a_loaded_module_that_is_not_what_its_record_lists_is_found(place: Path) -> None:
+    """One that somebody changed after it was installed, and one that somebody put beside the others."""
+    written(place / "acme_federated" / "rates.py")
     written(place / "acme_federated" / "schedule.py", "FACTOR = 9\n")
-    assert named() == [part]
+    for module in ("schedule", "rates"):
+        with pytest.raises(ChangedCode, match=f"a file of the distribution '{NAME}' is not the one that was installed"):
+            importing(place, module)
+        for name in [name for name in sys.modules if name.startswith(OURS)]:
+            del sys.modules[name]
+    written(place / "acme_federated" / "schedule.py", FILES["acme_federated/schedule.py"])
+    importing(place, "schedule")
+
+
+def test_a_changed_file_of_what_the_project_requires_is_found_once_it_is_loaded(tmp_path: Path) -> None:
+    """A copy of a library as it was installed, with one more line in one module."""
+    lines = (
+        "import annotated_types, sys",
+        "from medfedvqa.code_identity import ChangedCode, remember, running_code",
+        "print(annotated_types.__file__)",
+        "try:",
+        "    print(len(running_code(remember).parts) > 9)",
+        "except ChangedCode as error:",
+        "    print(error)",
+    )
+    import annotated_types
+
+    installed_at = Path(annotated_types.__file__).parents[1]
+    for folder in ("annotated_types", *(path.name for path in installed_at.glob("annotated_types-*.dist-info"))):
+        shutil.copytree(installed_at / folder, tmp_path / folder)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    said = []
+    for more in ("", "# changed\n"):
+        with (tmp_path / "annotated_types" / "__init__.py").open("a") as file:
+            file.write(more)
+        done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment, cwd=tmp_path)
+        said += done.stdout.splitlines()
+    assert said[0] == said[2] and said[0].startswith(str(tmp_path)) and said[1] == "True"
+    assert said[3].startswith("a file of the distribution 'annotated-types' is not the one that was installed")
 
 
 def test_a_linked_installation_is_named_and_follows_its_sources(
@@ -199,8 +239,8 @@ def test_a_class_whose_file_was_written_again_is_not_what_was_loaded(place: Path
 
 
 def test_a_job_s_code_does_not_depend_on_what_else_was_imported() -> None:
-    """A process that runs one job, and one that has also loaded research and the other methods, name the same code. It
-    has what a package imports for a name, and what a table names, as the reader that needs pyarrow."""
+    """A process that runs one job, and one that has also loaded research and the other methods, name the same
+    code: the project, and what it and that requires."""
     lines = (
         "import json, sys",
         "from medfedvqa.code_identity import running_code",
@@ -217,7 +257,7 @@ def test_a_job_s_code_does_not_depend_on_what_else_was_imported() -> None:
            for more in ((), ("more",))]  # fmt: skip
     (digest, names, alone), (other, _, every) = (json.loads(done.stdout) for done in ran)
     assert digest == other and alone == ["prompt_pfl"] and len(every) > 15
-    assert {"opacus", "transformers", "pyarrow", "pydicom", "open_clip_torch"} <= set(names)
+    assert {"opacus", "transformers", "pydicom", "open_clip_torch", "tokenizers"} <= set(names)
 
 
 def test_a_file_that_was_changed_before_it_was_imported_is_not_what_the_digest_is_over(tmp_path: Path) -> None:
@@ -245,32 +285,27 @@ def test_a_file_that_was_changed_before_it_was_imported_is_not_what_the_digest_i
 
 
 def test_the_project_alone_has_no_part_from_outside_and_the_same_digest_each_time() -> None:
-    """Its dependencies are named by version; those of the command line alone are not."""
+    """What it requires is named by version; what only its tests and pages require is not."""
     code = running_code(code_identity.JobCode, remember)
     assert code.digest == running_code(remember, code_identity.JobCode).digest
     assert {part.kind for part in code.parts} == {CodeKind.PROJECT, CodeKind.DEPENDENCY}
     named = {part.name for part in code.parts}
-    assert "numpy" in named and not {"typer", "nvflare", "pytest"} & named
+    assert "numpy" in named and not {"pytest", "hypothesis", "sphinx"} & named
 
 
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        (b"import a, b.c as d  # e\n", {"a", "b.c"}),
-        (b"from a.b import (\n    c,  # d\n    e as f,\n)\n", {"a.b", "a.b.c", "a.b.e"}),
-        (b"try: import a; from b \\\n    import c\n", {"a", "b", "b.c"}),
-        (b"from . import a\nfrom .b import c\nimporting = 1\nx = 'import y'\n", set()),
+        ("import a, b.c as d  # e\n", {"a", "b.c"}),
+        ("from a.b import (\n    c,  # d\n    e as f,\n)\n", {"a.b.c", "a.b.e"}),
+        ("def late():\n    from b \\\n    import c\n", {"b.c"}),
+        ("from . import a\nfrom .b import c\nimporting = 1\nx = 'import y'\n", set()),
+        ("import a\nno Python\n", set()),
     ],
 )
-def test_imports_are_read_as_python_reads_them(source: bytes, named: set[str]) -> None:
-    """On one line or several, behind a colon, renamed; relative ones are the package's own."""
-    assert set(imports(source)) == named
-
-
-def test_imports_for_type_checkers_alone_are_left_out() -> None:
-    """What only a type checker reads brings no distribution to a site; what follows the block does."""
-    source = b"if TYPE_CHECKING:\n    from a import b\n\n    import c\n\nimport d\nif True:\n    import e\n"
-    assert set(imports(without_type_imports(source))) == {"d", "e"}
+def test_imports_are_read_as_python_reads_them(source: str, named: set[str], tmp_path: Path) -> None:
+    """Renamed, within functions; relative ones are the package's own, and what Python cannot read imports nothing."""
+    assert imports([written(tmp_path / "bare_imports.py", source)]) == named
 
 
 def test_a_record_of_code_is_read_strictly() -> None:
