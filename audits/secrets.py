@@ -37,24 +37,29 @@ def place_new(path: Path, fill: Callable[[Path], object]) -> bool:
     return True
 
 
-def make_secret(path: Path) -> bool:
-    """A new secret of the system's randomness; False if there is a file already, which stays as it is."""
+def make_secret(path: Path, secret: bytes | None = None) -> bool:
+    """A new secret, by default of the system's randomness; False if there is a file already, which stays as it is."""
 
     def fill(draft: Path) -> None:
         with draft.open("wb") as file:
-            file.write(os.urandom(SECRET_BYTES))
+            file.write(os.urandom(SECRET_BYTES) if secret is None else secret)
             file.flush()
             os.fsync(file.fileno())
 
     return place_new(path, fill)
 
 
-def read_secret(path: Path) -> bytes:
-    """The 32 bytes in the file. Raises `SecretError` if others may read it or it holds no secret, and `OSError`."""
+def read_private(path: Path, most: int) -> bytes:
+    """The file, at most this many bytes of it. Raises `SecretError` if others may read it, and `OSError`."""
     with open_plain(path) as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
             raise SecretError("may be read by others: give its file mode 0600, or make a new one")
-        secret = file.read(SECRET_BYTES + 1)
+        return file.read(most)
+
+
+def read_secret(path: Path) -> bytes:
+    """The 32 bytes in the file. Raises `SecretError` if others may read it or it holds no secret, and `OSError`."""
+    secret = read_private(path, SECRET_BYTES + 1)
     if len(secret) != SECRET_BYTES:
         raise SecretError(f"is damaged, its file does not hold {SECRET_BYTES} bytes: restore it from the site's backup")
     return secret

@@ -21,8 +21,8 @@ from audits.log import GENESIS
 from audits.log_files import held_still
 from audits.verifier import Verdict
 from medfedvqa.atomic_files import PRIVATE
+from medfedvqa.backup.age_file import BackupSecret, sealed
 from medfedvqa.backup.contents import EXPORT, FORMAT, MANIFEST, BackupManifest, kit_of, log_files, site_files
-from medfedvqa.backup.sealed_stream import BackupSecret, SealedWriter
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.site_config import SiteConfig
@@ -47,9 +47,8 @@ def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSec
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _draft(folder / f".{config.name}{SUFFIX}.partial") as (draft, file):
-            sealed = SealedWriter(file, secret)
-            manifest = _write(sealed, config, site_file, f"{now:%Y-%m-%dT%H:%M:%SZ}")
-            sealed.finish()
+            with sealed(file, secret) as stream:
+                manifest = _write(stream, config, site_file, f"{now:%Y-%m-%dT%H:%M:%SZ}")
             file.flush()
             os.fsync(file.fileno())
             os.link(draft, target)  # unlike a rename, never replaces a file
@@ -75,8 +74,8 @@ def _draft(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
             path.unlink(missing_ok=True)
 
 
-def _write(sealed: SealedWriter, config: SiteConfig, site_file: Path, time: str) -> BackupManifest:
-    with tarfile.open(fileobj=sealed, mode="w|", bufsize=1 << 20) as archive:  # type: ignore[call-overload]
+def _write(stream: BinaryIO, config: SiteConfig, site_file: Path, time: str) -> BackupManifest:
+    with tarfile.open(fileobj=stream, mode="w|", bufsize=1 << 20) as archive:
         log = _add_log(archive, config.audit)
         rows = _ledger_rows(config.ledger)
         _add(archive, EXPORT, b"".join(export_lines(rows)))

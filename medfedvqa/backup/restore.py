@@ -17,8 +17,8 @@ from audits.entry import parse_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, lines_from
 from audits.verifier import Verdict
+from medfedvqa.backup.age_file import BackupSecret
 from medfedvqa.backup.contents import AUDIT_KEY, EXPORT, IDENTITY, KIT, LEDGER, SITE_FILE, STATE, open_jobs
-from medfedvqa.backup.sealed_stream import BackupSecret
 from medfedvqa.backup.unpacking import Unpacked, unpack
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import check_ledger

@@ -5,7 +5,8 @@ import tarfile
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO
 
 from pydantic import ValidationError
 
@@ -13,8 +14,8 @@ from audits import verify
 from audits.bounded_files import MAX_TEXT, open_plain, read_bounded
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME
+from medfedvqa.backup.age_file import BackupSecret, unseal
 from medfedvqa.backup.contents import AUDIT, EXPORT, FORMAT, LEDGER, MANIFEST, BackupManifest, is_name
-from medfedvqa.backup.sealed_stream import BackupSecret, SealedReader
 from medfedvqa.errors import BackupError
 from privacy import Ledger
 from privacy.ledger_journal import JournalRow, read_export
@@ -77,22 +78,23 @@ def unpack(backup: Path, secret: BackupSecret, folder: Path) -> Unpacked:
 
 
 def _extract(file: BinaryIO, secret: BackupSecret, folder: Path) -> None:
-    sealed = SealedReader(file, secret)
-    try:
-        with tarfile.open(fileobj=sealed, mode="r|", bufsize=1 << 20) as archive:  # type: ignore[call-overload]
-            for number, member in enumerate(archive):
-                if number > MAX_FILES or not member.isreg() or not is_name(member.name):
-                    raise BackupError(_DAMAGED)
-                content = archive.extractfile(member)
-                assert content is not None
-                _write(folder / member.name, member.mode & 0o777, content)
-    except tarfile.TarError:
-        raise BackupError(_DAMAGED) from None
-    while sealed.read(1 << 20):  # to the last chunk: a file that was cut has none
-        pass
+    """Every byte is authenticated before any is used."""
+    with TemporaryFile(dir=folder) as plain:
+        unseal(file, secret, plain)
+        plain.seek(0)
+        try:
+            with tarfile.open(fileobj=plain, mode="r:") as archive:
+                for number, member in enumerate(archive):
+                    if number > MAX_FILES or not member.isreg() or not is_name(member.name):
+                        raise BackupError(_DAMAGED)
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    _write(folder / member.name, member.mode & 0o777, content)
+        except tarfile.TarError:
+            raise BackupError(_DAMAGED) from None
 
 
-def _write(path: Path, mode: int, content: BinaryIO) -> None:
+def _write(path: Path, mode: int, content: IO[bytes]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         while block := content.read(1 << 20):

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from audits import SecretError, make_secret, read_secret
+from audits import SecretError, make_secret
 from audits.bounded_files import read_bounded
+from audits.secrets import read_private
 from medfedvqa.errors import BackupError
 
 if TYPE_CHECKING:
-    from medfedvqa.backup.sealed_stream import BackupSecret
+    from medfedvqa.backup.age_file import BackupSecret
 
 KeyFile = Annotated[
-    Path | None, typer.Option("--key", help="A file of 32 random bytes that encrypts; `backup` makes it if missing.")
+    Path | None, typer.Option("--key", help="An age identity, the file that encrypts; `backup` makes it if missing.")
 ]
 PassphraseFile = Annotated[
     Path | None, typer.Option(help="A file with a passphrase in its first line. Without this and --key, asks for it.")
@@ -28,7 +29,7 @@ def secret_of(key: Path | None, passphrase_file: Path | None, new: bool) -> "Bac
 
     Raises `BackupError`.
     """
-    from medfedvqa.backup.sealed_stream import BackupSecret
+    from medfedvqa.backup.age_file import BackupSecret
 
     if key is not None and passphrase_file is not None:
         raise BackupError("give --key or --passphrase-file, not both")
@@ -40,17 +41,19 @@ def secret_of(key: Path | None, passphrase_file: Path | None, new: bool) -> "Bac
         passphrase = _first_line(passphrase_file)
     if new and len(passphrase) < LEAST:
         raise BackupError(f"a passphrase has at least {LEAST} characters")
-    return BackupSecret("passphrase", passphrase.encode())
+    return BackupSecret("passphrase", passphrase)
 
 
-def _key(path: Path, new: bool) -> bytes:
+def _key(path: Path, new: bool) -> str:
+    from pyrage import x25519
+
     try:
         if new and not path.exists():
-            make_secret(path)
-        return read_secret(path)
+            make_secret(path, f"{x25519.Identity.generate()}\n".encode())
+        return read_private(path, _MOST).decode()
     except SecretError as error:
         raise BackupError(f"the key of the backup {error}") from None
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         raise BackupError("the key of the backup cannot be read: give the file that it was made with") from None
 
 

@@ -10,9 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
+from medfedvqa.backup.age_file import BackupSecret
 from medfedvqa.backup.back_up import back_up
 from medfedvqa.backup.restore import restore
-from medfedvqa.backup.sealed_stream import BackupSecret
 from medfedvqa.federation.rotate_keys import rotate_audit_key
 from medfedvqa.federation.site_config import load_site_config
 
@@ -37,7 +37,7 @@ def kill_at(step: int) -> None:
 def main() -> None:
     """Goes on until a process ends by itself."""
     work, origin, place, backup, every = sys.argv[1], *map(Path, sys.argv[2:5]), int(sys.argv[5])
-    secret = BackupSecret("key", (origin.parent / "backup.key").read_bytes())
+    secret = BackupSecret("key", (origin.parent / "backup.key").read_text())
     for step in range(0, 100_000, every):
         shutil.rmtree(place, ignore_errors=True)
         if origin.is_dir():

@@ -7,12 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from io import BytesIO, FileIO
 from pathlib import Path
 from random import randbytes
+from typing import BinaryIO
 
+import pyrage
 import pytest
 from backups import (
     LIMITS,
@@ -30,16 +35,22 @@ from backups import (
     spent,
 )
 from doctored import SITE, TASK, log_of
+from pyrage import x25519
 from test_doctor import end, hold
 
 import privacy
 from audits import AuditLog, Event, read, verify
-from medfedvqa.backup.sealed_stream import CHUNK, BackupSecret, SealedReader, SealedWriter
+from medfedvqa.backup import back_up, unpacking
+from medfedvqa.backup.age_file import BackupSecret, sealed, unseal
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.job_closing import close_ended
 from medfedvqa.federation.site_config import load_site_config
 from privacy import Ledger, LedgerError, PlannedTask
+
+CHUNK = 1 << 16
+"""Bytes of a chunk of an age file."""
+END = b"-----END AGE ENCRYPTED FILE-----\n"
 
 
 @pytest.fixture
@@ -201,7 +212,9 @@ def test_a_site_that_runs_is_not_restored(kit: Path, tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from io import BytesIO, FileIO
 from pathlib import Path
 from random import randbytes
 from audits import AuditKey, AuditLog, Event, origin_of
@@ -276,7 +289,13 @@ def test_a_passphrase_opens_only_its_own_backup(kit: Path, tmp_path: Path) -> No
     result = medfedvqa("restore", backup, "--check", "--passphrase-file", right, "--json")
     assert json.loads(result.stdout)["site"] == SITE and PASSPHRASE not in result.output
     assert "damaged, or the key" in refusal("restore", backup, "--check", "--passphrase-file", wrong)
-    assert "made with a passphrase" in refusal("restore", backup, "--check", "--key", kit / "audit.key")
+    _, key = backed_up(kit, tmp_path / "keyed")
+    assert "made with a passphrase" in refusal("restore", backup, "--check", *key)
+    right.chmod(0o600)
+    assert "no age identity" in refusal("restore", backup, "--check", "--key", right)
+    assert "cannot be read" in refusal("restore", backup, "--check", "--key", tmp_path / "none")
+    key[1].chmod(0o644)
+    assert "read by others" in refusal("restore", backup, "--check", *key)
     assert "12 characters" in refusal(*words, passphrase_in(tmp_path / "c", "short"))
 
 
@@ -288,11 +307,12 @@ def test_a_backup_shows_nothing_without_its_key(kit: Path, tmp_path: Path) -> No
     assert not [word for word in words if word in content] and backup.stat().st_mode & 0o077 == 0
 
 
-def test_a_backup_of_a_newer_version_or_a_broken_log_is_refused(kit: Path, tmp_path: Path) -> None:
+def test_a_backup_of_a_newer_version_or_a_broken_log_is_refused(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first is not called damaged; the second is not written."""
-    backup, options = backed_up(kit, tmp_path / "backups")
-    newer = tmp_path / "newer"
-    newer.write_bytes(backup.read_bytes().replace(b"backup/1 ", b"backup/2 ", 1))
+    monkeypatch.setattr(back_up, "FORMAT", 2)
+    newer, options = backed_up(kit, tmp_path / "backups")
     assert "newer version" in refusal("restore", newer, "--check", *options)
     log = kit / "audit" / "log.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"job":"job-1"', b'"job":"job-9"', 1))
@@ -300,31 +320,76 @@ def test_a_backup_of_a_newer_version_or_a_broken_log_is_refused(kit: Path, tmp_p
     assert sorted(path.suffix for path in (tmp_path / "backups").iterdir()) == [".key", ".medfedvqa-backup"]
 
 
+SECRETS = {
+    "key": BackupSecret("key", str(x25519.Identity.generate())),
+    "passphrase": BackupSecret("passphrase", PASSPHRASE),
+}
+
+
+def sealed_bytes(secret: BackupSecret, plain: bytes) -> bytes:
+    with BytesIO() as file:
+        with sealed(file, secret) as stream:
+            stream.write(plain)
+        return file.getvalue()
+
+
+def opened(content: bytes, secret: BackupSecret) -> bytes:
+    with BytesIO() as plain:
+        unseal(BytesIO(content), secret, plain)
+        return plain.getvalue()
+
+
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
-def test_a_stream_that_was_cut_changed_or_reordered_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_backup_that_was_cut_changed_or_reordered_is_refused(size: int) -> None:
     """Every cut at a chunk's end, every chunk with one bit changed, and two chunks that changed places."""
-    secret, path, plain = BackupSecret("key", bytes(range(32))), tmp_path / "sealed", randbytes(size)
-    with path.open("wb") as file:
-        writer = SealedWriter(file, secret)
-        for begin in range(0, size, 700_000):
-            writer.write(plain[begin : begin + 700_000])
-        writer.finish()
-    whole = path.read_bytes()
-    assert opened(path, whole, secret) == plain
-    begin, chunk = whole.index(b"\n") + 1 + 16, CHUNK + 16
-    ends = [*range(begin, len(whole), chunk), len(whole)]
-    forged = [whole[:end] for end in ends[:-1]] + [whole + whole[begin : begin + chunk]]
+    secret, plain = SECRETS["key"], randbytes(size)
+    whole = sealed_bytes(secret, plain)
+    assert opened(whole, secret) == plain
+    chunk = CHUNK + 16
+    ends = sorted({len(whole) - 1, *range(len(whole), 0, -chunk), *range(len(whole) - size % CHUNK - 16, 200, -chunk)})
+    forged = [whole[:end] for end in ends[:-1]] + [whole + whole[-chunk:], b"", b"no backup", whole[:40]]
     forged += [whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:] for end in ends]
-    if size >= 2 * CHUNK:
-        first, second = begin + chunk, begin + 2 * chunk
-        forged.append(whole[:begin] + whole[first:second] + whole[begin:first] + whole[second:])
+    if size == 3 * CHUNK:
+        first, second, third = (whole[-count * chunk :][:chunk] for count in (3, 2, 1))
+        forged.append(whole[: -3 * chunk] + second + first + third)
     for content in forged:
         with pytest.raises(BackupError):
-            opened(path, content, secret)
+            opened(content, secret)
 
 
-def opened(path: Path, content: bytes, secret: BackupSecret) -> bytes:
-    path.write_bytes(content)
-    with path.open("rb") as file:
-        reader = SealedReader(file, secret)
-        return b"".join(iter(lambda: reader.read(1 << 16), b""))
+def test_a_file_of_one_passphrase_takes_no_other_head_or_content() -> None:
+    """Neither the identity at the head of another file with the same passphrase, nor content under another identity."""
+    one, other = (sealed_bytes(SECRETS["passphrase"], plain) for plain in (b"one", b"other"))
+    (head, content), (other_head, other_content) = (file.split(END) for file in (one, other))
+    assert opened(head + END + content, SECRETS["passphrase"]) == b"one"
+    for file in (head + END + other_content, other_head + END + content, head, head[:90] + END + content):
+        with pytest.raises(BackupError, match="damaged, or the key"):
+            opened(file, SECRETS["passphrase"])
+
+
+def test_any_program_that_reads_age_files_opens_a_backup(kit: Path, tmp_path: Path) -> None:
+    """As docs/operations.md says: the content is a tar archive; a passphrase opens the identity that opens it."""
+    backup, (_, key) = backed_up(kit, tmp_path / "backups")
+    plain = pyrage.decrypt(backup.read_bytes(), [x25519.Identity.from_str(key.read_text().strip())])
+    with tarfile.open(fileobj=BytesIO(plain), mode="r:") as archive:
+        assert {"manifest.json", "keys/audit", "kit/local/site.yml"} <= set(archive.getnames())
+    head, content = sealed_bytes(SECRETS["passphrase"], b"content").split(END)
+    identity = x25519.Identity.from_str(pyrage.passphrase.decrypt(head + END, PASSPHRASE).decode())
+    assert pyrage.decrypt(content, [identity]) == b"content"
+
+
+def test_a_full_disk_leaves_no_backup_and_is_named(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a thread encrypts, and when a backup is unpacked; the disk is one that takes nothing."""
+    backup, options = backed_up(kit, tmp_path / "backups")
+
+    @contextmanager
+    def full(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield path, file
+
+    monkeypatch.setattr(back_up, "_draft", full)
+    words = ("backup", tmp_path / "full", "--site", site_file(kit), *options)
+    assert "cannot be written (No space left on device)" in refusal(*words)
+    assert not list((tmp_path / "full").iterdir())
+    monkeypatch.setattr(unpacking, "TemporaryFile", lambda dir: FileIO("/dev/full", "wb"))
+    assert "unpacked (No space left on device)" in refusal("restore", backup, "--check", *options)

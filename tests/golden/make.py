@@ -21,8 +21,8 @@ from audits.entry_proof import prove
 from audits.expiry import Basis, Expiry
 from audits.key_succession import SUCCESSIONS, signed_succession
 from audits.witness import KEYS
+from medfedvqa.backup.age_file import BackupSecret
 from medfedvqa.backup.back_up import back_up
-from medfedvqa.backup.sealed_stream import BackupSecret
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile
@@ -33,6 +33,7 @@ from privacy.mechanisms import Use
 from privacy.mechanisms.laplace import Laplace
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
+IDENTITY = "AGE-SECRET-KEY-134FCZGVRQALU3NLYVNMMNMYQH0H4J6ECZPRHVUU5ZR9WJTZJCRUQ09KRVC"
 SITES = ("abdomen", "chest", "head")
 KEY = AuditKey(origin_of("chest"), Ed25519PrivateKey.from_private_bytes(b"chest, of golden files, 32 bytes"))
 OTHER = AuditKey(origin_of("head"), Ed25519PrivateKey.from_private_bytes(b"head, of golden files, 32 bytes!"))
@@ -132,7 +133,7 @@ def succession(folder: Path) -> None:
 
 
 def backup(folder: Path) -> None:
-    """Of a site with a closed job and a charge in its ledger, under a key of the bytes 0 to 31."""
+    """Of a site with a closed job and a charge in its ledger, under an identity that is no secret."""
     with TemporaryDirectory() as scratch:
         site = Path(scratch) / "chest" / "site.yml"
         site.parent.mkdir()
@@ -148,7 +149,7 @@ def backup(folder: Path) -> None:
             written.reserve("job-1", "prompt_pfl", ["a"], plan, limits)
             written.begin("job-1", "train", 1, limits)
         config = load_site_config(site, "chest")
-        path, _ = back_up(config, site, Path(scratch) / "out", BackupSecret("key", bytes(range(32))))
+        path, _ = back_up(config, site, Path(scratch) / "out", BackupSecret("key", IDENTITY))
         shutil.copy(path, folder / "backup")
 
 
