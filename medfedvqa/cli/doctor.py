@@ -46,35 +46,18 @@ def doctor(
 
 
 def _record(check: "Check") -> dict[str, str | bool | None]:
-    from medfedvqa.federation.flare.doctor_common import KitFact
-
-    return {
-        "name": check.name,
-        "state": _state(check),
-        "ok": check.ok,
-        "problem": check.problem,
-        "remedy": check.remedy,
-        **({"value": check.value} if isinstance(check, KitFact) else {}),
-    }
-
-
-def _state(check: "Check") -> str:
-    if not check.ok:
-        return "failed"
-    return "ok" if check.problem is None else "warning"
+    names = ("name", "state", "ok", "problem", "remedy", *(() if check.value is None else ("value",)))
+    return {name: getattr(check, name) for name in names}
 
 
 def _show(checks: list["Check"]) -> None:
-    from medfedvqa.federation.flare.doctor_common import KitFact
-
     console = Terminal()
     for check in checks:
-        explanation = f": {check.value}" if isinstance(check, KitFact) else ""
+        explanation = "" if check.value is None else f": {check.value}"
         explanation = explanation if check.problem is None else f": {check.problem}; {check.remedy}"
         # Others wrote the files that names come from: `Text`, since rich would take brackets for its markup.
-        line = Text.assemble(_MARKS[_state(check)], Text(f" {for_terminal(check.name + explanation, SENTENCE)}"))
+        line = Text.assemble(_MARKS[check.state], Text(f" {for_terminal(check.name + explanation, SENTENCE)}"))
         console.print(line, highlight=False, soft_wrap=True)
-    failed = sum(not check.ok for check in checks)
-    warnings = sum(_state(check) == "warning" for check in checks)
+    failed, warnings = (sum(check.state == state for check in checks) for state in ("failed", "warning"))
     with_warning = f", {warnings} with a warning" if warnings else ""
     console.print(Text(f"{len(checks) - failed} of {len(checks)} checks passed{with_warning}"), highlight=False)

@@ -19,7 +19,7 @@ from medfedvqa.core import registry
 from medfedvqa.core.registry import method_type
 from medfedvqa.data import reader_function
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare import doctor_site
+from medfedvqa.federation.flare import doctor
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
@@ -227,7 +227,7 @@ def test_doctor_says_whether_what_is_installed_is_what_is_allowed(
 ) -> None:
     """Without importing anything of it."""
     config = sites("chest", plugins={NAME: digest} if digest else plugins.pinned(NAME))["chest"]
-    check = doctor_site._plug_ins(config)
+    check = doctor._plug_ins(config)
     assert check.ok is ok and (ok or NAME in check.problem)
     assert METHOD not in sys.modules
 

@@ -16,7 +16,7 @@ from stores import OTHER_KEY, make_store
 from audits import JobRefused, Outcome, Refusal, read, verify
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import job_budget
-from medfedvqa.federation.flare.doctor_jobs import budget_and_jobs, read_log
+from medfedvqa.federation.flare.site_health import budget_and_jobs, read_log
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import check_ledger, look_into
 from medfedvqa.federation.job_closing import close_ended

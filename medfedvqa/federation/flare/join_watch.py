@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from medfedvqa.federation import proxies
-from medfedvqa.federation.flare.doctor_contact import address_in, server_checks, site_settings
+from medfedvqa.federation.flare.doctor_checks import address_in, server_checks, site_settings
 
 PATIENCE = 30.0
 """Seconds in which a site joins a server that it reaches."""

@@ -101,11 +101,30 @@ class Check:
     name: str
     problem: str | None = None
     remedy: str = ""
+    warning: bool = False
+    """Whether people should know of the problem, which keeps no party from joining."""
+    value: str | None = None
+    """A fact that people look up; it is no problem."""
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
-        return self.problem is None
+        """Whether the party may join."""
+        return self.problem is None or self.warning
+
+    @property
+    def state(self) -> str:
+        """`ok`, `warning` or `failed`."""
+        return "failed" if not self.ok else "ok" if self.problem is None else "warning"
+
+
+Row = tuple[object, str, str]
+"""A question, whose answer yes, or any text, is the problem that this text names; what to do about it."""
+
+
+def first(name: str, *rows: Row, warning: bool = False) -> Check:
+    """The check of this name: the first row whose question has the answer yes says what is wrong."""
+    wrong = ((problem, remedy) for holds, problem, remedy in rows if holds)
+    return next((Check(name, problem, remedy, warning) for problem, remedy in wrong), Check(name))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -243,14 +262,14 @@ def _same(name: str, files: Mapping[str, Mapping[str, Any]]) -> Probe:
     return probe
 
 
-_Row = tuple[str, str, Probe]
+_Question = tuple[str, str, Probe]
 _AGAIN = "put back the file that provisioning wrote into local/"
 _VERSION = f"install nvflare {' or '.join(patches.TESTED)}, or a release of medfedvqa that was tested with it"
 
 
 def _hardening(
     allowed: str, launcher: str, file: str, guard: str, files: Mapping[str, Mapping[str, Any]]
-) -> tuple[_Row, ...]:
+) -> tuple[_Question, ...]:
     """The checks that the kits of sites and servers share; each row has a name, a remedy and a probe."""
     return (
         ("class allow-list", _AGAIN, _classes(allowed)),
@@ -269,7 +288,7 @@ def _hardening(
     )
 
 
-_PROBES: Mapping[Party, tuple[_Row, ...]] = {
+_PROBES: Mapping[Party, tuple[_Question, ...]] = {
     "site": (
         *_hardening(EXECUTOR, LAUNCHER, GUARDED, GUARD, FILES),
         ("one privacy scope", _AGAIN, _same("privacy.json", FILES)),

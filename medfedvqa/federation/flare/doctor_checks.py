@@ -1,13 +1,21 @@
-"""Checks that `medfedvqa doctor` makes of every kind of startup kit: files, folders, keys, certificates and disk."""
+"""Checks that `medfedvqa doctor` makes of every kind of startup kit: files, folders, keys, certificates, disk, server.
+
+FLARE (2.9) serves connections with aiohttp, which answers any request for a page, behind mutual TLS, with a `Date`.
+"""
 
 import contextlib
 import os
 import shutil
+import socket
+import ssl
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +24,10 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation import proxies
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.kit_contents import Check, Party, kit_checks
+from medfedvqa.federation.flare.kit_contents import Check, Party, first, kit_checks, read_json
 
 SKEW = timedelta(minutes=5)
 """The largest difference of two clocks."""
@@ -36,22 +46,13 @@ _LARGEST = 1 << 20
 _READ = (".json", ".default", ".yml", ".crt", ".pem", ".key")
 """Endings of the files that this command and the party's processes read completely."""
 
+_PATIENCE = 5.0  # seconds for the whole conversation
+_ANSWER = 1 << 14
+"""The most bytes that are read of an answer."""
+_NOT_YET_VALID, _EXPIRED = 9, 10
+"""OpenSSL's codes for a certificate that is not valid at this machine's time."""
 
-@dataclass(frozen=True)
-class Caution(Check):
-    """A problem that people should know of, and that keeps no party from joining."""
-
-    @property
-    def ok(self) -> bool:
-        """Always: a caution fails no kit."""
-        return True
-
-
-@dataclass(frozen=True)
-class KitFact(Check):
-    """A fact about a kit that people look up; it is no problem."""
-
-    value: str = ""
+SERVER, CLOCK = "server", "clock against the server"
 
 
 def hardening_checks(kit: Path, party: Party) -> list[Check]:
@@ -64,10 +65,9 @@ def hardening_checks(kit: Path, party: Party) -> list[Check]:
 
 def untested_version() -> list[Check]:
     """A caution if this release's server was not tested with the installed FLARE."""
-    if patches.is_tested():
-        return []
     problem = "it is newer than this release's tests, which know all the code of it that is reached into"
-    return [Caution("FLARE's version", problem, "update medfedvqa once a release names this version as tested")]
+    remedy = "update medfedvqa once a release names this version as tested"
+    return [] if patches.is_tested() else [Check("FLARE's version", problem, remedy, warning=True)]
 
 
 def unreadable_files(kit: Path) -> list[Check]:
@@ -170,12 +170,12 @@ def private_file(path: Path, label: str, remedy: str, length: int | None = None)
         return Check(label, f"it {problem}", remedy)
     if not path.exists():
         return Check(label, "it is missing", remedy)
-    facts = path.stat()
-    if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return Check(label, "other accounts may read it", "run chmod 600 on it")
-    if length is not None and facts.st_size != length:
-        return Check(label, f"it is damaged: it does not hold {length} bytes", "restore it from the backup")
-    return Check(label)
+    facts, damage = path.stat(), f"it is damaged: it does not hold {length} bytes"
+    return first(
+        label,
+        (facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO), "other accounts may read it", "run chmod 600 on it"),
+        (length not in (None, facts.st_size), damage, "restore it from the backup"),
+    )
 
 
 def file_times(kit: Path, more: Iterable[Path] = ()) -> Check:
@@ -220,21 +220,18 @@ def credentials(startup: Path, stem: str, party: object) -> Iterator[Check]:
         yield Check(name, "certificate, key or root are missing or damaged", _NEW_CERTIFICATE)
         return
     now = datetime.now(UTC)
+    begins = max(certificate.not_valid_before_utc, root.not_valid_before_utc)
     ends = min(certificate.not_valid_after_utc, root.not_valid_after_utc)
-    if not _issued(certificate, root):
-        yield Check(name, "the root certificate did not sign it", _NEW_CERTIFICATE)
-    elif not paired:
-        yield Check(name, "it does not belong to the key beside it", _NEW_CERTIFICATE)
-    elif subject is None or subject != party:
-        yield Check(name, "it names another party than the kit's settings", _NEW_CERTIFICATE)
-    elif now < max(certificate.not_valid_before_utc, root.not_valid_before_utc):
-        yield Check(name, "it is not valid yet", SET_CLOCK)
-    elif now + _LEFT > ends:
-        yield Check(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
-    elif now + WARNED > ends:
-        yield Caution(name, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
-    else:
-        yield Check(name)
+    check = first(
+        name,
+        (not _issued(certificate, root), "the root certificate did not sign it", _NEW_CERTIFICATE),
+        (not paired, "it does not belong to the key beside it", _NEW_CERTIFICATE),
+        (subject is None or subject != party, "it names another party than the kit's settings", _NEW_CERTIFICATE),
+        (now < begins, "it is not valid yet", SET_CLOCK),
+        (now + _LEFT > ends, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE),
+    )
+    soon = (now + WARNED > ends, f"it ends on {ends:%Y-%m-%d}", _NEW_CERTIFICATE)
+    yield first(name, soon, warning=True) if check.problem is None else check
 
 
 def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
@@ -243,3 +240,131 @@ def _issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Address:
+    """The network address of a server, and the name in its certificate."""
+
+    host: str
+    port: int
+    party: str
+
+    @classmethod
+    def parse(cls, target: Any, party: Any) -> "Address":
+        """The address in a text `host:port`. Raises `ValueError`."""
+        if not isinstance(target, str) or not isinstance(party, str):
+            raise ValueError("an address and a name are texts")
+        host, _, port = target.rpartition(":")
+        number = int(port)
+        if not host or not 0 < number < 1 << 16:
+            raise ValueError("an address has a host and a port")
+        return cls(host.strip("[]"), number, party)
+
+
+def site_settings(kit: Path) -> dict[str, Any]:
+    """The content of a site's `startup/fed_client.json`; empty if it cannot be read."""
+    try:
+        return read_json(kit / "startup" / "fed_client.json")
+    except ConfigError:
+        return {}
+
+
+def address_in(settings: dict[str, Any]) -> Address | None:
+    """Where the server is by these settings; None if they do not say."""
+    try:
+        first = settings["servers"][0]
+        return Address.parse(first["service"]["target"], first["identity"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+class OtherParty(Exception):
+    """The peer's certificate names another party."""
+
+
+def server_checks(startup: Path, stem: str, address: Address | None) -> Iterator[Check]:
+    """Whether the server answers this party, with key `STEM.key` and certificate `STEM.crt`, and has the same time."""
+    remedy = "check that the network lets this machine reach the server's address in startup/, and that the server runs"
+    if address is None:
+        yield Check(SERVER, "the kit does not say where it is", "put back the file that provisioning wrote in startup/")
+        return
+    try:
+        answer = ask(startup, stem, address)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+            problem = "its certificate is not valid at the time that this machine has"
+            yield Check(SERVER, problem, f"{SET_CLOCK}; if it is right, the coordinator renews the certificate")
+        else:
+            yield Check(SERVER, "it shows no certificate of this federation", remedy)
+    except OtherParty:
+        yield Check(SERVER, "what answers there has another party's certificate", remedy)
+    except (OSError, ValueError) as error:
+        yield _by_proxy(address, error) or Check(
+            SERVER, "it does not answer, or does not accept this party's certificate", remedy
+        )
+    else:
+        yield Check(SERVER)
+        yield _clock(answer)
+
+
+def _by_proxy(address: Address, error: Exception) -> Check | None:
+    """The check that fails because of a proxy; None if nothing tells of one."""
+    closed = isinstance(error, TimeoutError | ConnectionRefusedError | socket.gaierror)
+    status = None if closed else proxies.status_at(address.host, address.port)
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        problem = "a proxy answers at its address, and asks for a login (407)"
+    elif status is not None:
+        problem = f"a proxy, or another program without TLS, answers at its address ({status})"
+    elif proxies.in_environment(address.host):
+        problem = "it does not answer past the proxy that this environment names"
+    else:
+        return None
+    return Check(SERVER, problem, proxies.REMEDY)
+
+
+def ask(startup: Path, stem: str, address: Address) -> bytes:
+    """The head of the server's answer to a request that FLARE ignores.
+
+    Raises `OtherParty`, `ssl.SSLError` or another `OSError`.
+    """
+    end = time.monotonic() + _PATIENCE
+    context = ssl.create_default_context(cafile=str(startup / ROOT))
+    context.load_cert_chain(startup / f"{stem}.crt", startup / f"{stem}.key")
+    context.check_hostname = False  # FLARE's certificates name parties
+    with (
+        socket.create_connection((address.host, address.port), _PATIENCE) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
+        if _common_name(connection.getpeercert()) != address.party:
+            raise OtherParty
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while b"\r\n\r\n" not in answer and len(answer) < _ANSWER:
+            connection.settimeout(max(0.001, end - time.monotonic()))
+            block = connection.recv(4096)
+            if not block:
+                break
+            answer += block
+    if not answer:
+        raise ConnectionResetError
+    return answer
+
+
+def _common_name(certificate: Any) -> str | None:
+    subject = (certificate or {}).get("subject", ())
+    return next((value for part in subject for kind, value in part if kind == "commonName"), None)
+
+
+def _clock(answer: bytes) -> Check:
+    dates = [line[5:] for line in answer.split(b"\r\n\r\n")[0].split(b"\r\n") if line[:5].lower() == b"date:"]
+    try:
+        date = parsedate_to_datetime(dates[0].decode("ascii").strip()).replace(tzinfo=UTC)
+    except (LookupError, ValueError, TypeError):
+        return Check(CLOCK, "the server's connection does not say what time it is", "compare the clocks yourself", True)
+    difference = datetime.now(UTC) - date
+    if abs(difference) > SKEW:
+        minutes, way = abs(difference).total_seconds() / 60, "ahead of" if difference.days >= 0 else "behind"
+        remedy = f"{SET_CLOCK}; if this machine's clock is right, tell the coordinator that the server's is not"
+        return Check(CLOCK, f"it is {minutes:.0f} minutes {way} the server's", remedy)
+    return Check(CLOCK)
