@@ -77,6 +77,8 @@ class SitePolicy:
     """How many jobs within a day may fail at the site's data before it refuses all that are new."""
     allow_export: bool = False
     """Whether the site's own users may write a trained model to a folder that can be carried away."""
+    require_audited_methods: bool = False
+    """Whether a method from outside that trains privately must have passed `medfedvqa audit neighbours` here."""
 
     @property
     def epsilon_limit(self) -> float | None:
@@ -259,4 +261,5 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "repeats": (_count, "a whole number, at least 1"),
     "data_refusals": (_count, "a whole number, at least 1"),
     "allow_export": (_flag, "true or false"),
+    "require_audited_methods": (_flag, "true or false"),
 }

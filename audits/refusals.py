@@ -27,6 +27,7 @@ class Refusal(StrEnum):
     METHOD = "method"
     CODE = "code"
     PLUG_IN = "plug-in"
+    NEIGHBOURS = "neighbours"
     ANSWERS = "answers"
     KIND = "kind"
     PRIVACY = "privacy"
@@ -77,6 +78,8 @@ _SENTENCES = {
     Refusal.METHOD: "the site's policy does not allow the job's method",
     Refusal.CODE: "the code of the job's method has changed at the site since it was loaded",
     Refusal.PLUG_IN: "the distribution that brings the job's method, data reader or backbone is not allowed as it is",
+    Refusal.NEIGHBOURS: "the job's private method comes from outside, and has not passed `medfedvqa audit neighbours` as "
+    "the site demands",
     Refusal.ANSWERS: "the job takes each site's own list of answers, and the site declares none",
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",

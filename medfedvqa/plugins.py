@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from audits.bounded_files import MAX_TEXT, read_bounded
+from medfedvqa.atomic_files import write_whole
 from medfedvqa.code_identity import remember
 from medfedvqa.errors import ConfigError
 from medfedvqa.installed_code import (
@@ -34,6 +35,9 @@ GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones")
 Offer = tuple[Group, EntryPoint]
 LIST_FILE = "plugins.yml"
 """In the folder `local` of a server's kit: the distributions that its job processes may load."""
+
+PASSED_FILE = "neighbours.yml"
+"""Beside a site's `site.yml`: by digest of a distribution, its methods that passed `medfedvqa audit neighbours`."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
@@ -116,15 +120,46 @@ def checked_list(found: Any) -> dict[str, str]:
 
 def read_list(path: Path) -> dict[str, str]:
     """The list in a file with the one key `plugins`; empty if there is no file. Raises `ConfigError`."""
+    return checked_list(_table(path, "plugins", "write what `medfedvqa plugins` prints"))
+
+
+def read_passed(folder: Path) -> dict[str, tuple[str, ...]]:
+    """By digest of a distribution, its methods that passed `medfedvqa audit neighbours`. Raises `ConfigError`."""
+    found = _table(folder / PASSED_FILE, "passed", remedy := "delete it, and run `medfedvqa audit neighbours` again")
+    if not isinstance(found, Mapping) or not all(
+        isinstance(digest, str)
+        and _DIGEST(digest)
+        and isinstance(names, list)
+        and all(isinstance(n, str) for n in names)
+        for digest, names in found.items()
+    ):
+        raise ConfigError(f"'{PASSED_FILE}' is no table of methods by digest: {remedy}")
+    return {digest: tuple(names) for digest, names in found.items()}
+
+
+def remember_passed(folder: Path, method: str, has_passed: bool) -> None:
+    """Note that the method of an allowed distribution passed or failed, as the code is now. Raises `PlugInRefused`."""
+    check("methods", method, _allowed)
+    (plug_in,) = offering("methods", method)
+    passed = read_passed(folder)
+    names = {*passed.pop(plug_in.sha256, ())} - {method} | ({method} if has_passed else set())
+    record = {digest: list(each) for digest, each in passed.items()} | (
+        {plug_in.sha256: sorted(names)} if names else {}
+    )
+    write_whole(folder / PASSED_FILE, yaml.safe_dump({"passed": record}).encode())
+
+
+def _table(path: Path, key: str, remedy: str) -> Any:
+    """What a YAML file has under its one key; an empty table if there is no file. Raises `ConfigError`."""
     if not path.exists():
         return {}
     try:
         raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        raise ConfigError(f"'{LIST_FILE}' is not valid YAML: write what `medfedvqa plugins` prints") from None
-    if not isinstance(raw, Mapping) or raw.keys() != {"plugins"}:
-        raise ConfigError(f"'{LIST_FILE}' has the one key 'plugins': write what `medfedvqa plugins` prints")
-    return checked_list(raw["plugins"])
+        raise ConfigError(f"'{path.name}' is not valid YAML: {remedy}") from None
+    if not isinstance(raw, Mapping) or raw.keys() != {key}:
+        raise ConfigError(f"'{path.name}' has the one key '{key}': {remedy}")
+    return raw[key]
 
 
 def write_list(folder: Path) -> None:
@@ -148,12 +183,12 @@ def check(group: Group, name: str, allowed: Mapping[str, str]) -> bool:
 
     Raises `PlugInRefused` if the one that offers it is not allowed, has another digest, or is not the only one.
     """
-    offering = list(_offering(group, name))
-    if not offering:
+    found = list(offering(group, name))
+    if not found:
         return False
-    if len(offering) > 1:
+    if len(found) > 1:
         raise PlugInRefused(f"two distributions offer {_what(group, name)}: uninstall one of them")
-    (plug_in,) = offering
+    (plug_in,) = found
     if plug_in.name not in allowed:
         raise PlugInRefused(
             f"{_what(group, name)} comes from the distribution '{plug_in.name}', which is not allowed here: see "
@@ -185,7 +220,8 @@ def load(group: Group, name: str) -> Any:
     return _loaded[group, name]
 
 
-def _offering(group: Group, name: str) -> Iterator[PlugIn]:
+def offering(group: Group, name: str) -> Iterator[PlugIn]:
+    """The distributions that offer this name."""
     for distribution, offers in _offers().items():
         if any((group, name) == (kind, point.name) for kind, point in offers):
             yield _plug_in(distribution, offers)

@@ -67,6 +67,7 @@ AUDIT = {
     "expire": CommandSource("audit_site", "expire_command"),
     "attack": CommandSource("attack", "attack_command"),
     "controls": CommandSource("attack", "controls_command"),
+    "neighbours": CommandSource("audit_neighbours", "neighbours_command"),
     "export": CommandSource("audit_export", "export_command"),
     "rerun": CommandSource("audit_rerun", "rerun_command"),
     "ui": CommandSource("audit_ui", "ui_command"),

@@ -3,13 +3,14 @@
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.installed_code import compile_every_source
-from medfedvqa.plugins import allow, installed, pinned
+from medfedvqa.plugins import allow, installed, pinned, read_passed
 
 PluginOption = Annotated[
     list[str] | None,
@@ -21,12 +22,18 @@ ModuleOption = Annotated[
 ]
 
 
-def plugins_command() -> None:
+def plugins_command(
+    site: Annotated[Path | None, typer.Option(help="A site.yml: mark what passed `audit neighbours` there.")] = None,
+) -> None:
     """Installed distributions with methods, readers or backbones, as site.yml allows them: by name and digest."""
-    plug_ins = installed()
+    plug_ins, passed = installed(), read_passed(site.parent) if site else {}
     typer.echo("plugins:" if plug_ins else "plugins: {}")
     for plug_in in plug_ins:
         offers = ", ".join(f"{group.removesuffix('s')} {name}" for group, name in plug_in.offers)
+        if names := passed.get(plug_in.sha256):
+            offers += f"; passed `audit neighbours`: {', '.join(names)}"
+        elif site is not None and any(group == "methods" for group, _ in plug_in.offers):
+            offers += "; has not passed `audit neighbours`"
         # The quotes keep YAML from reading a digest of digits as a number.
         typer.echo(f'  {plug_in.name}: "{plug_in.sha256}"  # {plug_in.version}; {offers}')
 

@@ -23,7 +23,7 @@ from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import is_bundled, outside_architecture
-from medfedvqa.plugins import Group, PlugInRefused, check
+from medfedvqa.plugins import Group, PlugInRefused, check, offering
 
 LOCK = "admission.lock"
 DAY = timedelta(days=1)
@@ -210,6 +210,10 @@ class Admission:
                     check(group, name, self._config.plugins)
         except PlugInRefused as error:
             self.refuse(Refusal.PLUG_IN, str(error))
+        if names["methods"] and job.dp is not None and self._config.policy.require_audited_methods:
+            digests = [plug_in.sha256 for plug_in in offering("methods", job.method)]
+            if not any(job.method in self._config.passed.get(digest, ()) for digest in digests):
+                self.refuse(Refusal.NEIGHBOURS)
 
     def _has_backbone(self) -> bool:
         name, files = self._job.backbone, self._config.backbones

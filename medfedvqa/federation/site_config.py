@@ -15,7 +15,7 @@ from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
-from medfedvqa.plugins import checked_list
+from medfedvqa.plugins import checked_list, read_passed
 from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.settings import Governance
 
@@ -126,6 +126,9 @@ policy:
   data_refusals: {data_refusals}
   # Whether your own users may write a model that was trained here to a folder that can be carried away.
   allow_export: {allow_export}
+  # Whether a method from outside that trains under differential privacy must have passed `medfedvqa audit neighbours
+  # METHOD --site` with this file.
+  require_audited_methods: {require_audited_methods}
 """
 
 MEMORY_MB, DISK_MB = 512, 32768
@@ -141,6 +144,7 @@ DEFAULTS: dict[str, Any] = {
     "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
+    "require_audited_methods": False,
     "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 
@@ -214,6 +218,8 @@ class SiteConfig(BaseModel):
     policy: SitePolicy
     governance: Governance | None = None
     """What reports print as the site's own words."""
+    passed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """See `medfedvqa.plugins.read_passed`: it stands beside `site.yml`, and, as the name, counts nothing within."""
     repeatable_noise: int | None = None
     """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void. Training on
     shares then follows from the job's seed alone."""
@@ -240,7 +246,8 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
         raise ConfigError(f"site '{name}': site.yml has no policy; the site does not start")
     refuse_settings(raw)
     raw["policy"] = SitePolicy.from_mapping(raw["policy"])
-    config = checked(SiteConfig, {**raw, "name": name}, f"site '{name}', site.yml")
+    passed = read_passed(path.parent)
+    config = checked(SiteConfig, {**raw, "name": name, "passed": passed}, f"site '{name}', site.yml")
     folder = path.resolve().parent
     root = config.data.root and folder / config.data.root
     places = {field: folder / getattr(config, field) for field in _PLACES}

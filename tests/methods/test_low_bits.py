@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from neighbours import Neighbours
 
+from medfedvqa.attack.neighbours import Neighbours
 from medfedvqa.core import Tensors, create, method_type
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.data import phantom

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
-from neighbours import Move, Neighbours
 
+from medfedvqa.attack.neighbours import QUICK, ROUNDING, Move, Neighbours
 from medfedvqa.core import create, method_names, method_type
 from medfedvqa.data import Row, VQAData, phantom
 from medfedvqa.errors import ConfigError
@@ -23,15 +23,6 @@ from medfedvqa.models.tuning import Kind as TuningKind
 from privacy import DPSettings, SettingsError
 
 ALL_PATIENTS = os.environ.get("MEDFEDVQA_ALL_PATIENTS") == "1"
-ROUNDING = 2e-6
-"""Share of C by which a clipped gradient may differ between two runs that compute the same in float32: some thirty
-units in the last place. Each patient in a step has a gradient, so that steps of n may differ by n times as much."""
-QUICK = {
-    "rounds": 2, "local_epochs": 2, "local_unit": "batches", "blocks": 1, "mentor_blocks": 1, "public_pairs": 8,
-    "pretraining": 1, "weighting": "uniform", "answers": "closed",
-}  # fmt: skip
-"""Two steps in each of two rounds: a teacher exists from the second round on, and differs from its second step on."""
-
 Options = dict[str, Any]
 
 
@@ -96,7 +87,7 @@ def check(moves: list[Move]) -> None:
     """The claim, for one patient's moves."""
     for move in moves:
         assert move.distance <= 1.0 and move.rounded_distance <= 1.0
-        assert move.drawn or move.distance <= ROUNDING * move.others
+        assert move.others_moved <= ROUNDING * move.others
         assert move.others_alike
 
 
@@ -111,8 +102,9 @@ def left_out(neighbours: Neighbours) -> list[str]:
 def check_all(neighbours: Neighbours, name: str, options: Options, rate: float) -> None:
     """The claim, and that the test could see a patient who moves a step."""
     method = create(name, quick(name, **options), private(name, rate))
-    reference, everybody = neighbours.run(method), neighbours.contents()
-    moves = {patient: neighbours.moves(method, reference, patient) for patient in left_out(neighbours)}
+    patients = left_out(neighbours)
+    reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
+    moves = {patient: neighbours.moves(method, reference, patient) for patient in patients}
     for patient, each in moves.items():
         check(each)
         assert neighbours.contents(patient) == {key: rows for key, rows in everybody.items() if key != patient}
@@ -142,7 +134,7 @@ def test_every_kind_of_private_training_is_among_the_cases() -> None:
 def test_a_patient_moves_a_step_by_at_most_the_clipping_norm(
     small: Neighbours, name: str, options: Options, rate: float
 ) -> None:
-    """With and without a patient the sums before noise differ by at most C, and not at all where it was not drawn;
+    """With and without a patient the sums before noise differ by at most C, and by its own contribution alone;
     the coins, the capped rows, the parts and the answers' numbers of all others are the same."""
     check_all(small, name, options, rate)
 
@@ -208,7 +200,7 @@ def test_a_patient_moves_a_step_by_at_most_the_clipping_norm_with_any_options(
     patient = data.draw(st.sampled_from([key for part in neighbours.patients for key in part]))
     try:
         method = create(name, {**quick(name), **options}, private(name, **privacy))
-        reference = neighbours.run(method)
+        reference = neighbours.run(method, watched=[patient])
     except (ConfigError, SettingsError):
         reject()
     check(neighbours.moves(method, reference, patient))

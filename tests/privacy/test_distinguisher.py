@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from neighbours import Neighbours, Step, Transcript
 
 from audits.epsilon_lower_bound import rate_interval
+from medfedvqa.attack.neighbours import Neighbours, Step, Transcript
 from medfedvqa.core import Method, create, method_type
 from medfedvqa.data import phantom
 from medfedvqa.models import Backbone

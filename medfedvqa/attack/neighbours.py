@@ -1,0 +1,394 @@
+"""Neighbouring sites, one with a patient more than the other: what the patient changes of what leaves.
+
+A method's private tasks run at both sites under the same randomness of the mechanism. Each run without a patient goes
+on from what the run with everybody released, as composition conditions on it. Then the sum of a step differs by the
+patient's own contribution, at most C, a pair of counts by one patient, and everything else that leaves is equal: what
+leaves follows from noisy releases and public values.
+
+Sums, draws and counts are taken where they are made, in `PrivateStep`, `PatientSampler` and the mechanisms of counts,
+so that whatever a method does before that takes part.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from audits import TaskSpec
+from medfedvqa.core import Method, Site, Tensors
+from medfedvqa.core.method import EVALUATE
+from medfedvqa.data import SiteData, Split, VQAData, build_site, partition
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import Backbone
+from privacy import Cost, PatientSampler, PrivateStep, Randomness, RepeatableRandomness
+from privacy.clipping import GradientContribution
+from privacy.mechanisms import CountsMechanism, counts_mechanisms
+from privacy.mechanisms.base import UNITS
+
+SEED = 0
+"""The seed of the job, which is public."""
+TOWARDS_OTHERS = np.float32(1.02)
+"""What a server sends is a little larger than what the site sent: the other sites are elsewhere."""
+ROUNDING = 2e-6
+"""Share of C by which a clipped gradient may differ between two runs that compute the same in float32: some thirty
+units in the last place. Each patient in a step has a gradient, so that steps of n may differ by n times as much."""
+QUICK = {
+    "rounds": 2, "local_epochs": 2, "local_unit": "batches", "blocks": 1, "mentor_blocks": 1, "public_pairs": 8,
+    "pretraining": 1, "weighting": "uniform", "answers": "closed",
+}  # fmt: skip
+"""Two steps in each of two rounds: a teacher exists from the second round on, and differs from its second step on."""
+
+Draw = Mapping[str, tuple[int, ...]]
+"""By the key of each patient in a step: its rows, numbered among its own training rows."""
+Values = tuple[torch.Tensor, ...]
+"""By parameter, in the order in which the step has them."""
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One private step."""
+
+    task: int
+    """The number of its task."""
+    sums: Values
+    """The clipped gradients of all patients together, before noise."""
+    rounded: Values
+    """The same on the grid of the noise."""
+    released: Values
+    """The same with noise, divided by a public figure."""
+    drawn: Draw
+    own: Mapping[str, Values]
+    """The contribution of each patient who is watched."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One release of a pair of counts."""
+
+    task: int
+    pair: Pair
+    """In parts of a patient, see `UNITS`."""
+    released: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What a site's handlers did in the training tasks of a job."""
+
+    steps: tuple[Step, ...]
+    counts: tuple[Counted, ...]
+    received: tuple[Tensors, ...]
+    """The message from the server, by task."""
+    sent: tuple[Tensors, ...]
+    """What leaves the site in answer to it."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one patient changes in one step, when both runs begin it from the same values."""
+
+    task: int
+    distance: float
+    """Between the two sums before noise, over all parameters together, in units of C."""
+    rounded_distance: float
+    """The same between the sums on the grid of the noise, to which it is added."""
+    drawn: bool
+    """Whether the patient is in the step."""
+    others: int
+    """How many other patients are in it."""
+    others_moved: float
+    """The distance between the sums of the other patients, in units of C. The patient is watched, or not drawn."""
+    others_alike: bool
+    """Whether the other patients in it, and their rows, are the same in both runs."""
+
+
+class Departure(Exception):
+    """A run takes other steps than the one that it goes on from, or steps of other shapes."""
+
+
+@dataclass
+class Neighbours:
+    """A site, and the same site without all rows of any one of its patients."""
+
+    rows: VQAData
+    organ: str
+    backbone: Backbone
+    split: Split = Split()
+    _sites: dict[str | None, Site] = field(default_factory=dict)
+    _frozen: dict[tuple[str | None, str, str], dict[object, Any]] = field(default_factory=dict)
+
+    @property
+    def patients(self) -> tuple[tuple[str, ...], ...]:
+        """The keys of the patients with rows to train on, to validate on and to test on, in the order of the rows."""
+        parts = partition(self.rows, self.organ, self.split)
+        return tuple(
+            tuple(dict.fromkeys(row.patient for row in part)) for part in (parts.train, parts.validate, parts.test)
+        )
+
+    def site(self, without: str | None = None) -> Site:
+        """The site with everybody, or without one patient."""
+        if without not in self._sites:
+            left = replace(self.rows, rows=[row for row in self.rows.rows if row.patient != without])
+            data = build_site(left, self.organ, self.split)
+            self._sites[without] = Site(self.organ, data, self.backbone, "cpu", SEED)
+        return self._sites[without]
+
+    def contents(self, without: str | None = None) -> dict[str, Any]:
+        """By the key of each patient: the question and the answer's number of each of its rows, part by part."""
+        data = self.site(without).data
+        return {key: _rows_of(data, number) for number, key in enumerate(data.patients)}
+
+    def run(
+        self,
+        method: Method[Any],
+        without: str | None = None,
+        after: Transcript | None = None,
+        randomness: Randomness | None = None,
+        share_of_noise: float = 1.0,
+        watched: Collection[str] = (),
+    ) -> Transcript:
+        """The method's training tasks at the site; each step goes on from what was released `after`, if given.
+
+        `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: how much of it is added, for
+        tests that have to fail. `watched`: whose contributions are noted. What a method freezes is computed once for
+        each site and configuration. Raises `Departure` for steps that `after` does not have.
+        """
+        site = self.site(without)
+        # One dictionary for all methods would mix them up: they keep different things under the same name.
+        frozen = self._frozen.setdefault((without, method.name, method.config.model_dump_json()), {})
+        site = replace(site, randomness=randomness or RepeatableRandomness(SEED), _derived=frozen)
+        recording = Recording(after, share_of_noise, watched)
+        with recording.taken():
+            for down, up in _train(method, site, after.received if after else None):
+                recording.received.append(down)
+                recording.sent.append(up)
+        return recording.transcript
+
+    def moves(self, method: Method[Any], reference: Transcript, without: str) -> list[Move]:
+        """What this patient changes, step by step, against the run with everybody."""
+        return _moves(method, reference, self.run(method, without, reference), without)
+
+
+def _moves(method: Method[Any], reference: Transcript, other: Transcript, without: str) -> list[Move]:
+    assert method.dp is not None
+    return [_move(*pair, without, method.dp.clip) for pair in zip(reference.steps, other.steps, strict=True)]
+
+
+def private_tasks(method: Method[Any]) -> list[tuple[str, int]]:
+    """The tasks that a site runs before the end, and the last one if it is charged, each with its round."""
+    return [(name, round) for name, round in method.tasks() if name != EVALUATE or method.cost(name) != Cost()]
+
+
+def _train(method: Method[Any], site: Site, messages: tuple[Tensors, ...] | None) -> Iterator[tuple[Tensors, Tensors]]:
+    """Run the tasks of a job at one site; yields the messages that it received, `messages` if given, and what left."""
+    state, reply, shape = method.setup(site), dict[str, Any](), site.backbone.shape
+    exchange, leaving = method.exchange(shape), method.final_exchange(shape)
+    for number, (name, round) in enumerate(private_tasks(method)):
+        task = exchange.task(name)
+        down = messages[number] if messages else _message(task, reply)
+        state, reply = method.handle(task, site, state, down, round)
+        yield down, {spec.name: reply[spec.name] for spec in leaving.task(name).up if spec.name in reply}
+
+
+def _message(task: TaskSpec, reply: Tensors) -> Tensors:
+    """What the task declares: a little more than the site's reply to the task before, or else random unit vectors."""
+    generator = torch.Generator().manual_seed(SEED)
+    unit = {s.name: F.normalize(torch.randn(s.shape, generator=generator), dim=-1).numpy() for s in task.down}
+    return {name: TOWARDS_OTHERS * reply[name] if name in reply else drawn for name, drawn in unit.items()}
+
+
+def _move(with_patient: Step, without: Step, patient: str, clip: float) -> Move:
+    drawn = patient in with_patient.drawn
+    others = {key: rows for key, rows in with_patient.drawn.items() if key != patient}
+    distance = _distance(with_patient.sums, without.sums) / clip
+    rounded = _distance(with_patient.rounded, without.rounded) / clip
+    own = with_patient.own.get(patient)
+    rest = (
+        with_patient.sums if own is None else [total - part for total, part in zip(with_patient.sums, own, strict=True)]
+    )
+    moved = _distance(rest, without.sums) / clip
+    return Move(with_patient.task, distance, rounded, drawn, len(others), moved, others == without.drawn)
+
+
+def _distance(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    return float(torch.cat([(a - b).flatten() for a, b in zip(one, other, strict=True)]).norm())
+
+
+def _rows_of(data: SiteData, number: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    return tuple(
+        tuple((part.questions[row], int(part.answers[row])) for row in (part.patients == number).nonzero().flatten())
+        for part in data.parts
+    )
+
+
+def _copies(values: Iterator[torch.Tensor] | Collection[torch.Tensor]) -> Values:
+    return tuple(value.detach().clone() for value in values)
+
+
+class Recording:
+    """The private steps and counts of one run, taken while `taken` is open."""
+
+    def __init__(
+        self, after: Transcript | None = None, share_of_noise: float = 1.0, watched: Collection[str] = ()
+    ) -> None:
+        """See `Neighbours.run`."""
+        self.received: list[Tensors] = []
+        self.sent: list[Tensors] = []
+        self._steps: list[Step] = []
+        self._counts: list[Counted] = []
+        self._after, self._share, self._watched = after, share_of_noise, watched
+        self._draws: list[Draw] = []
+        self._passed, self._own = 0, dict[str, Values]()
+
+    @property
+    def transcript(self) -> Transcript:
+        """What has been recorded."""
+        return Transcript(tuple(self._steps), tuple(self._counts), tuple(self.received), tuple(self.sent))
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Record all private steps that end, and all counts that are released, while this is open."""
+        finish, add, sample = PrivateStep.finish, PrivateStep.add, PatientSampler.sample
+
+        def finish_and_record(step: PrivateStep, noise: float, *others: Any) -> None:
+            sums, (grid, whole) = _copies(step._sums.values()), step.rounded_sums
+            finish(step, noise * self._share, *others)
+            self._end(sums, tuple(grid * total for total in whole.values()), list(step._sums))
+
+        def add_and_record(
+            step: PrivateStep, contributions: Sequence[GradientContribution], sound: torch.Tensor
+        ) -> None:
+            add(step, contributions, sound)
+            for place, key in enumerate([*self._draw][self._passed : self._passed + len(sound)]):
+                if key in self._watched:
+                    alone = PrivateStep(step._sums, step._clip)
+                    add(alone, contributions, sound & (torch.arange(len(sound), device=sound.device) == place))
+                    self._own[key] = _copies(alone._sums.values())
+            self._passed += len(sound)
+
+        def sample_and_record(sampler: PatientSampler) -> list[torch.Tensor]:
+            drawn, rows_of = sample(sampler), sampler._rows.items()
+            place = {row: (key, place) for key, rows in rows_of for place, row in enumerate(rows.tolist())}
+            self._draws.append(
+                {place[int(rows[0])][0]: tuple(place[row][1] for row in rows.tolist()) for rows in drawn}
+            )
+            return drawn
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(PrivateStep, "finish", finish_and_record))
+            stack.enter_context(mock.patch.object(PrivateStep, "add", add_and_record))
+            stack.enter_context(mock.patch.object(PatientSampler, "sample", sample_and_record))
+            for kind in counts_mechanisms():
+                stack.enter_context(mock.patch.object(kind, "noisy", self._noisy(kind)))
+            yield
+
+    @property
+    def _draw(self) -> Draw:
+        """The patients of the step that is being made."""
+        if len(self._draws) <= len(self._steps):
+            raise ConfigError(
+                "the method's private steps draw no patients by `PatientSampler`: they cannot be followed"
+            )
+        return self._draws[len(self._steps)]
+
+    def _end(self, sums: Values, rounded: Values, parameters: list[torch.Tensor]) -> None:
+        """Note the step that has just ended, and give it the gradient that was released before, if there is one."""
+        number, drawn = len(self._steps), self._draw
+        if self._after is not None:
+            earlier = self._after.steps[number].released if number < len(self._after.steps) else ()
+            if [value.shape for value in parameters] != [value.shape for value in earlier]:
+                raise Departure
+            for parameter, gradient in zip(parameters, earlier, strict=True):
+                parameter.grad = gradient.clone()
+        released = _copies([parameter.grad for parameter in parameters if parameter.grad is not None])
+        self._steps.append(Step(len(self.sent), sums, rounded, released, drawn, self._own))
+        self._passed, self._own = 0, {}
+
+    def _noisy(self, kind: type[CountsMechanism]) -> Any:
+        noisy = kind.noisy
+
+        def noisy_and_record(mechanism: CountsMechanism, pair: Pair, randomness: Randomness) -> tuple[float, float]:
+            released = noisy(mechanism, pair, randomness)
+            if self._after is not None:
+                if len(self._counts) == len(self._after.counts):
+                    raise Departure
+                released = self._after.counts[len(self._counts)].released
+            self._counts.append(Counted(len(self.sent), pair, released))
+            return released
+
+        return noisy_and_record
+
+
+@dataclass
+class TaskFinding:
+    """What leaving out each patient in turn changes in all tasks of one name."""
+
+    task: str
+    steps: int
+    """Private steps that were seen."""
+    sum_moved: float = 0.0
+    """The largest movement of a sum of clipped gradients, on the noise's grid, in units of C."""
+    counts_moved: float = 0.0
+    """The largest movement of a pair of counts, L1, in patients."""
+    others_moved: float = 0.0
+    """The largest movement of the other patients' part of a sum, in units of C for each of them."""
+    undrawn_moved: float = 0.0
+    """The same in steps in which the patient was not drawn."""
+    charged_as_seen: bool = True
+    """Whether steps and counts are those that the method is charged for."""
+    others_alike: bool = True
+    """Whether number and shapes of steps, and the others' draws, rows, parts and answers, are the same."""
+    uploads_alike: bool = True
+    """Whether everything else that leaves is the same, bit for bit."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether what leaves differs by what is charged, and by nothing else."""
+        alike = self.charged_as_seen and self.others_alike and self.uploads_alike
+        return alike and max(self.sum_moved, self.counts_moved) <= 1.0 and self.others_moved <= ROUNDING
+
+
+def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
+    """Leave out each patient in turn: what it changes, by task."""
+    patients = list(dict.fromkeys(key for part in neighbours.patients for key in part))
+    reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
+    names = [name for name, _ in private_tasks(method)]
+    found = {name: TaskFinding(name, sum(names[step.task] == name for step in reference.steps)) for name in names}
+    for name in names:
+        cost = method.cost(name)
+        planned = tuple(names.count(name) * count for count in (cost.steps, cost.counts))
+        seen = found[name].steps, sum(names[counted.task] == name for counted in reference.counts)
+        found[name].charged_as_seen = planned == seen
+    for patient in patients:
+        alike = neighbours.contents(patient) == {key: rows for key, rows in everybody.items() if key != patient}
+        try:
+            other = neighbours.run(method, patient, reference)
+            moves = _moves(method, reference, other, patient)
+            pairs = list(zip(reference.counts, other.counts, strict=True))
+        except (Departure, ValueError):
+            alike, moves, pairs, other = False, [], [], reference
+        for each in found.values():
+            each.others_alike &= alike
+        for move in moves:
+            _add(found[names[move.task]], move)
+        for one, two in pairs:
+            moved = sum(abs(a - b) for a, b in zip(one.pair, two.pair, strict=True)) / UNITS
+            found[names[one.task]].counts_moved = max(found[names[one.task]].counts_moved, moved)
+        for name, sent, others in zip(names, reference.sent, other.sent, strict=True):
+            same = sent.keys() == others.keys() and all(np.array_equal(sent[n], others[n]) for n in sent)
+            found[name].uploads_alike &= same
+    return list(found.values())
+
+
+def _add(found: TaskFinding, move: Move) -> None:
+    moved = move.others_moved / max(1, move.others)
+    found.sum_moved = max(found.sum_moved, move.distance, move.rounded_distance)
+    found.others_moved = max(found.others_moved, moved)
+    found.undrawn_moved = max(found.undrawn_moved, 0.0 if move.drawn else moved)
+    found.others_alike &= move.others_alike

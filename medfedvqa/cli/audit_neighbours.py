@@ -1,0 +1,119 @@
+"""`medfedvqa audit neighbours`: what one patient changes of what leaves a site, beside the noise that is charged."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medfedvqa.cli import options
+from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
+from medfedvqa.cli.run import announced
+from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.terminal import Terminal, plain
+from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.attack.neighbours import TaskFinding
+    from medfedvqa.federation.job import JobSpec
+
+DRAWN = "site-001"
+"""A site of the phantom set with twelve patients."""
+CASES = ({"sample_rate": 1.0, "patient_rows": 8}, {"sample_rate": 0.5, "patient_rows": 4})
+"""Every patient in every step, and half of them, of whom some have more rows than are kept."""
+
+
+def neighbours_command(
+    method: options.MethodArgument,
+    option: options.MethodOptions = None,
+    dp: options.DPOption = None,
+    backbone: options.BackboneOption = "auto",
+    backbone_file: options.BackboneFileOption = None,
+    plugin: PluginOption = None,
+    module: ModuleOption = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            help="A site.yml, whose plug-ins are loaded, and beside which it is noted whether this one passed."
+        ),
+    ] = None,
+    as_json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Leave out each patient of a drawn site in turn; exit code 1 if more changes than the charged noise hides.
+
+    The private tasks of the method run with and without the patient, under the same randomness.
+    """
+    announced(f"medfedvqa audit neighbours {method}: loading PyTorch and checking the job", quiet)
+    from medfedvqa.attack.neighbours import Neighbours, findings
+    from medfedvqa.core.registry import is_built_in
+    from medfedvqa.data import phantom
+    from medfedvqa.models import load_backbone
+    from medfedvqa.plugins import allow, offering, remember_passed
+
+    if site is not None:
+        allow(config_of(site).plugins)
+    allow_plugins(plugin)
+    import_modules(module, "local")
+    if site is not None and (is_built_in(method) or not [*offering("methods", method)]):
+        raise ConfigError(
+            "--site notes the digest of an installed distribution, and none brings this method: leave it out"
+        )
+    jobs = _jobs(method, option, dp, backbone)
+    files = options.check_backbone_file(backbone, backbone_file)
+    neighbours = Neighbours(phantom.read((DRAWN,)), DRAWN, load_backbone(jobs[0].backbone, files, "cpu"))
+    found = [(job, findings(neighbours, job.build())) for job in jobs]
+    passed = all(finding.passed for _, each in found for finding in each)
+    if site is not None:
+        remember_passed(site.parent, method, passed)
+    if as_json:
+        cases = [
+            {"sample_rate": job.dp and job.dp.sample_rate, "tasks": [asdict(f) | {"passed": f.passed} for f in each]}
+            for job, each in found
+        ]
+        typer.echo(json.dumps({"method": method, "passed": passed, "cases": cases}, indent=2))
+    elif not quiet:
+        _show(method, found, passed)
+    raise typer.Exit(0 if passed else 1)
+
+
+def _jobs(method: str, option: list[str] | None, dp: list[str] | None, backbone: str) -> "list[JobSpec]":
+    """The jobs that are tried, short ones unless the options say otherwise."""
+    from medfedvqa.attack.neighbours import QUICK
+    from medfedvqa.core import method_type
+    from medfedvqa.library.job_options import backbone_for, check_method, checked_job
+
+    check_method(method)
+    quick = {name: value for name, value in QUICK.items() if name in method_type(method).config_type.model_fields}
+    given = options.named_values(dp or [])
+    noise = {} if "epsilon" in given else {"noise": 1.0, "count_noise": 1.0}
+    job = {"method": method, "options": quick | options.named_values(option or []), "data": "phantom"}
+    job["backbone"] = backbone_for(backbone, "phantom")
+    settings = [{**noise, **case, **given} for case in CASES]
+    return [checked_job(job | {"dp": each}) for number, each in enumerate(settings) if each not in settings[:number]]
+
+
+def _show(method: str, found: "list[tuple[JobSpec, list[TaskFinding]]]", passed: bool) -> None:
+    """Print a line for each task and sampling rate, and the verdict."""
+    from rich.table import Table
+
+    words = {True: "same", False: "[bold red]CHANGED[/]"}
+    table = Table(
+        "task", "rate", "steps", "sum, of C", "counts", "others, of C", "if not drawn", "draws, parts", "rest"
+    )
+    for job, findings in found:
+        for each in findings:
+            moved = (f"{each.sum_moved:.4f}", f"{each.counts_moved:.4f}", f"{each.others_moved:.1g}")
+            rate = f"{job.dp.sample_rate:g}" if job.dp else ""
+            steps = f"{each.steps}" if each.charged_as_seen else f"[bold red]{each.steps}, not as charged[/]"
+            same = words[each.others_alike], words[each.uploads_alike]
+            table.add_row(plain(each.task), rate, steps, *moved, f"{each.undrawn_moved:.1g}", *same)
+    console = Terminal()
+    console.print(table)
+    verdict = (
+        "[green]passed[/]: leaving out a patient changes what is charged, and nothing else"
+        if passed
+        else "[bold red]FAILED[/]: a patient changes more than the charged noise hides; its epsilon does not hold"
+    )
+    console.print(f"{plain(method)} {verdict}", highlight=False, soft_wrap=True)
