@@ -28,6 +28,8 @@ class Offer:
     members: int = 0
     committee: tuple[str, ...] = ()
     crypten_means: bool = False
+    mixture_share: float = 0.0
+    """The largest share of one site's values in another site's mixture."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class SitePolicy:
     """How many jobs within a day may fail at the site's data before it refuses all that are new."""
     allow_export: bool = False
     """Whether the site's own users may write a trained model to a folder that can be carried away."""
+    max_mixture_share: float = 1.0
+    """The largest share that one site's values may have in the mixture that another receives; 1: it may be all."""
     require_audited_methods: bool = False
     """Whether a method from outside that trains privately must have passed `medfedvqa audit neighbours` here."""
 
@@ -147,6 +151,8 @@ class SitePolicy:
             return Refusal.COMMITTEE, ReleaseFault.MEMBERS.format(count=self.min_committee)
         if self.require_masks and job.crypten_means:
             return Refusal.MASKS, Refusal.MASKS.sentence
+        if job.mixture_share > self.max_mixture_share:
+            return Refusal.MIXTURE, Refusal.MIXTURE.sentence
         return None
 
 
@@ -215,6 +221,13 @@ def _delta(value: Any) -> float:
     return delta
 
 
+def _mixture_share(value: Any) -> float:
+    share = _limit(value)
+    if share is None or not 0.5 <= share <= 1:
+        raise ValueError
+    return share
+
+
 def _unit(value: Any) -> str:
     if value != "patient":
         raise ValueError
@@ -261,5 +274,6 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "repeats": (_count, "a whole number, at least 1"),
     "data_refusals": (_count, "a whole number, at least 1"),
     "allow_export": (_flag, "true or false"),
+    "max_mixture_share": (_mixture_share, "a number from 0.5 to 1"),
     "require_audited_methods": (_flag, "true or false"),
 }

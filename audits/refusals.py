@@ -36,6 +36,7 @@ class Refusal(StrEnum):
     SITES = "sites"
     COMMITTEE = "committee"
     MASKS = "masks"
+    MIXTURE = "mixture"
     PEERS = "peers"
     COHORT = "cohort"
     COUNT = "count"
@@ -78,8 +79,8 @@ _SENTENCES = {
     Refusal.METHOD: "the site's policy does not allow the job's method",
     Refusal.CODE: "the code of the job's method has changed at the site since it was loaded",
     Refusal.PLUG_IN: "the distribution that brings the job's method, data reader or backbone is not allowed as it is",
-    Refusal.NEIGHBOURS: "the job's private method comes from outside, and has not passed `medfedvqa audit neighbours` as "
-    "the site demands",
+    Refusal.NEIGHBOURS: "the job's private method comes from outside, and has not passed `medfedvqa audit neighbours` "
+    "as the site demands",
     Refusal.ANSWERS: "the job takes each site's own list of answers, and the site declares none",
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",
@@ -88,6 +89,8 @@ _SENTENCES = {
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
     Refusal.MASKS: "the site takes part in means under masks only, and in this job sites compute them with CrypTen",
+    Refusal.MIXTURE: "one site's values may have more weight in another's mixture than the site allows: ask for a smaller "
+    "`most_share`, where the method has it",
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
     Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
     Refusal.COUNT: "figures in a round would be about fewer patients than the site's policy allows: ask for "

@@ -3,6 +3,7 @@
 Source: "Prompt-based Personalized Federated Learning for Medical Visual Question Answering", Eqs. 10 and 11.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,9 @@ Secagg = bool | Literal["masks", "crypten"]
 """Whether a job aggregates on shares, and how it takes means then. True or `masks`: under masks, which bear sites that
 die; `crypten`: by a committee with CrypTen, which computes the mixtures in both cases."""
 
+PARTS = 32
+"""Weights are widened in whole parts of this many: a small number, by which shares can be multiplied in their ring."""
+
 NEGLIGIBLE = 1e-8
 """Below this, a sum of weights carries no information to normalise."""
 
@@ -36,10 +40,12 @@ class Reliability:
 
     `clamped`: negative similarities count as none, so the weights are a convex combination.
     `paper`: Eq. 11 as printed; raises where its weights leave 0..1 instead of using them.
+    `most_share`: no weight is above it, see `kept_parts`; at 1 a mixture may be one other site's values.
     """
 
     mode: Literal["clamped", "paper"] = "clamped"
     unit: Unit = "prompt"
+    most_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -175,10 +181,23 @@ def reliability_weights(
 
     `own_values`: [blocks, tokens, width], or a whole upload; `others`: [others, ...]; `accuracy`: [others].
     Returns [others], or [others, blocks] by block. Clamped weights without any positive similarity
-    fall back to accuracy alone, then to equal weights.
+    fall back to accuracy alone, then to equal weights. Then weights are widened to `most_share`.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    return weights_by(_cosines(own_values, others, reliability.unit == "block"), accuracy, reliability.mode)
+    weights = weights_by(_cosines(own_values, others, reliability.unit == "block"), accuracy, reliability.mode)
+    kept = kept_parts(reliability.most_share, len(weights)) / PARTS
+    return np.asarray(kept * weights + (1 - kept) / len(weights))
+
+
+def kept_parts(most_share: float, others: int) -> int:
+    """How many of `PARTS` parts of each weight stay, so that no weight is above `most_share` once the rest is dealt
+    evenly to all others. It depends on public figures alone.
+
+    Raises `AggregationError` with so few others that equal weights are above it.
+    """
+    if most_share * others < 1:
+        raise AggregationError("with so few sites one has a larger share of a mixture than 'most_share' allows")
+    return PARTS if most_share == 1 else math.floor(PARTS * (most_share * others - 1) / (others - 1))
 
 
 def weights_by(cosine: Floats, accuracy: Floats, mode: Literal["clamped", "paper"] = "clamped") -> Floats:

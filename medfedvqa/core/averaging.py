@@ -131,6 +131,11 @@ class Averaging(Stepwise[Config]):
         return self.config.evaluated == "shared" and not self.config.is_stepwise
 
     @property
+    def mixture_share(self) -> float:
+        """See `Method.mixture_share`: of gradients weighed by similarity, one site's may be all but the site's own."""
+        return 1.0 if self.config.mixing == "reliability" else 0.0
+
+    @property
     def silent(self) -> bool:
         """See `Alone.silent`."""
         return not self.shares

@@ -128,6 +128,11 @@ class Method(ABC, Generic[Config]):
         return False
 
     @property
+    def mixture_share(self) -> float:
+        """The largest share that one site's values may have in the mixture that another receives; 0: it mixes none."""
+        return 0.0
+
+    @property
     def bystanders(self) -> int:
         """The number of the job's sites that upload nothing."""
         return 0

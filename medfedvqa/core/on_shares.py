@@ -54,6 +54,8 @@ class MixOnShares:
     """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
 
     unit: Unit = "prompt"
+    most_share: float = 1.0
+    """See `Reliability`."""
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:

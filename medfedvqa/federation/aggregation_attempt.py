@@ -186,7 +186,13 @@ def load_identity(config: SiteConfig) -> Identity:
 
 
 def mix_with_others(
-    group: Group, links: Links, dealt: bytes, seed: bytes, upload: Tensors, layout: TensorLayout
+    group: Group,
+    links: Links,
+    dealt: bytes,
+    seed: bytes,
+    upload: Tensors,
+    layout: TensorLayout,
+    most_share: float,
 ) -> tuple[Tensors, int]:
     """This site's mixture, and the number of bytes of shares that it sent.
 
@@ -198,5 +204,5 @@ def mix_with_others(
 
     metered = {site: MeteredWire(link) for site, link in links.items()}
     prompts = {name: upload[name] for name, _ in layout.shapes}
-    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout, seed)
+    mixture = secure_mix(group, metered, dealt, prompts, float(upload[ACCURACY]), layout, seed, most_share)
     return mixture, sum(link.nbytes for link in metered.values())

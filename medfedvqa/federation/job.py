@@ -140,8 +140,11 @@ class JobSpec(JobChoices, frozen=True):
         delta, unit = (self.dp.delta, self.dp.unit) if self.dp else (None, None)
         from medfedvqa.core import CommitteeMean
 
-        by_crypten = any(isinstance(how, CommitteeMean) for how in self.build().aggregated.values())
-        return Offer(sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten)
+        method = self.build()
+        by_crypten = any(isinstance(how, CommitteeMean) for how in method.aggregated.values())
+        return Offer(
+            sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten, mixture_share=method.mixture_share
+        )
 
     @property
     def definition(self) -> str:

@@ -159,7 +159,7 @@ class SecureSite(SharingSteps):
         self.file.save(saved)
         links = self.connected(pinned, attempt, saved, dealt.transcript)
         with self._refusing_misdealing():
-            mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout)
+            mixture, nbytes = mix_with_others(group, links, attempt.dealt, dealt.seed, upload, layout, how.most_share)
         mixture = self.gate.reveal(mixing(task), round, mixture, sharing)
         try:
             layout.check_mixture(mixture, self.method.gathering.most_norm)

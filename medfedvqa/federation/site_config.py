@@ -126,6 +126,9 @@ policy:
   data_refusals: {data_refusals}
   # Whether your own users may write a model that was trained here to a folder that can be carried away.
   allow_export: {allow_export}
+  # The largest share, from 0.5 to 1, that one site's values may have in the mixture that another site receives. 1: all,
+  # so that a job may hand this site's prompts to another hospital as they are, where only these resemble its own.
+  max_mixture_share: {max_mixture_share}
   # Whether a method from outside that trains under differential privacy must have passed `medfedvqa audit neighbours
   # METHOD --site` with this file.
   require_audited_methods: {require_audited_methods}
@@ -144,7 +147,7 @@ DEFAULTS: dict[str, Any] = {
     "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
-    "require_audited_methods": False,
+    "max_mixture_share": 1.0, "require_audited_methods": False,
     "kinds": ["parameters", "statistic", "public"],
 }  # fmt: skip
 

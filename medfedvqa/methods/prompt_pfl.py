@@ -84,6 +84,9 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
     similarity: Literal["prompt", "block", "paper"] = Field(
         "prompt", description="one cosine per prompt, per block, or, as in the paper, over both prompts together"
     )
+    most_share: float = Field(
+        1.0, ge=0.5, le=1, description="largest weight of one site's prompt in another's mixture; 1 is the paper's"
+    )
     order: Literal["synchronous", "sequential"] = Field(
         "synchronous", description="all sites from one snapshot, or one after the other (Algorithm 1)"
     )
@@ -139,8 +142,13 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def least_sites(self) -> int:
-        """Two sites at least, if they share prompts."""
-        return max(super().least_sites, 2 if self.config.sharing else 1)
+        """Two sites at least, if they share prompts, and three if no mixture may be one other's."""
+        return max(super().least_sites, (2 if self.config.most_share == 1 else 3) if self.config.sharing else 1)
+
+    @property
+    def mixture_share(self) -> float:
+        """See `Method.mixture_share`."""
+        return self.config.most_share if self.config.sharing else 0.0
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
@@ -149,7 +157,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
             raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")
         if self.config.order == "sequential":
             raise ConfigError("order 'sequential' shows what one site changed: secure aggregation needs 'synchronous'")
-        mix = MixOnShares(self.config.unit)
+        mix = MixOnShares(self.config.unit, self.config.most_share)
         return {"start": mix, "train": mix} if self.config.sharing else {}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
@@ -289,7 +297,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def _reliability(self) -> Reliability:
-        return Reliability(self.config.mode, self.config.unit)
+        return Reliability(self.config.mode, self.config.unit, self.config.most_share)
 
     def _trainer(self, site: Site, shared: Values) -> Trainer:
         """The trainer of a model with these shared prompts."""

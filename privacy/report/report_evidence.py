@@ -66,6 +66,7 @@ class Policy(Frozen):
     repeats: int = 3
     data_refusals: int = 3
     allow_export: bool = False
+    max_mixture_share: float = 1.0
     require_audited_methods: bool = False
     epsilon_limit: float | None = None
     """What holds where `max_epsilon` is not written."""

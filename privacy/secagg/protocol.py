@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audits import Tensors
+from privacy.aggregation import PARTS, kept_parts
 from privacy.secagg.communicator import Peer, SilentWire
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import MisdealtError, RangeError, SecureAggregationError
@@ -54,11 +55,13 @@ def secure_mix(
     accuracy: float,
     layout: TensorLayout,
     seed: bytes = b"",
+    most_share: float = 1.0,
 ) -> Tensors:
     """S_t of `privacy.aggregation.mix` (clamped), known to this site alone: the others' prompts by reliability.
 
     `links`: to the other members, and of a member to all other sites. `dealt`: what `deal_mix` made for this site.
-    `seed`: at a member, the one from which `deal_mix` dealt for it; it never comes from the dealer.
+    `seed`: at a member, the one from which `deal_mix` dealt for it; it never comes from the dealer. `most_share`: see
+    `Reliability`; the members apply it.
     Each segment of the layout is weighed by itself; `accuracy` is 0..1. The result is within 1e-3 of the plain one,
     relative to its norm, for norms from 0.05 to 1024. A target whose scores sum to less than 2^-16
     falls back to accuracies, and these, if they too sum to less, to equal weights.
@@ -82,8 +85,9 @@ def secure_mix(
     mixture = part.correction.copy()
     if group.is_member:
         party = join(group.me, {member: links[member] for member in others}, seed, rest)
+        kept = kept_parts(most_share, len(group.sites) - 1)
         rows = [masked_values if site == group.me else _received(links[site], mine.size) for site in group.sites]
-        for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout), strict=True):
+        for site, share in zip(group.sites, _mixtures(party, np.stack(rows), layout, kept), strict=True):
             if site == group.me:
                 mixture += share
             else:
@@ -113,13 +117,14 @@ def deal_mix(
     return parts
 
 
-def _mixtures(party: Party, masked_values: Ring, layout: TensorLayout) -> Ring:
+def _mixtures(party: Party, masked_values: Ring, layout: TensorLayout, kept: int = PARTS) -> Ring:
     """This member's shares of each owner's mixture, [owners, layout.size], from masked inputs, [owners, inputs]."""
     masks = party.tuples.masks(*masked_values.shape)
     vectors = OwnedVectors(party, masked_values[:, : layout.size], masks[:, : layout.size], layout.segments)
     figures, figure_masks = masked_values[:, layout.size :].T, masks[:, layout.size :].T
     figure = MaskedSecret(figures, ((np.ones_like(figures), figure_masks),))
-    return vectors.mixed(reliability_weights(party, vectors.products(), norms=figure[:-1], accuracies=figure[-1]))
+    weights = reliability_weights(party, vectors.products(), norms=figure[:-1], accuracies=figure[-1], kept=kept)
+    return vectors.mixed(weights)
 
 
 def _encoded(prompts: Tensors, accuracy: float, layout: TensorLayout) -> Ring:

@@ -5,6 +5,7 @@ Nothing is opened but under a uniform mask. Numbers are in fixed point with the 
 
 import numpy as np
 
+from privacy.aggregation import PARTS
 from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.errors import SecureAggregationError
@@ -34,12 +35,14 @@ _STEPS = 4
 """Limits in each octave, by which the size of a sum is found."""
 
 
-def reliability_weights(party: Party, cosines: Ring, norms: MaskedSecret, accuracies: MaskedSecret) -> Ring:
+def reliability_weights(
+    party: Party, cosines: Ring, norms: MaskedSecret, accuracies: MaskedSecret, kept: int = PARTS
+) -> Ring:
     """Shares of eta times the source's norm, [segments, targets, sources], zero on the diagonal.
 
     `cosines`: shares, [segments, owners, owners] in -1..1; `norms` [segments, owners] up to 1024; `accuracies` [owners]
-    in 0..1. 9 exchanges, whatever the sizes: 3 for scores and what they fall back to, 3 for the ratios, 2 for dividing
-    by their sum, 1 to truncate.
+    in 0..1. `kept` of `PARTS` parts of eta follow from these, and the rest is equal. 9 exchanges, whatever the sizes: 3
+    for scores and what they fall back to, 3 for the ratios, 2 for dividing by their sum, 1 to truncate.
     """
     owners = len(accuracies.shown)
     octaves = (owners - 1).bit_length()
@@ -50,7 +53,9 @@ def reliability_weights(party: Party, cosines: Ring, norms: MaskedSecret, accura
     cosine_bits = min(30, HEADROOM_BITS - ACCURACY_BITS - octaves)
     scores, fallback = _scores(party, cosines, accuracies, cosine_bits, octaves)
     ratios = _ratios(party, scores * others, fallback * others, cosine_bits + ACCURACY_BITS, octaves)
-    weights = _divided(party, ratios * others, norms)
+    weights = _divided(party, ratios * others, norms, kept)
+    equal = round((1 - kept / PARTS) / (owners - 1) * 2.0 ** (_INVERSE_BITS + _LENGTH_BITS - NORM_BITS))
+    weights = weights + (product(party, norms) * np.uint64(equal))[:, None]
     # Truncation may leave a last bit on the diagonal, and a site's own prompt is no part of what it gets.
     return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
@@ -98,15 +103,16 @@ def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int)
     return ratios
 
 
-def _divided(party: Party, ratios: Ring, norms: MaskedSecret) -> Ring:
-    """Ratios [segments, targets, sources] divided by their row's sum, times the source's norm, with _INVERSE_BITS +
-    _LENGTH_BITS. 2 exchanges.
+def _divided(party: Party, ratios: Ring, norms: MaskedSecret, kept: int) -> Ring:
+    """Ratios [segments, targets, sources] divided by their row's sum, times `kept` / `PARTS` and the source's norm, with
+    _INVERSE_BITS + _LENGTH_BITS. 2 exchanges.
 
     With d one minus the sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
     """
     # Exchange 7.
     ratio, total = open_masked(party, ratios, ratios.sum(-1, dtype=np.uint64))
-    lengths = product(party, ratio.truncated(_SCALED_BITS - _RATIO_BITS), norms[:, None])
+    # Below 2^62: a ratio is at most 1.1 with 26 bits, a norm 2^10 with 20, and there are 5 bits more.
+    lengths = product(party, ratio.truncated(_SCALED_BITS - _RATIO_BITS), norms[:, None]) * np.uint64(kept)
     d = total.truncated(_SCALED_BITS - _SUM_BITS).subtracted_from(1 << _SUM_BITS)
     step = np.uint64(_SUM_BITS)
     powers = [product(party, *[d] * power) for power in (1, 2, 3)]
@@ -117,7 +123,7 @@ def _divided(party: Party, ratios: Ring, norms: MaskedSecret) -> Ring:
     return product(
         party,
         quotient.truncated(3 * _SUM_BITS - _INVERSE_BITS)[..., None],
-        length.truncated(_RATIO_BITS + NORM_BITS - _LENGTH_BITS),
+        length.truncated(_RATIO_BITS + NORM_BITS + PARTS.bit_length() - 1 - _LENGTH_BITS),
     )
 
 

@@ -22,6 +22,8 @@ Job = Callable[..., JobSpec]
 ACTOR, FEDERATION, ANOTHER = "a" * 64, "SHA256" + ":FF" * 32, "SHA256" + ":EE" * 32
 SIGNED = Signature(ACTOR, FEDERATION)
 DP = DPSettings(noise=4.0, count_noise=4.0)
+FEDAVG = {"methods": ["fedavg"]}
+BY_RELIABILITY = {"schedule": "stepwise", "mixing": "reliability", "rounds": 2}
 
 
 def never(*_: object) -> Any:
@@ -62,6 +64,9 @@ def fresh(job: JobSpec, federation: str = FEDERATION, sites: tuple[str, ...] = (
         ({}, {"min_sites": 2}, Refusal.SITES),
         ({"secagg": True}, {}, Refusal.PEERS),
         ({"secagg": True}, {"peers": {"abdomen": "0" * 64, "head": "1" * 64}, "min_committee": 4}, Refusal.COMMITTEE),
+        ({}, {"max_mixture_share": 0.75}, Refusal.MIXTURE),
+        ({"options": {"most_share": 0.8}}, {"max_mixture_share": 0.75}, Refusal.MIXTURE),
+        ({"method": "fedavg", "options": BY_RELIABILITY}, FEDAVG | {"max_mixture_share": 0.75}, Refusal.MIXTURE),
         ({}, {"submitters": ["b" * 64]}, Refusal.SUBMITTER),
         ({}, {"device": "cuda:7"}, Refusal.DEVICE),
         ({}, {"root": "/nowhere"}, Refusal.ROOT),

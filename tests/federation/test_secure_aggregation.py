@@ -43,11 +43,17 @@ def secure_job(quick_job: Job) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"similarity": "prompt"}, {"similarity": "block"}, {"similarity": "paper"}, {"compared": "changes"}],
-    ids=lambda options: "-".join(options.values()),
+    [
+        {"similarity": "prompt"},
+        {"similarity": "block"},
+        {"similarity": "paper"},
+        {"compared": "changes"},
+        {"most_share": 0.5},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_sites_that_train_get_the_plain_mixture(
-    introduced: Sites, secure_job: Job, tmp_path: Path, options: dict[str, str]
+    introduced: Sites, secure_job: Job, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Within 1e-3 of the plain run, relative to its norm; what passed the server is what dealing needs, and figures."""
     configs, job = introduced(*SITES, repeatable_noise=1), secure_job(rounds=1, **options)

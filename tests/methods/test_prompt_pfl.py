@@ -98,6 +98,27 @@ def test_two_sites_receive_each_other_s_prompts(sites: Sites, quick_job: Job, tm
 
 
 @pytest.mark.slow
+def test_a_job_may_bound_the_weight_of_one_site_in_another_s_mixture(
+    sites: Sites, quick_job: Job, tmp_path: Path
+) -> None:
+    """At one half three sites receive the mean of the two others, which by reliability they do not; and of two sites
+    none can be hidden from the other, so that there must be three."""
+    configs = sites(*SMALL)
+    apart = []
+    for name, options in (("paper", {}), ("widened", {"most_share": 0.5})):
+        (tmp_path / name).mkdir()
+        job = quick_job(rounds=1, **options)
+        assert job.offer().mixture_share == (0.5 if options else 1.0)
+        serve(job, configs, tmp_path / name)
+        seen = load_transcript(tmp_path / name)
+        prompts = {site: uploads[-1]["prompt.text"] for site, uploads in seen.uploads.items()}
+        for site in SMALL:
+            mean = np.mean([prompts[other] for other in SMALL if other != site], axis=0)
+            apart.append(np.abs(seen.shared[site]["prompt.text"] - mean).max())
+    assert max(apart[3:]) < 1e-7 < min(apart[:3])
+    assert quick_job(most_share=0.9).build().least_sites == 3 and quick_job().build().least_sites == 2
+
+
 def test_sequential_order_lets_later_sites_see_newer_prompts(sites: Sites, quick_job: Job, tmp_path: Path) -> None:
     """Algorithm 1 literally: asking one site after the other changes what the last one trained with."""
     serve(quick_job(), sites(*SMALL), tmp_path / "synchronous")

@@ -55,6 +55,33 @@ def test_equal_prompts_and_accuracies_give_equal_weights_and_the_prompt_itself()
     assert np.allclose(mixture.shared["a"]["prompt"], item, atol=1e-6)
 
 
+@given(st.integers(0, 10_000), st.sampled_from(["prompt", "block", "upload"]), st.floats(0.5, 1), st.integers(3, 9))
+def test_no_weight_is_above_the_largest_share(seed: int, unit: Unit, most_share: float, sites: int) -> None:
+    """Whatever similarities and accuracies are; weights still sum to 1, and the order of weights stays."""
+    rng = np.random.default_rng(seed)
+    draw, accuracy = rng.normal(size=(sites, 3, 4, 8)), rng.uniform(0, 1, sites - 1)
+    plain = reliability_weights(draw[0], draw[1:], accuracy, Reliability(unit=unit))
+    weights = reliability_weights(draw[0], draw[1:], accuracy, Reliability(unit=unit, most_share=most_share))
+    assert weights.max() <= most_share + 1e-12 and np.allclose(weights.sum(axis=0), 1)
+    assert ((weights - 1 / (sites - 1)) * (plain - 1 / (sites - 1)) >= -1e-12).all()
+
+
+def test_of_three_sites_one_is_handed_another_s_prompt_unless_weights_are_widened() -> None:
+    """Two of three resemble each other: bit for bit without the rule; with it at least a quarter of what divides the
+    other two stays between the mixture and either of them. Two sites have no other choice, and are refused."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(2, 4, 8))
+    uploads = prompts(np.stack([sign * common + rng.normal(size=common.shape) for sign in (1, 1, -1)]))
+    accuracy = dict.fromkeys("abc", 0.7)
+    one, other = uploads["b"]["prompt"], uploads["c"]["prompt"]
+    assert np.array_equal(mix(uploads, accuracy, CLAMPED).shared["a"]["prompt"], one)
+    widened = mix(uploads, accuracy, Reliability(most_share=0.75)).shared["a"]["prompt"]
+    apart = np.linalg.norm(one - other)
+    assert min(np.linalg.norm(widened - one), np.linalg.norm(widened - other)) >= 0.249 * apart
+    with pytest.raises(AggregationError, match="'most_share'"):
+        mix({name: uploads[name] for name in "ab"}, accuracy, Reliability(most_share=0.75))
+
+
 @given(st.integers(0, 10_000), st.sampled_from(["prompt", "block", "upload"]))
 def test_clamped_weights_are_a_convex_combination(seed: int, unit: Unit) -> None:
     """Weights lie in 0..1 and sum to 1, so each mixed entry lies between the others' extremes."""

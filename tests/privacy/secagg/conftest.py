@@ -126,7 +126,11 @@ def together() -> Together:
     """Sites "s000", "s001", ... mix what they hold; the first `members` of them compute, all unless it is given."""
 
     def run(
-        tensors: Sequence[Tensors], accuracy: Sequence[float], layout: TensorLayout, members: int | None = None
+        tensors: Sequence[Tensors],
+        accuracy: Sequence[float],
+        layout: TensorLayout,
+        members: int | None = None,
+        most_share: float = 1.0,
     ) -> dict[str, Site]:
         sites = names(len(tensors))
         seeds = {member: new_seed() for member in sites[:members]}
@@ -134,7 +138,7 @@ def together() -> Together:
 
         def work(group: Group, taps: dict[str, Tap]) -> Site:
             part, seed, rank = dealt[group.me], seeds.get(group.me, b""), group.rank
-            mixture = secure_mix(group, taps, part, tensors[rank], accuracy[rank], layout, seed)
+            mixture = secure_mix(group, taps, part, tensors[rank], accuracy[rank], layout, seed, most_share)
             return Site(mixture, part, seed, taps)
 
         return in_group(sites, sites[:members], work)

@@ -31,14 +31,31 @@ def uploads(seed: int, size: int, shapes: dict[str, tuple[int, ...]], log_norm: 
 
 
 def assert_as_in_clear(
-    found: dict[str, Any], tensors: list[dict[str, Any]], accuracy: list[float], unit: Unit = "prompt"
+    found: dict[str, Any],
+    tensors: list[dict[str, Any]],
+    accuracy: list[float],
+    unit: Unit = "prompt",
+    most_share: float = 1.0,
 ) -> None:
     """Every site's within 1e-3 of the plain mixture, relative to its norm."""
     prompts = dict(zip(found, tensors, strict=True))
-    expected = mix(prompts, dict(zip(found, accuracy, strict=True)), Reliability(unit=unit))
+    expected = mix(prompts, dict(zip(found, accuracy, strict=True)), Reliability(unit=unit, most_share=most_share))
     for name, site in found.items():
         for tensor, plain in expected.shared[name].items():
             assert np.linalg.norm(site.mixture[tensor] - plain) <= 1e-3 * np.linalg.norm(plain)
+
+
+def one_alike() -> list[np.ndarray]:
+    """Three prompts, [1, 4, 64] each, of which only the first two have a positive cosine."""
+    rng = np.random.default_rng(3)
+    common = rng.normal(size=(1, 4, 64))
+    return [np.float32(sign * common + rng.normal(size=common.shape)) for sign in (1, 1, -1)]
+
+
+def unread(mixture: np.ndarray, prompt: np.ndarray) -> float:
+    """What the best multiple of a mixture leaves of a prompt, relative to the prompt's norm."""
+    unit = mixture / np.linalg.norm(mixture)
+    return float(np.linalg.norm(prompt - (prompt * unit).sum() * unit) / np.linalg.norm(prompt))
 
 
 accuracies = st.lists(st.floats(0.01, 1), min_size=12, max_size=12)
@@ -55,6 +72,27 @@ def test_the_mixture_is_that_of_the_plain_computation(
     tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes, unit)
     result = together(tensors, accuracy[:size], layout)
     assert_as_in_clear(result, tensors, accuracy[:size], unit)
+
+
+@FEW
+@given(st.integers(3, 8), shapes, st.integers(0, 999), accuracies, log_norms, st.floats(0.5, 1))
+def test_a_widened_mixture_is_that_of_the_plain_computation(
+    together: Any, size: int, shapes: Any, seed: int, accuracy: list[float], log_norm: float, most_share: float
+) -> None:
+    """The members widen the weights, which none of them knows, as the server does in clear."""
+    tensors, layout = uploads(seed, size, shapes, log_norm), TensorLayout.of(shapes)
+    result = together(tensors, accuracy[:size], layout, most_share=most_share)
+    assert_as_in_clear(result, tensors, accuracy[:size], most_share=most_share)
+
+
+@pytest.mark.parametrize(("most_share", "least", "most"), [(1.0, 0.0, 1e-3), (0.75, 0.15, 1.0), (0.5, 0.5, 1.0)])
+def test_a_mixture_on_shares_is_no_other_site_s_prompt_where_it_is_widened(
+    together: Any, most_share: float, least: float, most: float
+) -> None:
+    """Three sites, of which the second alone resembles the first: without the rule it is handed over."""
+    tensors, layout = [{"p": prompt} for prompt in one_alike()], TensorLayout.of({"p": (1, 4, 64)})
+    mixture = together(tensors, [0.7, 0.7, 0.7], layout, most_share=most_share)["s000"].mixture["p"]
+    assert least <= unread(mixture, tensors[1]["p"]) <= most
 
 
 @FEW
