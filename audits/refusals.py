@@ -37,6 +37,8 @@ class Refusal(StrEnum):
     COMMITTEE = "committee"
     MASKS = "masks"
     MIXTURE = "mixture"
+    APPROVAL = "approval"
+    DECLINED = "declined"
     PEERS = "peers"
     COHORT = "cohort"
     COUNT = "count"
@@ -89,8 +91,10 @@ _SENTENCES = {
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
     Refusal.MASKS: "the site takes part in means under masks only, and in this job sites compute them with CrypTen",
-    Refusal.MIXTURE: "one site's values may have more weight in another's mixture than the site allows: ask for a smaller "
-    "`most_share`, where the method has it",
+    Refusal.MIXTURE: "one site's values may have more weight in another's mixture than the site allows: ask for a "
+    "smaller `most_share`, where the method has it",
+    Refusal.APPROVAL: "the job waits for a person of the site to approve it: submit it again once that has happened",
+    Refusal.DECLINED: "a person of the site has decided against the job",
     Refusal.PEERS: "the site does not know the keys of all sites with which it would share",
     Refusal.COHORT: "sums over these and earlier sites could be combined to show fewer sites than the policy allows",
     Refusal.COUNT: "figures in a round would be about fewer patients than the site's policy allows: ask for "

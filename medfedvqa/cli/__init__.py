@@ -46,7 +46,14 @@ COMMANDS = {
     "rotate": CommandSource("rotate", "rotate"),
 }
 """Commands outside of groups."""
-JOBS = {"export": CommandSource("jobs", "export_command")}
+JOBS = {
+    "export": CommandSource("jobs", "export_command"),
+    "pending": CommandSource("approvals", "pending_command"),
+    "show": CommandSource("approvals", "show_command"),
+    "approve": CommandSource("approvals", "approve_command"),
+    "refuse": CommandSource("approvals", "refuse_command"),
+    "approver": CommandSource("approvals", "approver_command"),
+}
 KIT = {
     "prepare": CommandSource("kit", "prepare_command"),
     "root": CommandSource("kit", "root_command"),
@@ -90,7 +97,7 @@ BACKBONE = {
     "card": CommandSource("backbone", "card_command"),
 }
 GROUPS = {
-    "jobs": (JOBS, "Job folders for `nvflare job submit`."),
+    "jobs": (JOBS, "Job folders for `nvflare job submit`, and a person's yes to a job at a site."),
     "data": (DATA, "Public data sets: what a folder holds, before any training."),
     "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, keys that stay, and kits that run as services."),

@@ -5,7 +5,7 @@ The audit log is the memory of used nonces, of repeated definitions and of ended
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,6 +19,8 @@ from medfedvqa.core.registry import is_built_in
 from medfedvqa.data import is_built_in as is_built_in_reader
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation import approvals
+from medfedvqa.federation.approvals import Decision
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
@@ -53,6 +55,8 @@ class _History:
     """Whether another job was admitted under this one's id, which no submitter signs."""
     nonces: set[str] = field(default_factory=set)
     """The nonces of other jobs."""
+    permits: set[str] = field(default_factory=set)
+    """The permits of other jobs."""
     repeats: int = 0
     """The number of other jobs of the same definition, without a nonce, within a day."""
     failed: int = 0
@@ -88,8 +92,24 @@ class Admission:
                 self.refuse(*refusal)
             self._check_answers()
             self._check_exchange()
-            if self._signature is not None and not history.admitted:
-                self._remember(history)
+            permit = self.require_approval(history.permits)
+            if (self._signature is not None or permit is not None) and not history.admitted:
+                self._remember(history, permit)
+
+    def require_approval(self, used: Collection[str] = ()) -> Decision | None:
+        """The yes of a person of the site, where it demands one. Raises `JobRefused` without it, also in later rounds.
+
+        `used`: the permits of other jobs.
+        """
+        if not self._config.approvers:
+            return None
+        actor = self._signature.actor if self._signature else ""
+        permit, code = approvals.permit(self._config, self._job.definition, actor, used)
+        if permit is None:
+            if code is Refusal.APPROVAL:
+                approvals.keep_waiting(self._config, self._job, actor)
+            self.refuse(code)
+        return permit
 
     @contextmanager
     def drawing_once(self) -> Iterator[bool]:
@@ -130,10 +150,11 @@ class Admission:
         named = {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
         return named | {"isolation": self._isolation}
 
-    def _remember(self, history: _History) -> None:
+    def _remember(self, history: _History, permit: Decision | None) -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
-        admission = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh}
+        approved = {"permit": permit.permit, "approver": permit.person} if permit else {}
+        admission = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh, **approved}
         self._log.append(Event.ADMITTED, **self._standing(), admission=admission)
 
     def _history(self) -> _History:
@@ -261,6 +282,7 @@ def _add(history: _History, entry: Entry, definition: str, recent: bool) -> None
     """Add another job's entry to the history."""
     admission = entry.admission or {}
     if entry.event is Event.ADMITTED:
+        history.permits |= {admission["permit"]} if "permit" in admission else set()
         if "nonce" in admission:
             history.nonces.add(admission["nonce"])
         elif recent and admission["definition"] == definition:

@@ -19,13 +19,19 @@ from privacy.secagg import MINIMUM
 PRIVATE = "prompt_pfl_private_on_shares"
 _PRIVATE_JOB = {
     "method": "prompt_pfl",
-    "options": {"answers": "closed", "rounds": 10, "local_epochs": 1, "finish_epochs": 20, "most_share": 0.75},
+    "options": {
+        "answers": "closed",
+        "rounds": 10,
+        "local_epochs": 1,
+        "finish_epochs": 20,
+        "most_share": 0.75,
+    },
     "dp": {"epsilon": 3.0},
     "secagg": True,
     "min_sites": MINIMUM,
 }
-"""No site, and not the server, sees another's prompts, of which a mixture is never more than three quarters; what leaves
-costs each patient epsilon 3 at most; and each site trains on by itself afterwards, of which nothing leaves."""
+"""Neither the server nor another site sees a site's prompts, which are at most three quarters of any mixture; what
+leaves costs each patient epsilon 3 at most; and each site trains on by itself afterwards, of which nothing leaves."""
 
 
 def shipped_names() -> list[str]:

@@ -82,6 +82,10 @@ backbones: {backbones}
 # at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
 plugins: {plugins}
 
+# Who of the site must say yes to each job before it runs (`medfedvqa jobs pending`): the lines that `medfedvqa jobs
+# approver NAME --key FILE` prints, each of one person's own key. []: jobs run without.
+approvers: {approvers}
+
 # What reports print as the site's own words, each optional: purpose, controller, contact, legal_basis, retention,
 # epsilon_decided_by, epsilon_reason, permitted_use, review_date. As in {{purpose: "...", contact: "..."}}
 governance: {governance}
@@ -140,7 +144,8 @@ MEMORY_MB, DISK_MB = 512, 32768
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "require_review": False, "device": "cpu", "threads": 1, "precision": "float32",
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
-    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "governance": None,
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "approvers": [],
+    "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
     "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
@@ -219,6 +224,8 @@ class SiteConfig(BaseModel):
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
+    approvers: tuple[str, ...] = ()
+    """Verifier keys of the persons one of whom must approve each job: see `medfedvqa.federation.approvals`."""
     governance: Governance | None = None
     """What reports print as the site's own words."""
     passed: dict[str, tuple[str, ...]] = Field(default_factory=dict)

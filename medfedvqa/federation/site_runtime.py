@@ -243,6 +243,7 @@ class SiteRuntime:
 
     def _handle(self, task: str, round: int, received: Tensors) -> Tensors:
         gate = self._gate  # this comes first, as the site may refuse the job
+        self._admission.require_approval()  # a person may have withdrawn it
         try:
             self._check_unchanged()
         except ChangedCode as error:

@@ -104,8 +104,9 @@ def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int)
 
 
 def _divided(party: Party, ratios: Ring, norms: MaskedSecret, kept: int) -> Ring:
-    """Ratios [segments, targets, sources] divided by their row's sum, times `kept` / `PARTS` and the source's norm, with
-    _INVERSE_BITS + _LENGTH_BITS. 2 exchanges.
+    """Ratios [segments, targets, sources] divided by their row's sum, times `kept` / `PARTS` and the source's norm.
+
+    They have _INVERSE_BITS + _LENGTH_BITS. 2 exchanges.
 
     With d one minus the sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
     """

@@ -1,0 +1,179 @@
+"""A person of the site decides on each job with a key of their own, and nobody else can decide for them."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_admission import ACTOR, FEDERATION, SIGNED, ask, fresh
+from typer.testing import CliRunner
+
+from audits import AuditKey, Event, JobRefused, Note, Refusal, read
+from medfedvqa.cli import app
+from medfedvqa.federation import approvals
+from medfedvqa.federation.admission import Signature
+from medfedvqa.federation.approvals import ApprovalError, Decision, decide, decisions, waiting_jobs
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
+
+Sites = Callable[..., dict[str, SiteConfig]]
+Job = Callable[..., JobSpec]
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def guarded(sites: Sites, tmp_path: Path) -> tuple[SiteConfig, Path]:
+    """A site with one approver, `ada`, and her key."""
+    key = tmp_path / "ada.key"
+    return sites("chest", approvers=[str(AuditKey.at(key, "ada").public)])["chest"], key
+
+
+def yes(guarded: tuple[SiteConfig, Path], valid: timedelta = WEEK, answer: Any = "yes") -> Decision:
+    """Ada's decision on the only job that waits."""
+    config, key = guarded
+    (waiting,) = waiting_jobs(config)
+    return decide(config, waiting, answer, "ada", key, valid)
+
+
+def test_a_job_waits_until_a_person_says_yes_and_then_runs_once(
+    guarded: tuple[SiteConfig, Path], quick_job: Job
+) -> None:
+    """Asked twice, it waits once. The log names permit and person; the same permit admits no second run."""
+    config, job = guarded[0], fresh(quick_job())
+    assert ask(config, job, "one") is ask(config, job, "two") is Refusal.APPROVAL
+    made = yes(guarded)
+    assert ask(config, job, "three") is None
+    (admitted,) = [entry for entry in read(config.audit) if entry.event is Event.ADMITTED]
+    assert admitted.admission is not None and admitted.admission["approver"] == "ada"
+    assert admitted.admission["permit"] == made.permit
+    assert ask(config, fresh(quick_job()), "four") is Refusal.APPROVAL
+
+
+def test_what_was_approved_is_this_definition_by_this_submitter(
+    guarded: tuple[SiteConfig, Path], quick_job: Job
+) -> None:
+    """A changed job and another submitter's wait for a yes of their own."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    yes(guarded)
+    assert ask(config, fresh(quick_job(rounds=job.build().config.rounds + 1)), "two") is Refusal.APPROVAL
+    assert ask(config, job, "three", Signature("b" * 64, FEDERATION)) is Refusal.APPROVAL
+    assert len(waiting_jobs(config)) == 3
+    assert ask(config, job, "four") is None
+
+
+def test_a_no_and_an_end_stop_a_job_and_a_later_yes_admits_it(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:
+    """A no is told as such; a yes that has ended is none."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    yes(guarded)
+    yes(guarded, answer="no")
+    assert ask(config, job, "two") is Refusal.DECLINED
+    yes(guarded, timedelta(microseconds=1))
+    assert ask(config, job, "three") is Refusal.APPROVAL
+    yes(guarded)
+    assert ask(config, job, "four") is None
+
+
+def test_a_withdrawal_stops_a_running_job_at_its_next_task(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:
+    """The task before it ran."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    yes(guarded)
+    runtime = SiteRuntime(config, job, "two", signature=SIGNED)
+    try:
+        runtime.handle("start", 1, {})
+        yes(guarded, answer="no")
+        with pytest.raises(JobRefused) as refused:
+            runtime.handle("start", 1, {})
+        assert refused.value.code is Refusal.DECLINED
+    finally:
+        runtime.close()
+    assert [entry.admission for entry in read(config.audit) if entry.event is Event.REFUSAL][-1] == {
+        "code": "declined",
+        "definition": job.definition,
+    }
+
+
+def forged(config: SiteConfig, job: JobSpec, key: AuditKey, **changes: Any) -> None:
+    """A note as `decide` writes it, by another hand."""
+    now = datetime.now(UTC)
+    facts = {"site": "chest", "definition": job.definition, "submitter": ACTOR, "answer": "yes", "permit": "0" * 16}
+    decision = Decision(**facts | {"person": "ada", "made": now, "until": now + WEEK} | changes)
+    text = approvals._HEAD + json.dumps(decision.model_dump(mode="json")) + "\n"
+    (config.audit / approvals.FOLDER / "forged.note").write_text(str(key.sign(text)))
+
+
+def test_nobody_decides_for_another(guarded: tuple[SiteConfig, Path], quick_job: Job, tmp_path: Path) -> None:
+    """The site's own key, a stranger's under the approver's name, another site's yes and a note that was edited are no
+    decisions; a note that cannot be read stops all jobs, since it may have been a no."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    stranger, ada = AuditKey.at(tmp_path / "stranger.key", "ada"), AuditKey.at(guarded[1], "ada")
+    own = AuditKey.at(config.audit_key, "ada")
+    lies = ((stranger, {}), (own, {}), (ada, {"site": "head"}), (ada, {"person": "bob"}))
+    for number, (key, changes) in enumerate(lies):
+        forged(config, job, key, **changes)
+        assert ask(config, job, f"two-{number}") is Refusal.APPROVAL and decisions(config) == []
+    forged(config, job, ada, definition="f" * 64)
+    path = config.audit / approvals.FOLDER / "forged.note"
+    path.write_text(path.read_text().replace("f" * 64, job.definition))
+    assert ask(config, job, "three") is Refusal.APPROVAL
+    path.unlink()
+    yes(guarded)
+    path.write_text("not a note")
+    assert ask(config, job, "four") is Refusal.APPROVAL
+    with pytest.raises(ApprovalError, match="cannot be read"):
+        decisions(config)
+    path.unlink()
+    assert ask(config, job, "five") is None
+    assert Note.parse(next((config.audit / approvals.FOLDER).glob("*.note")).read_text()).signatures[0][0] == "ada"
+
+
+def test_a_key_that_is_no_approver_s_decides_nothing(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:
+    """The error names the command that prints a key's line."""
+    config = guarded[0]
+    ask(config, fresh(quick_job()), "one")
+    (waiting,) = waiting_jobs(config)
+    for person, key in (("ada", guarded[1].with_name("new.key")), ("bob", guarded[1])):
+        with pytest.raises(ApprovalError, match="jobs approver"):
+            decide(config, waiting, "yes", person, key, WEEK)
+
+
+def test_waiting_jobs_are_bounded(
+    guarded: tuple[SiteConfig, Path], quick_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who submits ever new definitions fills no disk, and is refused like everybody."""
+    monkeypatch.setattr(approvals, "MOST_WAITING", 2)
+    for rounds in (1, 2, 3, 4):
+        assert ask(guarded[0], fresh(quick_job(rounds=rounds)), f"job-{rounds}") is Refusal.APPROVAL
+    assert len(waiting_jobs(guarded[0])) == 2
+
+
+def test_the_commands_go_from_a_line_in_site_yml_to_a_permit(
+    guarded: tuple[SiteConfig, Path], quick_job: Job, tmp_path: Path
+) -> None:
+    """As a person of the hospital types them; the page says what leaves and what it costs."""
+    config, key = guarded
+    job = fresh(quick_job(answers="closed").model_copy(update={"dp": None}))
+    ask(config, job, "one")
+    site = ["--site", str(config.audit.parent / "site.yml")]
+
+    def medfedvqa(*words: str) -> str:
+        done = CliRunner().invoke(app, ["jobs", *words])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    assert medfedvqa("approver", "ada", "--key", str(key)).strip() in config.approvers
+    assert "nobody has decided" in medfedvqa("pending", *site)
+    name = json.loads(medfedvqa("pending", *site, "--json"))["jobs"][0]["name"]
+    page = " ".join(medfedvqa("show", name, *site).split())
+    assert job.definition in page and ACTOR in page and "none: nothing bounds what can be learned" in page
+    assert "the server" in page and "numbers" in page
+    assert "Permit" in medfedvqa("approve", name, *site, "--person", "ada", "--key", str(key), "--days", "1")
+    assert "yes, by ada" in medfedvqa("pending", *site) and ask(config, job, "two") is None
+    medfedvqa("refuse", name, *site, "--person", "ada", "--key", str(key))
+    assert "no, by ada" in medfedvqa("show", name, *site)
