@@ -73,7 +73,9 @@ def _show_entry(console: Terminal, entry: Entry) -> None:
     peer = f"peer {plain(entry.peer, CELL)}" if entry.peer else ""
     job = f"job {plain(entry.job, CELL)}" if entry.job else ""
     isolation = f"isolation {entry.isolation}" if entry.isolation else ""
-    facts = (round_, plain(entry.task or "", CELL), plain(event, CELL), isolation, peer, job)
+    person, permit = (str((entry.admission or {}).get(name, "")) for name in ("approver", "permit"))
+    approval = f"approved by {plain(person, CELL)}, permit {plain(permit, CELL)}" if permit else ""
+    facts = (round_, plain(entry.task or "", CELL), plain(event, CELL), approval, isolation, peer, job)
     console.write_line(2, f"{plain(entry.time)}  {', '.join(filter(None, facts))}")
     for tensor in entry.tensors:
         shape = " x ".join(map(str, tensor.shape)) or "scalar"

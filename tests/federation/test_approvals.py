@@ -162,8 +162,8 @@ def test_the_commands_go_from_a_line_in_site_yml_to_a_permit(
     ask(config, job, "one")
     site = ["--site", str(config.audit.parent / "site.yml")]
 
-    def medfedvqa(*words: str) -> str:
-        done = CliRunner().invoke(app, ["jobs", *words])
+    def medfedvqa(*words: str, group: str = "jobs") -> str:
+        done = CliRunner().invoke(app, [group, *words])
         assert done.exit_code == 0, (done.output, done.exception)
         return done.output
 
@@ -175,5 +175,6 @@ def test_the_commands_go_from_a_line_in_site_yml_to_a_permit(
     assert "the server" in page and "numbers" in page
     assert "Permit" in medfedvqa("approve", name, *site, "--person", "ada", "--key", str(key), "--days", "1")
     assert "yes, by ada" in medfedvqa("pending", *site) and ask(config, job, "two") is None
+    assert "approved by ada, permit " in " ".join(medfedvqa("show", str(config.audit), group="audit").split())
     medfedvqa("refuse", name, *site, "--person", "ada", "--key", str(key))
     assert "no, by ada" in medfedvqa("show", name, *site)
