@@ -91,10 +91,19 @@ def controls_command(
     epsilon: Annotated[float, typer.Option(help="The epsilon that each mechanism claims.")] = 1.0,
     canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
     repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,
+    published: Annotated[
+        bool, typer.Option("--published", help="Mechanisms as others publish them, at their own epsilon, instead.")
+    ] = False,
+    trials: Annotated[
+        int, typer.Option(help="With --published: releases with a patient, and without.", min=200)
+    ] = 20000,
     confidence: ConfidenceOption = 0.95,
     as_json: options.JsonOption = False,
 ) -> None:
     """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
+    if published:
+        _show_published(trials, confidence, as_json)
+        return
     from audits.epsilon_lower_bound import epsilon_lower_bound
     from medfedvqa.attack.controls import ControlRun, Fault
 
@@ -113,6 +122,36 @@ def controls_command(
     for row in rows:
         counted = f"{row['refuted']} of {repetitions}"
         table.add_row(str(row["fault"]), f"{row['claimed']:g}", counted, f"{row['mean']:.2f}")
+    Terminal().print(table)
+
+
+def _show_published(trials: int, confidence: float, as_json: bool) -> None:
+    """Print what each published mechanism claims, what it is, and what a distinguisher proves."""
+    from medfedvqa.attack.published import DELTA, published
+
+    columns = ("mechanism", "source", "protects a", "claimed", "re-accounted", "by RDP", "measured, at least")
+    rows = [
+        (
+            each.name,
+            each.source,
+            each.unit,
+            each.claimed,
+            each.accounted,
+            each.by_rdp,
+            each.measured(trials, confidence),
+        )
+        for each in published()
+    ]
+    if as_json:
+        # An infinite epsilon is null: JSON has no number for it.
+        finite = [[None if value == float("inf") else value for value in row] for row in rows]
+        found = [dict(zip(columns, row, strict=True)) for row in finite]
+        typer.echo(json.dumps({"delta": DELTA, "trials": trials, "mechanisms": found}, indent=2))
+        return
+    table = Table(*columns, title=f"Epsilon at delta {DELTA:g}, as published and as it is")
+    for row in rows:
+        figures = [f"{value:.2f}" if value < float("inf") else "none" for value in row[3:]]
+        table.add_row(*row[:3], *figures)
     Terminal().print(table)
 
 
