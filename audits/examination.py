@@ -3,28 +3,151 @@
 """
 
 import json
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from audits.byte_ledger import Reconciler, WireWindow
-from audits.checkpoint import Checkpoint, origin_of
-from audits.cosigned_times import CosignedTimes, cosigned_times
-from audits.errors import LogError, NewerFormat
+from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.cosigned_times import TOLERANCE, CosignedTimes, cosigned_times
+from audits.errors import LogError, NewerFormat, NoteError
+from audits.expiry import Basis
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
 from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
 from audits.key_succession import SUCCESSIONS, SucceededKey, read_successions, succeeded
-from audits.own_checkpoints import OwnCheckpoints
 from audits.plurals import quantity
-from audits.signed_note import VerifierKey
+from audits.signed_note import Note, VerifierKey
 from audits.tile_verifier import TileVerifier
-from audits.time_order import Times
-from audits.time_verdicts import cosigned_times_parts, retention_parts, times_part
+from audits.time_order import LEAP, TRAVEL, Times
 from audits.verifier import Walk
 from audits.witness import KEYS, read_keys
+
+# Verdicts on the times in a log. Only text that is not a time is reported as broken.
+#
+# A wrong clock, the site's own or another party's, looks like an entry that was dated anew.
+
+
+def times_part(times: Times) -> VerdictPart:
+    """Whether the dates of the entries can be right by themselves."""
+    if times.malformed is not None:
+        return VerdictPart("times", BROKEN, "the entry's time is not one that this format has", times.malformed)
+    if times.earlier is not None:
+        by = str(times.back).split(".")[0]
+        text = f"the entry is dated {by} before what comes before it: the clock was set back, or it was dated anew"
+        return VerdictPart("times", NOT_SHOWN, text, times.earlier)
+    if (leap := times.leap()) is not None:
+        text = f"more than {LEAP.days} days lie before the entry, and no signed time of others reaches its date"
+        return VerdictPart("times", NOT_SHOWN, text, leap)
+    if (future := times.future(datetime.now(UTC))) is not None:
+        text = "the entry is dated in the future: its clock or this machine's is wrong, or it was dated anew"
+        return VerdictPart("times", NOT_SHOWN, text, future)
+    return VerdictPart("times", SHOWN, f"times are in order to {TOLERANCE.seconds // 60} minutes, none in the future")
+
+
+def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
+    """Whether the dates of the entries fit the times that other parties signed; nothing if none is known."""
+    name = "cosigned times"
+    if not times.cosigned.sizes:
+        return
+    if times.cosigned.backwards is not None:
+        text = "a party cosigned the log up to this entry before it cosigned less of it: its clock was set back"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned.backwards)
+    elif times.cosigned_earlier is not None:
+        text = "others cosigned the entry before its date: the site's clock was ahead, or theirs is behind"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned_earlier)
+    elif times.cosigned_later is not None:
+        text = f"the entry is dated more than {TRAVEL.days} days before others cosigned what precedes it"
+        yield VerdictPart(name, NOT_SHOWN, text, times.cosigned_later)
+    else:
+        yield VerdictPart(name, SHOWN, "the dates of the entries fit the times at which others cosigned them")
+
+
+def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart]:
+    """Whether others' times show that the expired first entries of a log were old enough."""
+    if not walk.first or walk.expiry is None:
+        return
+    days, existed_since = walk.expiry.days, cosigned.existed(walk.first - 1)
+    text = f"entries 0 to {walk.first - 1} have expired"
+    if existed_since and cosigned.newest and cosigned.newest - existed_since >= timedelta(days=days):
+        yield VerdictPart("retention", SHOWN, f"{text}, and others' signed times show that {days} days have passed")
+    elif walk.expiry.basis is Basis.DATE:
+        yield VerdictPart("retention", NOT_SHOWN, f"{text} by a date that a person gave, not by others' signed times")
+    else:
+        yield VerdictPart(
+            "retention", NOT_SHOWN, f"{text}, and no signed times of others show that they were old enough"
+        )
+
+
+# The checkpoints that lie beside a log.
+
+_COSIGNED = 64
+"""The newest cosigned checkpoints that are looked at: each covers all before it."""
+_OVER_EXPIRED = 16
+"""The first cosigned checkpoints over expired entries that are looked at."""
+
+
+class OwnCheckpoints:
+    """The log's own checkpoints, read as the walk comes to their sizes; of their signatures the newest's is checked.
+
+    An earlier one whose root is that of the log adds nothing that a signature could make truer.
+    """
+
+    def __init__(self, folder: Path, first: int = 0) -> None:
+        """`first`: the first entry that is still in the log; those before it have expired."""
+        self._file, self._first = NoteFile(folder / CHECKPOINTS), first
+        self.over_expired: list[Note] = []
+        """The first cosigned checkpoints that cover all entries that have expired."""
+        self.newest, self.cosigned, self.unreadable = self._gather()
+        self._heads = iter(()) if self.unreadable else self._file.heads()
+        self.next_size, self._next_root = self._advance(0)
+        """How many entries the next checkpoint covers that is not asked for yet; -1 after the last."""
+
+    def _gather(self) -> tuple[Note | None, list[Note], str]:
+        cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
+        over_expired: list[bytes] = []
+        try:
+            for size, note_text in self._file.cosigned():
+                cosigned.append(note_text)
+                if 0 < self._first <= size and len(over_expired) < _OVER_EXPIRED:
+                    over_expired.append(note_text)
+            self.over_expired = list(map(_parse_note, over_expired))
+            return self._file.latest(), list(map(_parse_note, cosigned)), ""
+        except NoteError as error:
+            return None, [], str(error)
+
+    def roots_at(self, size: int) -> list[bytes]:
+        """The roots of the checkpoints of this size."""
+        roots: list[bytes] = []
+        while self.next_size == size:
+            roots.append(self._next_root)
+            self.next_size, self._next_root = self._advance(size)
+        return roots
+
+    def _advance(self, size: int) -> tuple[int, bytes]:
+        """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
+        for head in self._heads:
+            if head[0] >= size:
+                return head
+        return -1, b""
+
+    @property
+    def size(self) -> int:
+        """How many entries the newest covers."""
+        return Checkpoint.parse(self.newest.text).size if self.newest else 0
+
+    def dated(self) -> Iterator[Checkpoint]:
+        """Those whose own times count: the newest, and those that others have cosigned."""
+        for note in [*self.cosigned, *([self.newest] if self.newest else [])]:
+            yield Checkpoint.parse(note.text)
+
+
+def _parse_note(note_text: bytes) -> Note:
+    return Note.parse(note_text.decode(errors="replace"))
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,155 @@ site's own rows. It is in the log before it is there.
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
-from audits import Event
-from medfedvqa.answering.answerer import Answerer
-from medfedvqa.answering.byte_pairs import byte_pairs
+from audits import Event, read
+from medfedvqa.answering.answerer import WARNING, Answerer
 from medfedvqa.answering.kept_run import KeptRun
-from medfedvqa.answering.model_card import CardFacts, coverage_of, model_card
 from medfedvqa.answering.standalone import ExportedModel
+from medfedvqa.core.kept_model import KEPT
 from medfedvqa.errors import ConfigError
+from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary
 from medfedvqa.models.traced_clip import TracedModel, check_traceable, weights_of
 from medfedvqa.version import code_version
+
+# The model card of an exported folder: what a Hugging Face card and FUTURE-AI ask for, as far as files tell it.
+#
+# It names no site, job, patient or path. What is not known is said to be unknown.
+# Source of the six principles: K. Lekadir et al., "FUTURE-AI", BMJ 2025, 388:e081554.
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What an epsilon says of the weights, with regard to the patients of the site that exports them."""
+
+    covered: bool
+    sentence: str
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """The facts of a card."""
+
+    method: str
+    rounds: int
+    sites: int
+    data: str
+    backbone: str
+    backbone_digest: str
+    backbone_seen: str
+    answers: int
+    weights: str
+    """SHA-256 of the file of weights, in hex."""
+    accuracy: str
+    coverage: Coverage
+    shared: str
+
+    @classmethod
+    def of(cls, kept: KeptRun, answerer: Answerer, weights: str) -> "CardFacts":
+        """The facts of a run at a site, from its results, its log and its state."""
+        results, seen = kept.results, answerer.site.backbone.seen
+        return cls(
+            method=kept.job.method,
+            rounds=results["rounds_planned"],
+            sites=len(results["sites"]),
+            data=results["data"] or "each site's own",
+            backbone=kept.job.backbone,
+            backbone_digest=answerer.site.backbone.digest,
+            backbone_seen="unknown" if seen is None else ", ".join(seen) or "none of the project's data sets",
+            answers=len(answerer.answering.answers),
+            weights=weights,
+            accuracy=_accuracy(results, answerer),
+            coverage=coverage_of(kept),
+            shared=_shared(answerer),
+        )
+
+
+def coverage_of(kept: KeptRun) -> Coverage:
+    """What the site's log charged for the job, and whether it covers the weights.
+
+    Every step of a job under differential privacy is charged, also those of parts that stay at the site. A model that
+    the site finished itself was trained further without noise.
+    """
+    events = [entry.dp_event for entry in read(kept.config.audit) if entry.job == kept.job_id and entry.dp_event]
+    if kept.results["dp"] is None or not events:
+        return Coverage(False, "Trained without differential privacy: no epsilon bounds what these weights tell.")
+    if KEPT in kept.state:
+        text = (
+            "The site trained this model further without noise: no epsilon bounds what these weights tell of patients"
+        )
+        return Coverage(False, f"{text}, and the epsilon of the job's report is of what the job released.")
+    last: Mapping[str, Any] = events[-1]
+    if last["void"]:
+        return Coverage(False, "The noise of this job could be repeated, as in tests: its epsilon protects nobody.")
+    epsilon, delta = last["job_epsilon"][1], last["delta"]
+    text = f"Trained under differential privacy by patient: epsilon {epsilon:.3g} (nats) at delta {delta:g} in this job"
+    others = "Other jobs on the same patients add to it; patients of other sites have their own site's epsilon."
+    return Coverage(True, f"{text}, for the patients of the site that wrote this folder. {others}")
+
+
+def _accuracy(results: Mapping[str, Any], answerer: Answerer) -> str:
+    """The site's test, where the job already released it."""
+    tested = answerer.tested
+    if results["dp"] is not None or results["secagg"]:
+        return "withheld: in this job test results stay at the sites"
+    if not tested.rows:
+        return "none: the site had no test rows"
+    low, high = tested.wilson()
+    share = f"{tested.correct / tested.rows:.1%} (95 % interval {low:.1%} to {high:.1%}, rows counted as independent)"
+    return f"{share}: {tested.correct} of {tested.rows} test rows of one site are right"
+
+
+def _shared(answerer: Answerer) -> str:
+    """What in the weights comes from other sites."""
+    if getattr(answerer.answering.model, "shared", None):
+        return "The weights `shared.*` are a mixture of other sites' prompts, as this site received it."
+    return "What other sites sent is in the weights only through what the job's server made of it."
+
+
+def model_card(facts: CardFacts) -> str:
+    """The card as Markdown with the fields of a Hugging Face card above it."""
+    template = files("medfedvqa.answering").joinpath("model_card.md").read_text("utf-8")
+    return template.format(facts=facts, warning=WARNING, version=code_version())
+
+
+# CLIP's byte-pair tokenizer as plain facts, for a program that has no tokenizer library.
+
+if TYPE_CHECKING:
+    from open_clip.tokenizer import SimpleTokenizer
+
+
+@dataclass(frozen=True)
+class BytePairs:
+    """The merges in their order, the ids that stand around a text, and the most ids of a text, these two included."""
+
+    merges: tuple[tuple[str, str], ...]
+    start: int
+    end: int
+    context: int
+
+
+def byte_pairs(tokenize: Callable[[list[str]], torch.Tensor]) -> BytePairs:
+    """The facts of a backbone's tokenizer. Raises `ConfigError` for one of another kind."""
+    from open_clip.tokenizer import SimpleTokenizer
+
+    if isinstance(tokenize, ShortVocabulary):
+        return BytePairs(_merges(tokenize.full), VOCABULARY - 2, VOCABULARY - 1, CONTEXT)
+    if isinstance(tokenize, SimpleTokenizer):
+        return BytePairs(_merges(tokenize), tokenize.sot_token_id, tokenize.eot_token_id, tokenize.context_length)
+    raise ConfigError("the backbone's tokenizer is not CLIP's byte pairs: such a model is not exported yet")
+
+
+def _merges(tokenizer: "SimpleTokenizer") -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(tokenizer.bpe_ranks, key=tokenizer.bpe_ranks.__getitem__))
+
 
 FORMAT = 1
 WEIGHTS, PROGRAM, CONFIG, ANSWERS, MERGES, CARD, LOADER = (

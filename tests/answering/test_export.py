@@ -19,10 +19,8 @@ from safetensors.torch import load_file
 
 from audits import Event, SitePolicy, read
 from medfedvqa.answering.answerer import Answerer
-from medfedvqa.answering.byte_pairs import byte_pairs
-from medfedvqa.answering.export import CARD, WEIGHTS, check_allowed, export
+from medfedvqa.answering.export import CARD, WEIGHTS, byte_pairs, check_allowed, coverage_of, export
 from medfedvqa.answering.kept_run import KeptRun, load_kept
-from medfedvqa.answering.model_card import coverage_of
 from medfedvqa.answering.standalone import ExportedModel, grey_picture
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.errors import ConfigError

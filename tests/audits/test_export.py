@@ -17,9 +17,8 @@ from logs import HOSTILE, fix_clocks, peak, write_logs
 
 from audits import AuditLog, Entry, Event, LogError, find_logs, read
 from audits.escaping import visible
-from audits.export import ExportFormat, export_logs
+from audits.export import ExportFormat, export_logs, syslog_lines
 from audits.export_fhir import audit_event
-from audits.export_syslog import syslog_lines
 
 GOLDEN = Path(__file__).with_name("golden")
 ESCAPED = re.compile(r'\\(["\\\]])')

@@ -12,7 +12,7 @@ from aiohttp import web
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 from nvflare.fuel.flare_api.api_spec import NoConnection
 
-from medfedvqa.federation.flare.admin_session import open_session
+from medfedvqa.federation.flare.admin_client import open_session
 from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, loopback_project, provision
 

@@ -6,11 +6,11 @@ import sys
 FRAGMENTED = """
 import sys, time
 import psutil
-from medfedvqa.federation.flare import memory_release
+from medfedvqa.federation.flare import server_guard
 
-memory_release._PERIOD = 0.1
+server_guard._PERIOD = 0.1
 if sys.argv[1] == "returned":
-    memory_release.return_free_memory()
+    server_guard.return_free_memory()
 # Below the size from which each buffer is a mapping of its own; the last one keeps the heap from shrinking at its end.
 buffers = [bytearray(100_000) for _ in range(2000)]
 for buffer in buffers:

@@ -26,8 +26,7 @@ from medfedvqa.cli.sites import config_of
 from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.certificates import submitter
-from medfedvqa.federation.flare.admin_client import AdminClient
-from medfedvqa.federation.flare.admin_session import open_session
+from medfedvqa.federation.flare.admin_client import AdminClient, open_session
 from medfedvqa.federation.flare.job_folder import read_files
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER

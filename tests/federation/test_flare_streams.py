@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 
-from medfedvqa.federation.flare import ended_streams
+from medfedvqa.federation.flare import server_guard
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def forgetting(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a site's processes; FLARE's own function is put back afterwards."""
     monkeypatch.setattr(RxTask, "_schedule_remove_task", RxTask._schedule_remove_task)
     monkeypatch.setattr(RxTask, "rx_task_map", {})
-    ended_streams.forget_ended_streams()
+    server_guard.forget_ended_streams()
 
 
 def ended(count: int, seconds: float) -> list[RxTask]:
@@ -46,8 +46,8 @@ def test_ended_streams_take_one_thread_and_are_forgotten_when_they_are_due() -> 
 
 def test_a_sender_cannot_have_its_streams_remembered_for_long_or_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour, as FLARE allows, becomes the longest time that is set here; the number of streams is bounded too."""
-    monkeypatch.setattr(ended_streams, "_LONGEST", 0.5)
-    monkeypatch.setattr(ended_streams, "_MOST", 50)
+    monkeypatch.setattr(server_guard, "_LONGEST", 0.5)
+    monkeypatch.setattr(server_guard, "_MOST", 50)
     ended(200, 3600.0)
     assert len(RxTask.rx_task_map) <= 50
     wait_for(lambda: not RxTask.rx_task_map)

@@ -32,7 +32,7 @@ from untrained import Averaged
 from audits import Refusal, read
 from medfedvqa.core import registry
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.flare import allowed_types
+from medfedvqa.federation.flare import server_guard
 from medfedvqa.federation.flare.executor import carry
 from medfedvqa.federation.flare.messages import AUDIT_BYTES, REASON, pack
 from medfedvqa.federation.flare.server_side import _TaskAnswers
@@ -61,7 +61,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
         (numpy_decomposers.NumpyArrayDecomposer, "native_recompose"),
     ):
         monkeypatch.setattr(place, name, getattr(place, name))
-    allowed_types.decode_listed_only()
+    server_guard.decode_listed_only()
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_site_answers_hostile_messages_with_codes_and_echoes_nothing(ends: End
     for task, _, payload in hostile_payloads(honest):
         try:
             message = decoded(payload)
-        except allowed_types.UndecodedError as error:
+        except server_guard.UndecodedError as error:
             outcomes["undecoded"] += 1
             assert MARKER not in str(error) and error.__cause__ is None
             continue
@@ -182,7 +182,7 @@ def test_the_server_takes_hostile_answers_for_refusals_and_echoes_nothing(ends: 
     for task, round, payload in hostile_payloads(honest):
         try:
             reply = decoded(payload)
-        except allowed_types.UndecodedError as error:
+        except server_guard.UndecodedError as error:
             outcomes["undecoded"] += 1
             assert MARKER not in str(error)
             continue
@@ -212,11 +212,11 @@ def test_what_flare_would_make_of_a_message_besides_values_is_not_made(tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lobs, "get_datum_dir", lambda: str(tmp_path))
         for part in (section(103, 0, bytes(16) + b"file"), section(102, 1, bytes(16) + b'{"fqcn": "x"}')):
-            with pytest.raises(allowed_types.UndecodedError):
+            with pytest.raises(server_guard.UndecodedError):
                 decoded(body + part)
     assert not list(tmp_path.iterdir())
     assert decoded(body + section(102, 0, bytes(16) + b"bytes that nothing refers to"))
-    with pytest.raises(allowed_types.UndecodedError):
+    with pytest.raises(server_guard.UndecodedError):
         decoded(encoded(DXO(DataKind.WEIGHTS, data={})))
 
 
@@ -224,8 +224,8 @@ def test_what_flare_would_make_of_a_message_besides_values_is_not_made(tmp_path:
 def test_an_array_takes_no_more_room_than_its_bytes(shape: tuple[int, ...]) -> None:
     """A header may say that eight terabytes follow; what does not follow is not made room for."""
     before = memory()
-    with pytest.raises(allowed_types.UndecodedError):
-        allowed_types.array_of(sixteen_bytes("<f8", shape))
+    with pytest.raises(server_guard.UndecodedError):
+        server_guard.array_of(sixteen_bytes("<f8", shape))
     assert memory() - before < 10 * 1024
 
 
@@ -234,10 +234,10 @@ def test_an_array_takes_no_more_room_than_its_bytes(shape: tuple[int, ...]) -> N
 )
 def test_only_numbers_and_texts_are_decoded(kind: str, shape: tuple[int, ...]) -> None:
     """Objects, dates, bytes and complex numbers are refused though their length is right; others are not."""
-    assert allowed_types.array_of(sixteen_bytes("<i8", (2,))).tolist() == [0, 0]
-    assert allowed_types.array_of(sixteen_bytes("<U2", (2,))).tolist() == ["", ""]
-    with pytest.raises(allowed_types.UndecodedError):
-        allowed_types.array_of(sixteen_bytes(kind, shape))
+    assert server_guard.array_of(sixteen_bytes("<i8", (2,))).tolist() == [0, 0]
+    assert server_guard.array_of(sixteen_bytes("<U2", (2,))).tolist() == ["", ""]
+    with pytest.raises(server_guard.UndecodedError):
+        server_guard.array_of(sixteen_bytes(kind, shape))
 
 
 def sixteen_bytes(kind: str, shape: tuple[int, ...]) -> bytes:

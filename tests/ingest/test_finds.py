@@ -11,9 +11,8 @@ import pytest
 from pydicom.dataset import Dataset
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.burned_in_text import TextFinder
+from medfedvqa.ingest.burned_in_text import TextFinder, code_corners
 from medfedvqa.ingest.find_list import folder_of_finds, read_finds
-from medfedvqa.ingest.machine_codes import code_corners
 from medfedvqa.ingest.store import read_store
 from medfedvqa.ingest.text_finds import Decision, FindKind, Reading, decide, is_central, is_off_anatomy
 

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from medfedvqa.ingest.small_text import HEIGHTS, rows_of_marks, small_lines
+from medfedvqa.ingest.burned_in_text import HEIGHTS, rows_of_marks, small_lines
 
 
 def tissue() -> np.ndarray:

@@ -4,12 +4,21 @@ Nobody has to trust a server, and a hostile one runs without this guard. The gua
 jobs of everybody who uses it, from a single job. FLARE makes `ServerGuard` from `local/guard__resources.json`.
 """
 
+import ctypes
+import gc
+import heapq
 import io
+import itertools
+import logging
+import math
 import shutil
+import threading
+import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 from zipfile import BadZipFile, ZipFile
 
+import numpy as np
 from nvflare.apis.client import ClientDictKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -18,20 +27,214 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import Job, JobMetaKey
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.fuel.f3.streaming.byte_receiver import COMPLETED_TASK_TTL, RETRY_WAIT, RxTask
+from nvflare.fuel.utils.fobs import fobs, lobs
+from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.utils.job_launcher_utils import get_server_job_args
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits import JobRefused, Refusal
 from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
-from medfedvqa.federation.flare.allowed_types import decode_listed_only
-from medfedvqa.federation.flare.ended_streams import forget_ended_streams
 from medfedvqa.federation.flare.job_schema import CONTROLLER
 from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob, end_as_the_server_did
-from medfedvqa.federation.flare.memory_release import return_free_memory
+from medfedvqa.federation.flare.messages import PLAIN
 from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
 from medfedvqa.federation.flare.validator import ask_own_validator_first
+
+# Memory that is not used any more goes back to the system.
+#
+# FLARE (2.9) makes a buffer of 1 MiB for every message that it streams, on any of a hundred threads. Part of that
+# memory is free only after Python has looked for cycles of references, which it does seldom in a process with many
+# lasting objects, and the C library of Linux keeps what threads have freed in heaps of their own, up to eight for each
+# core. At a server's job process that was up to 200 MB, which grew for hundreds of rounds until they were freed at
+# once.
+
+_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
+_HEAPS = 2
+_PERIOD = 30.0  # seconds
+
+
+def return_free_memory() -> None:
+    """From now on what this process does not use any more is freed, and goes back to the system, twice a minute.
+
+    Where the C library has no functions for it, it is only freed.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_ARENA_MAX, _HEAPS)
+    threading.Thread(target=_return, args=(library,), daemon=True, name="heaps").start()
+
+
+def _return(library: ctypes.CDLL) -> None:
+    while True:
+        time.sleep(_PERIOD)
+        gc.collect()
+        if hasattr(library, "malloc_trim"):
+            library.malloc_trim(0)
+
+
+# Streams that have ended, forgotten by one thread: FLARE (2.9) starts a thread for each of them.
+#
+# A receiver remembers a stream that has ended, so that it can acknowledge parts that come again. FLARE keeps a
+# `threading.Timer`, which is a thread, for each of these for as long as the sender wishes, which is 65 seconds by
+# default and may be an hour: a job of short rounds gathers hundreds, and a hostile sender as many as it likes.
+
+_LONGEST = COMPLETED_TASK_TTL + RETRY_WAIT
+"""Seconds that an ended stream is remembered, whatever its sender wishes."""
+
+_MOST = 4096
+"""Ended streams that are remembered at a time; beyond them the one that is due first is forgotten."""
+
+
+class _EndedStreams:
+    """Streams that have ended, by the time at which they are forgotten."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, RxTask]] = []
+        self._order = itertools.count()
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, task: RxTask, seconds: float) -> None:
+        """Forget a stream after so many seconds."""
+        with self._change:
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), task))
+            surplus = [heapq.heappop(self._due)[-1]] if len(self._due) > _MOST else []
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="ended-streams")
+                self._thread.start()
+            self._change.notify()
+        _forget(surplus)
+
+    def _run(self) -> None:
+        while True:
+            _forget(self._next())
+
+    def _next(self) -> list[RxTask]:
+        """Waits until some are due."""
+        with self._change:
+            while not self._due or self._due[0][0] > time.monotonic():
+                self._change.wait(self._due[0][0] - time.monotonic() if self._due else None)
+            due = []
+            while self._due and self._due[0][0] <= time.monotonic():
+                due.append(heapq.heappop(self._due)[-1])
+            return due
+
+
+_ended = _EndedStreams()
+
+
+class _Scheduled:
+    """Stands where FLARE keeps its timer, which it cancels when the stream is forgotten."""
+
+    def cancel(self) -> None:
+        """The stream's entry is gone already."""
+
+
+def _forget(tasks: list[RxTask]) -> None:
+    for task in tasks:
+        task._remove_task()
+
+
+def _schedule_remove_task(task: RxTask, ttl: float | None = None) -> None:
+    """In place of FLARE's function of this name."""
+    with task.stop_lock:
+        if task.cleanup_timer:
+            return
+        task.cleanup_timer = _Scheduled()
+    _ended.add(task, min(task.completed_task_ttl if ttl is None else ttl, _LONGEST))
+
+
+def forget_ended_streams() -> None:
+    """From now on one thread of this process forgets all streams that have ended."""
+    patches.FORGET.replace(_schedule_remove_task)
+
+
+# What a process decodes of a message: the types that FLARE (2.9) and this project send, and no other.
+#
+# FLARE's decoder makes an object of any class on its own list, of which ours need few; it writes a file for a part of a
+# message that says so, and fetches parts from any process that the message names. A message that needs one of these is
+# not decoded. An array is decoded only if its header agrees with its length: FLARE makes room for what a header says.
+
+LISTED = frozenset(
+    {
+        *("nvflare.apis.shareable.Shareable", "nvflare.apis.fl_context.FLContext", "nvflare.apis.client.Client"),
+        *("nvflare.private.admin_defs.Message", "nvflare.apis.job_def.JobMetaKey"),
+        *("nvflare.fuel.utils.fobs.datum.DatumRef", "numpy.ndarray", "tuple"),
+    }
+)
+"""Types of messages among server and sites, beyond those that need no class."""
+
+_HEADER_BYTES = 1024
+_MOST_AXES = 16
+
+
+_logger = logging.getLogger(__name__)
+
+
+class UndecodedError(Exception):
+    """A message holds what this process does not decode; says nothing of what."""
+
+
+def decode_listed_only(*also: str) -> None:
+    """From now on this process decodes messages only if they hold nothing but the types of `LISTED`, and these.
+
+    An error of decoding, which FLARE tells the sender, says nothing of the message; the local log has the error's name.
+    """
+    allowed = LISTED.union(also)
+    unpack, section, load = patches.UNPACK.current(), patches.SECTION.current(), patches.LOAD.current()
+
+    def listed(packer: fobs.Packer, value: Any) -> Any:
+        if type(value) is dict and fobs.FOBS_TYPE in value:
+            name = value[fobs.FOBS_TYPE]
+            if type(name) is not str or name not in allowed:
+                raise UndecodedError("a message holds an object of a class that is not decoded here")
+        return unpack(packer, value)
+
+    def get_one_section(stream: BinaryIO, expect_datum: bool) -> Any:
+        header, name, data = section(stream, expect_datum)
+        if header and expect_datum and (header.marker != lobs.MARKER_DATUM_BLOB or header.dot):
+            raise UndecodedError("a message holds a part that is not decoded here")
+        return header, name, data
+
+    def load_from_stream(stream: BinaryIO, fobs_ctx: dict[str, Any] | None = None) -> Any:
+        try:
+            return load(stream, fobs_ctx)
+        except Exception as error:
+            _logger.warning("a message was not decoded: %s", type(error).__name__)
+            raise UndecodedError("a message could not be decoded") from None
+
+    patches.UNPACK.replace(listed)
+    patches.SECTION.replace(get_one_section)
+    patches.LOAD.replace(load_from_stream)
+    patches.RECOMPOSE.replace(_native_recompose)
+
+
+def _native_recompose(decomposer: NumpyArrayDecomposer, data: bytes, manager: DatumManager | None = None) -> np.ndarray:
+    """In place of FLARE's function of this name."""
+    return array_of(data)
+
+
+def array_of(data: bytes) -> np.ndarray:
+    """An array as `numpy.save` writes it. Raises `UndecodedError` for what is not plain, or of another length."""
+    try:
+        stream = io.BytesIO(data)
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise UndecodedError("an array of a message is not in the format that is decoded here")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=_HEADER_BYTES)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise UndecodedError("an array of a message has no header that can be read") from None
+    sizes = len(shape) <= _MOST_AXES and all(type(size) is int and size >= 0 for size in shape)
+    start = stream.tell()
+    if dtype.kind not in PLAIN or not sizes or math.prod(shape) * dtype.itemsize != len(data) - start:
+        raise UndecodedError("an array of a message does not hold the numbers that its header says")
+    if start == len(data):
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if fortran else "C").copy()
+
 
 MOST_FILES, MOST_UNPACKED = 16, 1 << 23
 """The most files of an app's archive, folders included, and the most bytes that it may unpack to."""
