@@ -13,7 +13,6 @@ from typing import Any
 
 from audits.byte_ledger import Reconciler, WireWindow
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
-from audits.cosigned_times import TOLERANCE, CosignedTimes, cosigned_times
 from audits.errors import LogError, NewerFormat, NoteError
 from audits.expiry import Basis
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
@@ -23,7 +22,7 @@ from audits.key_succession import SUCCESSIONS, SucceededKey, read_successions, s
 from audits.plurals import quantity
 from audits.signed_note import Note, VerifierKey
 from audits.tile_verifier import TileVerifier
-from audits.time_order import LEAP, TRAVEL, Times
+from audits.time_order import LEAP, TOLERANCE, TRAVEL, CosignedTimes, Times, cosigned_times
 from audits.verifier import Walk
 from audits.witness import KEYS, read_keys
 

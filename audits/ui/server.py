@@ -9,10 +9,8 @@ from pathlib import Path
 from audits.errors import LogError
 from audits.html import tag
 from audits.ui.index import Index
-from audits.ui.local_server import Answer, LocalServer, html_answer
-from audits.ui.pages import PAGES, BadQuery, Sight
-from audits.ui.uploads import Upload
-from audits.ui.verdict_cache import Checks, Judge
+from audits.ui.local_server import Answer, LocalServer, Upload, html_answer
+from audits.ui.pages import PAGES, BadQuery, Checks, Judge, Sight
 from audits.ui.widgets import document
 
 

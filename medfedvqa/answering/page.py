@@ -11,10 +11,10 @@ from http import HTTPStatus
 
 from audits import AuditError
 from audits.html import Child, Html, tag
-from audits.ui.local_server import Answer, LocalServer, html_answer
-from audits.ui.uploads import Upload
+from audits.ui.local_server import Answer, LocalServer, Upload, html_answer
 from audits.ui.widgets import framed, table
 from medfedvqa.answering.answerer import (
+    MOST_BYTES,
     MOST_CHARACTERS,
     UNCALIBRATED,
     WARNING,
@@ -22,7 +22,6 @@ from medfedvqa.answering.answerer import (
     RankedAnswers,
     tested_sentence,
 )
-from medfedvqa.answering.picture import MOST_BYTES
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.evaluation.attention_map import draw_attention
 

@@ -13,9 +13,8 @@ from PIL import Image
 from tiny_clip import TINY
 
 from audits import Event, VerdictState, examine, read
-from medfedvqa.answering.answerer import Answerer
+from medfedvqa.answering.answerer import Answerer, picture_of
 from medfedvqa.answering.kept_run import load_kept
-from medfedvqa.answering.picture import picture_of
 from medfedvqa.core.answering import TESTED
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT

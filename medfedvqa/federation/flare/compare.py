@@ -19,8 +19,7 @@ from zipfile import BadZipFile, ZipFile
 import nvflare
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.flare.patches import PRIVATE_MODULES, REACHES, TESTED
-from medfedvqa.federation.flare.reach import Reach, sha256
+from medfedvqa.federation.flare.patches import PRIVATE_MODULES, REACHES, TESTED, Reach, sha256
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?")
