@@ -134,7 +134,8 @@ def _curve(history: Canonical) -> tuple[tuple[float, float], ...]:
     if rdp <= PRV_MOST_EPSILON and sum(event.steps for event in history) <= PRV_MOST_STEPS:
         prv = _epsilons(lambda: _prv_epsilons(history, CURVE, rdp))
     epsilons = prv or [_rdp(history, delta) for delta in CURVE]
-    pairs = ((pure, 0.0), *zip(epsilons, CURVE, strict=True))
+    slack, factor = _slack(history, 1.0)
+    pairs = ((pure, 0.0), *((epsilon + slack, delta / factor) for epsilon, delta in zip(epsilons, CURVE, strict=True)))
     return tuple((epsilon, delta) for epsilon, delta in pairs if math.isfinite(epsilon))
 
 
@@ -154,9 +155,20 @@ def _place(event: DPEvent) -> tuple[str, tuple[float, ...]]:
 def _spent(history: Canonical, delta: float) -> PrivacyCost:
     if not history:
         return PrivacyCost(0.0, 0.0, 0.0, 0.0, delta)
-    rdp = _rdp(history, delta)
-    prv = _prv(history, delta, rdp)
-    return PrivacyCost(min(rdp, prv), rdp, prv, _mu(history), delta)
+    slack, delta_left = _slack(history, delta)
+    rdp = _rdp(history, delta_left)
+    prv = _prv(history, delta_left, rdp)
+    return PrivacyCost(min(rdp, prv) + slack, rdp + slack, prv + slack, _mu(history), delta)
+
+
+def _slack(history: Canonical, delta: float) -> tuple[float, float]:
+    """What approximate noise adds to epsilon, and the delta at which the exact figure is taken.
+
+    With both neighbours' probabilities off by factors within exp(+-z), delta(epsilon) grows to at most
+    exp(z) delta(epsilon - 2 z).
+    """
+    slack = math.fsum(event.steps * event.slack for event in history)
+    return slack, delta * math.exp(-slack / 2)
 
 
 @lru_cache(maxsize=4096)

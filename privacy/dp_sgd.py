@@ -10,7 +10,8 @@ import torch
 
 from privacy.clipping import GradientContribution, Gradients, clip_weights
 from privacy.errors import SettingsError
-from privacy.mechanisms.sampled_gaussian import grid_step
+from privacy.mechanisms import shared_gaussian
+from privacy.mechanisms.sampled_gaussian import GRID_SHARE, grid_step
 from privacy.noise import Randomness
 
 LONGEST = 2.0**100
@@ -20,8 +21,9 @@ LONGEST = 2.0**100
 class PrivateStep:
     """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise, once."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], clip: float) -> None:
-        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum.
+    def __init__(self, parameters: Iterable[torch.Tensor], clip: float, sharers: int = 1) -> None:
+        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum; `sharers`:
+        sites at least that share the noise of a masked sum of theirs.
 
         Raises `SettingsError` if torch is set to round products to less than single precision.
         """
@@ -30,7 +32,7 @@ class PrivateStep:
                 "bounds on gradients need products in full single precision: leave out the call of "
                 "torch.set_float32_matmul_precision"
             )
-        self._clip = clip
+        self._clip, self._sharers = clip, sharers
         self._sums: Gradients = {value: torch.zeros_like(value, dtype=torch.float64) for value in parameters}
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
@@ -53,11 +55,13 @@ class PrivateStep:
     @property
     def rounded_sums(self) -> tuple[float, Gradients]:
         """The grid's step, and the sums in whole numbers of it, float64: what the noise is added to."""
-        step = grid_step(self._clip, sum(total.numel() for total in self._sums.values()))
+        share = GRID_SHARE if self._sharers == 1 else shared_gaussian.GRID_SHARE
+        step = grid_step(self._clip, sum(total.numel() for total in self._sums.values()), share)
         return step, {parameter: (total / step).round() for parameter, total in self._sums.items()}
 
-    def finish(self, noise: float, divisor: float, randomness: Randomness) -> None:
-        """Set every parameter's `grad` to (sum + normal(0, noise * C)) / divisor, also where nobody was drawn.
+    def finish(self, noise: float, divisor: float, randomness: Randomness) -> tuple[float, Gradients]:
+        """Set every parameter's `grad` to (sum + normal(0, noise * C / sqrt(sharers))) / divisor, also where nobody was
+        drawn; returns the grid's step, and the noisy sums in whole numbers of it, float64.
 
         Sum and noise are whole numbers of grid steps, so that what is set is a function of whole numbers that are as
         private as real ones with Gaussian noise: see `privacy.mechanisms.sampled_gaussian`.
@@ -65,10 +69,12 @@ class PrivateStep:
         """
         step, sums = self.rounded_sums
         sizes = [total.numel() for total in sums.values()]
-        noise_values = randomness.rounded_normal(sum(sizes), noise * self._clip / step)
+        deviation, noisy = shared_gaussian.site_share(noise, self._sharers) * self._clip / step, Gradients()
+        noise_values = randomness.rounded_normal(sum(sizes), deviation)
         for (parameter, total), part in zip(sums.items(), torch.split(noise_values, sizes), strict=True):
-            whole = total + part.view_as(total).to(total.device)
-            parameter.grad = (whole * (step / divisor)).to(parameter.dtype)
+            noisy[parameter] = total + part.view_as(total).to(total.device)
+            parameter.grad = (noisy[parameter] * (step / divisor)).to(parameter.dtype)
+        return step, noisy
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from privacy.accounting import calibrate
 from privacy.errors import AccountingError, SettingsError
 from privacy.mechanisms import CountsMechanism, DPEvent, Use, counts_mechanisms
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
+from privacy.mechanisms.shared_gaussian import MOST_SITES, SharedGaussian, site_share
 
 MOST_EPSILON = 1e5
 MOST_LEVEL = 1e6
@@ -44,6 +45,13 @@ class NoiseLevels:
     """Standard deviation on the sum of clipped patient gradients in each step, in units of `clip`; 0 without steps."""
     counts: CountsMechanism | None = None
     """The mechanism that releases each pair of counts, with its parameter; None where none is released."""
+    sharers: int = 1
+    """Honest sites at least whose noise a sum of gradients has."""
+
+    @property
+    def of_one_site(self) -> float:
+        """The standard deviation of one site's noise on its sum, in units of `clip`."""
+        return site_share(self.gradients, self.sharers)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,10 @@ class DPSettings:
     """Most rows of one patient in a step."""
     physical_patients: int = 32
     """Patients whose gradients are in memory at once; larger samples are accumulated."""
+    sharers: int = 1
+    """Honest sites at least whose noise a masked sum has; each adds one over the root of it (1: each adds all)."""
+    colluders: int = 0
+    """Sites beside them that may tell the server their noise; a sum of fewer sites than both together is not opened."""
 
     def __post_init__(self) -> None:
         choices = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
@@ -93,6 +105,17 @@ class DPSettings:
             raise SettingsError("'expected_patients' is at least 1, and ten million at most")
         if not all(1 <= count <= MOST_ROWS for count in (self.patient_rows, self.physical_patients)):
             raise SettingsError("'patient_rows' and 'physical_patients' are at least 1, and 4096 at most")
+        if self.sharers < 1 or self.colluders < 0 or self.sharers + self.colluders > MOST_SITES:
+            raise SettingsError(
+                f"'sharers' is at least 1, 'colluders' at least 0, and both together {MOST_SITES} at most"
+            )
+        if self.colluders and self.sharers == 1:
+            raise SettingsError("each site adds all noise by itself, so nobody can collude: leave out 'colluders'")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the sites of a sum share the noise of its gradients."""
+        return self.sharers > 1
 
     def levels(self, job: Cost) -> NoiseLevels:
         """The noise given, or the least that keeps the whole job within the target.
@@ -101,7 +124,7 @@ class DPSettings:
         Raises `AccountingError` if no noise suffices.
         """
         if self.noise is not None and self.count_noise is not None:
-            return NoiseLevels(self.noise, SampledGaussian.for_counts(self.count_noise))
+            return NoiseLevels(self.noise, SampledGaussian.for_counts(self.count_noise), self.sharers)
         assert self.epsilon is not None
         counts, steps = self._counts(job), Cost(steps=job.steps)
         if not job.steps:
@@ -110,7 +133,7 @@ class DPSettings:
         noise = calibrate(
             self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *count_events]
         )
-        return NoiseLevels(noise, counts)
+        return NoiseLevels(noise, counts, self.sharers)
 
     def _counts(self, job: Cost) -> CountsMechanism | None:
         """The mechanism whose noise deviates least at the share of `epsilon` that counts may cost."""
@@ -130,7 +153,10 @@ class DPSettings:
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:
         """What the accountants compose for this cost."""
         events: list[DPEvent] = []
-        if cost.steps:
+        if cost.steps and self.is_shared:
+            shared = self.sharers, self.colluders, cost.steps, Use.GRADIENTS
+            events.append(SharedGaussian(self.sample_rate, levels.gradients, *shared))
+        elif cost.steps:
             events.append(SampledGaussian(self.sample_rate, levels.gradients, cost.steps, Use.GRADIENTS))
         if cost.counts:
             if levels.counts is None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -12,11 +13,12 @@ from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_SITES, Blocks, PromptLength, Rank, SiteName, Width
 from medfedvqa.core.gradient_mixing import RECORDS, Mixer, MixingConfig, check_mixing
 from medfedvqa.core.head_options import HeadOptions
-from medfedvqa.core.hub import Hub
+from medfedvqa.core.hub import GroupMean, Hub
 from medfedvqa.core.method import MethodConfig, State, arrays_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, VALIDATED, counts
-from medfedvqa.core.stepwise import Stepwise
+from medfedvqa.core.shared_noise import check_shared_noise, decoded, encoded, unit
+from medfedvqa.core.stepwise import NOISY, RATE, STARTED, Stepwise
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
@@ -110,6 +112,8 @@ class Averaging(Stepwise[Config]):
         check_mixing(config, dp, secagg, training=not config.unseen and config.sampled is None)
         if config.is_stepwise and config.evaluated == "personal":
             raise ConfigError("in a stepwise job no site has a model before the mean: leave out 'evaluated'")
+        alone = config.own != "nothing" or config.mixing != "none" or config.unseen or config.sampled is not None
+        check_shared_noise(config, dp, secagg, bool(alone))
         if config.own == "tuned" and config.tuning == "classifier":
             raise ConfigError("tuning 'classifier' trains the answer head alone: leave out 'own', or tune more")
         if self.steps_at_server:
@@ -171,7 +175,7 @@ class Averaging(Stepwise[Config]):
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
         self.config.check_head(self.config.tuned, self.config.trained_shape(shape))
-        up = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
+        up = tuple(self._uploaded(_parameters(name, size, "the site's")) for name, size in self.shared(shape).items())
         whose = "the server's" if self.steps_at_server else "the mean of all sites'"
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
         if up and self.config.weighting == "rows":
@@ -200,6 +204,8 @@ class Averaging(Stepwise[Config]):
     def reply(self, trainer: Trainer, state: State) -> Tensors:
         """The site's trained values of the shared part."""
         shared = self.shared(trainer.site.backbone.shape)
+        if self.dp is not None and self.dp.is_shared:
+            return encoded(state[STARTED], state[NOISY], unit(self.dp, shared, state[RATE]))
         reply = arrays_of({name: state["values"][name] for name in shared})
         if shared and self.config.weighting == "rows":
             reply[ROWS] = np.array(len(trainer.train_rows), np.int64)
@@ -220,11 +226,25 @@ class Averaging(Stepwise[Config]):
             if not self.shares:
                 hub.collect(task, down)
                 continue
-            weights = mixer.take(hub.means(task, mixer.groups, down, weight))
+            weights = mixer.take(self._read(hub.means(task, mixer.groups, down, weight), number))
             if number % max(1, rounds // RECORDS) == 0 or number == rounds:
                 hub.weighed(weights)
         hub.model = mixer.shared
         return hub.collect("evaluate", {site: mixer.model(site) for site in hub.sites})
+
+    def _uploaded(self, spec: TensorSpec) -> TensorSpec:
+        """The declaration of an upload of a part of the model: with shared noise it is whole numbers."""
+        if self.dp is None or not self.dp.is_shared:
+            return spec
+        return replace(spec, dtype="float64", meaning=f"{spec.meaning}, in whole steps of the noise's grid")
+
+    def _read(self, means: dict[str, GroupMean], round: int) -> dict[str, GroupMean]:
+        """The means as plain numbers, also where sites send whole ones."""
+        if self.dp is None or not self.dp.is_shared:
+            return means
+        shapes = {name: array.shape for mean in means.values() for name, array in mean.tensors.items()}
+        size = unit(self.dp, shapes, self.rate(round))
+        return {group: mean._replace(tensors=decoded(mean.tensors, size)) for group, mean in means.items()}
 
     def drawn(self, hub: Hub, round: int, sites: Sequence[str]) -> tuple[str, ...]:
         """The sites that train in this round: all, or `sampled` of them, uniformly and without replacement.

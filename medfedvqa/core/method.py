@@ -78,6 +78,8 @@ class Method(ABC, Generic[Config]):
         Raises `ConfigError` if this method, so configured, cannot.
         """
         self.config, self.dp, self.secagg = config, dp, secagg
+        if dp is not None and dp.is_shared and not getattr(config, "is_stepwise", False):
+            raise ConfigError(f"'{self.name}', so configured, does not share noise: it needs 'schedule' as 'stepwise'")
         if dp is not None and not self._job_cost.steps:
             raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
         if secagg and not self.on_shares:
@@ -88,8 +90,9 @@ class Method(ABC, Generic[Config]):
 
     @property
     def least_sites(self) -> int:
-        """The fewest sites that this method needs, as configured."""
-        return MINIMUM if self.secagg else 1
+        """The fewest sites that this method needs, as configured: those whose noise a sum has, and colluders beside."""
+        sharers = self.dp.sharers + self.dp.colluders if self.dp is not None and self.dp.is_shared else 1
+        return max(MINIMUM, sharers) if self.secagg else 1
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:

@@ -35,6 +35,10 @@ DEFAULTS: Mapping[str, Any] = {
 """The options of a stepwise job that it does not name, in place of those of rounds. They were chosen on SLAKE's
 validation rows, for a head on frozen features."""
 
+STARTED, NOISY, RATE = "started", "noisy", "rate"
+"""In a site's state, where noise is shared: the values before the step, the noisy sums in whole grid steps, and the
+step's learning rate."""
+
 EPSILON = 1e-6
 """Adam's term against division by zero. Where a value takes no part in any batch its gradient is only what rounding
 leaves, in float32 and on shares up to 1e-8; torch's own 1e-8 would make whole steps of that."""
@@ -142,17 +146,24 @@ class Stepwise(Alone[Config]):
         shared = self.shared_part(trainer, {name: value for name, value in start.items() if name in names}, round)
         rest = {name: value for name, value in start.items() if name not in names}
         own = {"own": self.own_part(trainer, state, "own", rest, round)} if rest else {}
+        noisy: Values = {}
         for (draw,) in trainer.draws(seed):
-            trainer.step([shared, *own.values()], loss, draw, penalty)
+            noisy = trainer.step([shared, *own.values()], loss, draw, penalty)
         values = {name: value for part in (shared, *own.values()) for name, value in part.trained().items()}
-        return {**state, "values": {name: values[name] for name in start}, **self.memory(own)}
+        shares_noise = self.dp is not None and self.dp.is_shared
+        sums = {STARTED: dict(start), NOISY: noisy, RATE: self.rate(round)} if shares_noise else {}
+        return {**state, "values": {name: values[name] for name in start}, **self.memory(own), **sums}
 
     def shared_part(self, trainer: Trainer, values: Values, round: int) -> Part:
         """A copy of shared values, to train until the next exchange: in a stepwise job by plain gradient descent."""
         if not self.config.is_stepwise:
             return trainer.part(values, round)
-        rate, values = (self.config.learning_rate if round == 1 else 1.0) / self.config.local_epochs, copied(values)
-        return Part(values, torch.optim.SGD(values.values(), rate))
+        values = copied(values)
+        return Part(values, torch.optim.SGD(values.values(), self.rate(round)))
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a site's steps in this round of a stepwise job."""
+        return (self.config.learning_rate if round == 1 else 1.0) / self.config.local_epochs
 
     def memory(self, own: Mapping[str, Part]) -> State:
         """See `Alone.memory`. Only a stepwise job has any: elsewhere optimisers are new in every round."""

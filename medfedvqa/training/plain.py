@@ -56,8 +56,8 @@ class PlainGradients:
         order = list(batches(self.train, self.config.batch_rows, chance.generator))
         return zip(order, [*order[1:], None], strict=True)
 
-    def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> None:
-        """Sets each value's gradient. Raises `ConfigError` for a value that takes no part in the loss."""
+    def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> Values:
+        """Sets each value's gradient; there is no noise. Raises `ConfigError` for one that has no part in the loss."""
         rows = self.rows.rows(self.train, batch.chosen, batch.chance)
         if batch.following is not None:
             self.rows.ahead(self.train, batch.following)
@@ -67,3 +67,4 @@ class PlainGradients:
             if gradient is None:
                 raise ConfigError("a trained parameter took no part in the loss: leave it out of what is tuned")
             value.grad = gradient
+        return {}

@@ -69,16 +69,20 @@ class PrivateGradients:
         for _ in range(self.config.private_steps(settings)):
             yield tuple(Sample(tuple(sampler.sample()), PatientStreams(randomness.secret())) for _ in range(passes))
 
-    def fill(self, values: Values, loss: RowLoss, sample: Sample) -> None:
-        """Sets each value's gradient: the noisy sum over the expected number of patients, which is public."""
+    def fill(self, values: Values, loss: RowLoss, sample: Sample) -> Values:
+        """Sets each value's gradient: the noisy sum over the expected number of patients, which is public.
+
+        Returns the noisy sums by name, in whole steps of their grid.
+        """
         settings, noise = self.privacy.settings, self.privacy.noise
-        step = PrivateStep(values.values(), settings.clip)
+        step = PrivateStep(values.values(), settings.clip, settings.sharers)
         for first in range(0, len(sample.patients), settings.physical_patients):
             chunk = sample.patients[first : first + settings.physical_patients]
             self._add(step, values, loss, chunk, sample.streams)
         if step.unbounded:
             logger.warning("%d patients without a finite gradient contributed nothing to a step", step.unbounded)
-        step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
+        _, noisy = step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
+        return {name: noisy[value] for name, value in values.items()}
 
     def _add(
         self, step: PrivateStep, values: Values, loss: RowLoss, chunk: tuple[torch.Tensor, ...], streams: PatientStreams

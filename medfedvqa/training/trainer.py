@@ -96,14 +96,16 @@ class Trainer:
             logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
         return self._gradients.draws(seed, passes)
 
-    def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> None:
-        """One step of these parts, which share no names. Raises `ConfigError`."""
+    def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> Values:
+        """One step of these parts, which share no names; returns noisy sums, see `PrivateGradients.fill`. Raises
+        `ConfigError`."""
         values = {name: value for part in parts for name, value in part.values.items()}
-        self._gradients.fill(values, loss, draw)
+        noisy = self._gradients.fill(values, loss, draw)
         if penalty is not None:
             torch.autograd.backward(penalty(values))
         for part in parts:
             part.step()
+        return noisy
 
     @torch.no_grad()
     def right(

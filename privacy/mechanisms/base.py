@@ -121,6 +121,11 @@ class DPEvent(ABC):
         """Epsilon of one step at delta 0, infinite if there is none."""
         return math.inf
 
+    @property
+    def slack(self) -> float:
+        """Nats of one step beyond the accountants' figure: the logarithm of what its probabilities are off by."""
+        return 0.0
+
     @abstractmethod
     def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
         """The Renyi divergence of one step at these orders."""

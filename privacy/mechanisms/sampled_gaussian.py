@@ -40,16 +40,16 @@ MOST_VALUES = 2**28
 """Values of one sum: with more, whole numbers of grid steps would not all be exact in double precision."""
 
 
-def grid_step(clip: float, values: int) -> float:
+def grid_step(clip: float, values: int, share: float = GRID_SHARE) -> float:
     """The distance of the grid's points for a sum of `values` numbers to which each patient adds at most norm `clip`.
 
     A power of two, so that dividing by it is exact. Rounding moves each of the numbers by at most half a step in either
-    of two sums, so it moves their difference by at most step * sqrt(values) <= `GRID_SHARE` * clip in the L2 norm.
+    of two sums, so it moves their difference by at most step * sqrt(values) <= `share` * clip in the L2 norm.
     Raises `SettingsError` if there are more than `MOST_VALUES`.
     """
     if values > MOST_VALUES:
         raise SettingsError(f"a private step trains at most {MOST_VALUES:,} values: train fewer blocks")
-    _, exponent = math.frexp(clip * GRID_SHARE / math.sqrt(max(values, 1)))
+    _, exponent = math.frexp(clip * share / math.sqrt(max(values, 1)))
     return math.ldexp(0.5, exponent)
 
 

@@ -1,0 +1,122 @@
+"""The Gaussian mechanism on sums of several sites that only their total shows: each site adds a part of the noise.
+
+With masks nobody sees one site's upload, so noise on the total is enough. Each of at least `sites` honest sites adds
+whole Gaussian noise of deviation noise * C / sqrt(sites); up to `colluders` further ones may tell the server theirs.
+What opens is the total over all, so `noise` is what protects a patient from the server and the colluders together.
+
+A rounded Gaussian's probabilities differ from those of the discrete Gaussian by a factor within exp(+-32 / s^2), s the
+deviation in grid steps, up to 16 deviations (beyond lies less than 1e-50): the average of exp(-k u / s^2) over
+|u| <= 1/2 is at most exp(k^2 / (8 s^4)). Sums of discrete Gaussians are discrete Gaussians up to a factor below
+exp(10 exp(-pi^2 s^2)) (P. Kairouz, Z. Liu and T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated
+Learning with Secure Aggregation", ICML 2021, theorem 9). So the total is the rounded Gaussian of `sampled_gaussian` up
+to `CLOSENESS` a site and step, which `slack` charges. The masked sum is exact: nothing wraps within its encoding.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.analysis import PrivacyLoss
+from privacy.errors import AccountingError
+from privacy.mechanisms.base import DPEvent, Use
+from privacy.mechanisms.sampled_gaussian import SampledGaussian
+
+GRID_SHARE = 2.0**-24
+"""The share of a clipping norm that rounding sums to the grid may add: finer than for one site's noise, see above."""
+LEAST_SHARE = 2.0**-4
+"""The least noise multiplier of one site: with it, a deviation is at least 2^20 sqrt(values) grid steps."""
+CLOSENESS = 32 * 2.0**-40
+"""How far the logarithm of a probability of one site's noise, over all values of a sum, is from the discrete
+Gaussian's."""
+MOST_SITES = 1024
+"""Sites of a sum, all of them, that `slack` counts."""
+
+
+@dataclass(frozen=True)
+class SharedGaussian(DPEvent):
+    """`steps` times the Gaussian mechanism on a Poisson sample of all sites' patients, its noise from `sites` of them.
+
+    Raises `AccountingError` for what `SampledGaussian` refuses, fewer than 2 sites, or noise of one below
+    `LEAST_SHARE`.
+    """
+
+    mechanism: ClassVar[str] = "shared_gaussian"
+    rdp_source: ClassVar[str] = SampledGaussian.rdp_source
+    norm: ClassVar[str] = SampledGaussian.norm
+
+    rate: float
+    noise: float
+    sites: int
+    colluders: int = 0
+    steps: int = 1
+    use: Use | None = None
+
+    def __post_init__(self) -> None:
+        self.alone.times(self.steps)
+        if type(self.sites) is not int or type(self.colluders) is not int or self.sites < 2 or self.colluders < 0:
+            raise AccountingError("noise is shared by at least two honest sites, beside a number that may collude")
+        if self.sites + self.colluders > MOST_SITES:
+            raise AccountingError(f"noise is shared by at most {MOST_SITES} sites")
+        if site_share(self.noise, self.sites) < LEAST_SHARE:
+            raise AccountingError("a site's part of the noise is too small for its grid: raise the noise")
+
+    @property
+    def alone(self) -> SampledGaussian:
+        """One step of the same mechanism with all noise in one place."""
+        return SampledGaussian(self.rate, self.noise)
+
+    @property
+    def against_server(self) -> "SharedGaussian":
+        """The same for a server with whom no site colludes: all sites' noise protects."""
+        total = self.sites + self.colluders
+        noise = self.noise * math.sqrt(total / self.sites)
+        return SharedGaussian(self.rate, noise, total, 0, self.steps, self.use)
+
+    @property
+    def accounted(self) -> Self:
+        return type(self)(float(self.rate), self.alone.accounted.noise, self.sites, self.colluders)
+
+    @property
+    def is_accountable(self) -> bool:
+        return self.alone.is_accountable
+
+    @property
+    def slack(self) -> float:
+        # Of both neighbours, the total's noise and the Gaussian that it is compared with.
+        return 2 * (MOST_SITES + 1) * CLOSENESS
+
+    def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
+        return self.alone.rdp(orders)
+
+    def loss(self, least: float, most: float) -> PrivacyLoss:
+        return self.alone.loss(least, most)
+
+    @property
+    def mu_squared(self) -> float:
+        return self.alone.times(self.steps).mu_squared
+
+    @property
+    def mu_is_exact(self) -> bool:
+        return False
+
+    @property
+    def sampler(self) -> str:
+        return self.alone.sampler
+
+    @property
+    def noise_words(self) -> str:
+        whose = f"{self.sites} sites together"
+        return f"Gaussian noise of multiplier {self.noise:g} from {whose}, while {self.colluders} more may collude"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.alone.sentence}, shared by all sites under masks"
+
+
+def site_share(noise: float, sites: int) -> float:
+    """The noise multiplier of each of so many honest sites whose noise has the multiplier `noise` together."""
+    return noise / math.sqrt(sites)
