@@ -59,9 +59,9 @@ class PrivateStep:
         step = grid_step(self._clip, sum(total.numel() for total in self._sums.values()), share)
         return step, {parameter: (total / step).round() for parameter, total in self._sums.items()}
 
-    def finish(self, noise: float, divisor: float, randomness: Randomness) -> tuple[float, Gradients]:
+    def finish(self, noise: float, divisor: float, randomness: Randomness) -> Gradients:
         """Set every parameter's `grad` to (sum + normal(0, noise * C / sqrt(sharers))) / divisor, also where nobody was
-        drawn; returns the grid's step, and the noisy sums in whole numbers of it, float64.
+        drawn; returns the noisy sums in whole numbers of the grid's step, float64.
 
         Sum and noise are whole numbers of grid steps, so that what is set is a function of whole numbers that are as
         private as real ones with Gaussian noise: see `privacy.mechanisms.sampled_gaussian`.
@@ -74,7 +74,7 @@ class PrivateStep:
         for (parameter, total), part in zip(sums.items(), torch.split(noise_values, sizes), strict=True):
             noisy[parameter] = total + part.view_as(total).to(total.device)
             parameter.grad = (noisy[parameter] * (step / divisor)).to(parameter.dtype)
-        return step, noisy
+        return noisy
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:

@@ -130,10 +130,11 @@ class DPSettings:
         if not job.steps:
             return NoiseLevels(0.0, counts)
         count_events = self.events(Cost(counts=job.counts), NoiseLevels(0.0, counts))
-        noise = calibrate(
-            self.epsilon, self.delta, lambda noise: [*self.events(steps, NoiseLevels(noise)), *count_events]
-        )
-        return NoiseLevels(noise, counts, self.sharers)
+
+        def planned(noise: float) -> list[DPEvent]:
+            return [*self.events(steps, NoiseLevels(noise, sharers=self.sharers)), *count_events]
+
+        return NoiseLevels(calibrate(self.epsilon, self.delta, planned), counts, self.sharers)
 
     def _counts(self, job: Cost) -> CountsMechanism | None:
         """The mechanism whose noise deviates least at the share of `epsilon` that counts may cost."""
@@ -155,7 +156,7 @@ class DPSettings:
         events: list[DPEvent] = []
         if cost.steps and self.is_shared:
             shared = self.sharers, self.colluders, cost.steps, Use.GRADIENTS
-            events.append(SharedGaussian(self.sample_rate, levels.gradients, *shared))
+            events.append(SharedGaussian(self.sample_rate, levels.of_one_site, *shared))
         elif cost.steps:
             events.append(SampledGaussian(self.sample_rate, levels.gradients, cost.steps, Use.GRADIENTS))
         if cost.counts:

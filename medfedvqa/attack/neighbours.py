@@ -256,10 +256,11 @@ class Recording:
         """Record all private steps that end, and all counts that are released, while this is open."""
         finish, add, sample = PrivateStep.finish, PrivateStep.add, PatientSampler.sample
 
-        def finish_and_record(step: PrivateStep, noise: float, *others: Any) -> None:
+        def finish_and_record(step: PrivateStep, noise: float, *others: Any) -> Any:
             sums, (grid, whole) = _copies(step._sums.values()), step.rounded_sums
-            finish(step, noise * self._share, *others)
+            noisy = finish(step, noise * self._share, *others)
             self._end(sums, tuple(grid * total for total in whole.values()), list(step._sums))
+            return noisy
 
         def add_and_record(
             step: PrivateStep, contributions: Sequence[GradientContribution], sound: torch.Tensor

@@ -81,7 +81,7 @@ class PrivateGradients:
             self._add(step, values, loss, chunk, sample.streams)
         if step.unbounded:
             logger.warning("%d patients without a finite gradient contributed nothing to a step", step.unbounded)
-        _, noisy = step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
+        noisy = step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
         return {name: noisy[value] for name, value in values.items()}
 
     def _add(

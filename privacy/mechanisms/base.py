@@ -106,6 +106,10 @@ class DPEvent(ABC):
             record["use"] = Use(record["use"])
         return kind(**record)
 
+    def against(self, colluders: int) -> Self:
+        """The same, for an observer to whom so many sites tell their noise: it differs where sites share noise."""
+        return self
+
     @property
     @abstractmethod
     def accounted(self) -> Self:

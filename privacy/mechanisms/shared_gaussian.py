@@ -14,7 +14,7 @@ to `CLOSENESS` a site and step, which `slack` charges. The masked sum is exact: 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from privacy.analysis import PrivacyLoss
 from privacy.errors import AccountingError
-from privacy.mechanisms.base import DPEvent, Use
+from privacy.mechanisms.base import DPEvent, Use, is_number
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
 GRID_SHARE = 2.0**-24
@@ -40,8 +40,8 @@ MOST_SITES = 1024
 class SharedGaussian(DPEvent):
     """`steps` times the Gaussian mechanism on a Poisson sample of all sites' patients, its noise from `sites` of them.
 
-    Raises `AccountingError` for what `SampledGaussian` refuses, fewer than 2 sites, or noise of one below
-    `LEAST_SHARE`.
+    `site_noise` is the multiplier of one site's noise. Raises `AccountingError` for what `SampledGaussian` refuses, or
+    fewer than 2 sites, the colluders among them.
     """
 
     mechanism: ClassVar[str] = "shared_gaussian"
@@ -49,40 +49,39 @@ class SharedGaussian(DPEvent):
     norm: ClassVar[str] = SampledGaussian.norm
 
     rate: float
-    noise: float
+    site_noise: float
     sites: int
     colluders: int = 0
     steps: int = 1
     use: Use | None = None
 
     def __post_init__(self) -> None:
+        counts = type(self.sites) is type(self.colluders) is int and self.sites >= 1 and self.colluders >= 0
+        if not counts or not 2 <= self.sites + self.colluders <= MOST_SITES:
+            raise AccountingError(f"noise is shared by 2 to {MOST_SITES} sites, of which one at least is honest")
         self.alone.times(self.steps)
-        if type(self.sites) is not int or type(self.colluders) is not int or self.sites < 2 or self.colluders < 0:
-            raise AccountingError("noise is shared by at least two honest sites, beside a number that may collude")
-        if self.sites + self.colluders > MOST_SITES:
-            raise AccountingError(f"noise is shared by at most {MOST_SITES} sites")
-        if site_share(self.noise, self.sites) < LEAST_SHARE:
-            raise AccountingError("a site's part of the noise is too small for its grid: raise the noise")
+
+    @property
+    def noise(self) -> float:
+        """The multiplier of the honest sites' noise together."""
+        return self.site_noise * math.sqrt(self.sites)
 
     @property
     def alone(self) -> SampledGaussian:
         """One step of the same mechanism with all noise in one place."""
-        return SampledGaussian(self.rate, self.noise)
+        return SampledGaussian(self.rate, self.noise if is_number(self.site_noise) else self.site_noise)
 
-    @property
-    def against_server(self) -> "SharedGaussian":
-        """The same for a server with whom no site colludes: all sites' noise protects."""
-        total = self.sites + self.colluders
-        noise = self.noise * math.sqrt(total / self.sites)
-        return SharedGaussian(self.rate, noise, total, 0, self.steps, self.use)
+    def against(self, colluders: int) -> Self:
+        return replace(self, sites=self.sites + self.colluders - colluders, colluders=colluders)
 
     @property
     def accounted(self) -> Self:
-        return type(self)(float(self.rate), self.alone.accounted.noise, self.sites, self.colluders)
+        noise = site_share(self.alone.accounted.noise, self.sites)
+        return type(self)(float(self.rate), noise, self.sites, self.colluders)
 
     @property
     def is_accountable(self) -> bool:
-        return self.alone.is_accountable
+        return self.alone.is_accountable and self.site_noise >= LEAST_SHARE
 
     @property
     def slack(self) -> float:

@@ -144,12 +144,13 @@ class Handlers:
         """`after`: the gradients that each step ends with in place of its own."""
         site, finish, totals, gradients = self.neighbours.site(without), PrivateStep.finish, [], []
 
-        def finish_and_record(step: PrivateStep, *arguments: Any) -> None:
+        def finish_and_record(step: PrivateStep, *arguments: Any) -> Any:
             totals.append(torch.cat([total.flatten() for total in step._sums.values()]))
-            finish(step, *arguments)
+            noisy = finish(step, *arguments)
             for parameter, gradient in zip(step._sums, after[len(gradients)] if after else (), strict=bool(after)):
                 parameter.grad = gradient.clone()
             gradients.append([parameter.grad.clone() for parameter in step._sums])
+            return noisy
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PrivateStep, "finish", finish_and_record)

@@ -76,7 +76,6 @@ def test_the_same_start_is_rounded_alike_whatever_a_site_s_rows_are(site: Make) 
         ("fedavg", {"schedule": "rounds"}, True, "stepwise"),
         ("fedavg", {"local_epochs": 2}, True, "one step"),
         ("fedavg", {"own": "last"}, True, "leave out 'own'"),
-        ("fedavg", {"sampled": 2}, True, "leave out 'own'"),
         ("fedavg", {"unseen": ["a"]}, True, "leave out 'own'"),
         ("prompt_pfl", {"schedule": None, "tuning": None, "weighting": None}, True, "share noise"),
     ],
