@@ -18,7 +18,8 @@ class Offer:
     """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any.
 
     With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
-    `crypten_means`: these take means with CrypTen, instead of the server under masks.
+    `crypten_means`: these take means with CrypTen, instead of the server under masks. `colluders`: where its sites
+    share noise, how many of them may tell the server theirs; None where each site's own noise is enough.
     """
 
     min_sites: int = 1
@@ -30,6 +31,7 @@ class Offer:
     crypten_means: bool = False
     mixture_share: float = 0.0
     """The largest share of one site's values in another site's mixture."""
+    colluders: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class SitePolicy:
     """The largest delta that a job may use."""
     unit: str = "patient"
     """Who is protected."""
+    colluders: int | None = None
+    """How many other sites may tell the server their part of noise that sites share: the limits of epsilon count
+    against all of them together. None trusts no other site, so that no job runs whose sites share noise."""
     require_secagg: bool = False
     """Whether contributions must be aggregated without the server seeing them one by one."""
     min_sites: int = 1
@@ -141,6 +146,8 @@ class SitePolicy:
             return Refusal.PRIVACY, ReleaseFault.DELTA
         if job.unit is not None and job.unit != self.unit:
             return Refusal.PRIVACY, ReleaseFault.UNIT.format(unit=self.unit)
+        if job.colluders is not None and (self.colluders is None or job.colluders < self.colluders):
+            return Refusal.NOISE, Refusal.NOISE.sentence
         if self.require_secagg and not job.secagg:
             return Refusal.SECAGG, ReleaseFault.SECAGG
         if job.min_sites < self.min_sites:
@@ -240,6 +247,10 @@ def _count(value: Any) -> int:
     return value
 
 
+def _colluders(value: Any) -> int | None:
+    return value if value is None or (type(value) is int and value == 0) else _count(value)
+
+
 def _least_committee(value: Any) -> int:
     if _count(value) < 3:
         raise ValueError
@@ -262,6 +273,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "max_epsilon_per_job": (_limit, "a positive number"),
     "delta": (_delta, "a number between 0 and 1, as 1.0e-5"),
     "unit": (_unit, "'patient'"),
+    "colluders": (_colluders, "a whole number, or null"),
     "min_sites": (_count, "a whole number, at least 1"),
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),

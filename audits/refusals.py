@@ -32,6 +32,7 @@ class Refusal(StrEnum):
     KIND = "kind"
     PRIVACY = "privacy"
     EPSILON = "epsilon"
+    NOISE = "noise"
     SECAGG = "secagg"
     SITES = "sites"
     COMMITTEE = "committee"
@@ -87,6 +88,7 @@ _SENTENCES = {
     Refusal.KIND: "the job moves kinds of tensors, or to recipients, that the site's policy does not allow",
     Refusal.PRIVACY: "the site requires differential privacy by its own unit and delta, and the job does not offer it",
     Refusal.EPSILON: "the job alone would spend more than the site allows one job",
+    Refusal.NOISE: "the job's sites share noise, and the site's policy trusts fewer other sites than the job does",
     Refusal.SECAGG: "the site requires secure aggregation, and the job does not use it",
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",

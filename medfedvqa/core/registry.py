@@ -88,6 +88,10 @@ def create(
         )
     method = kind(checked(kind.config_type, options, f"method '{name}'"), dp, secagg)
     method.gathering = gathering or Gathering()
+    if method.gathering.most_norm is not None and dp is not None and dp.is_shared:
+        raise ConfigError(
+            "sums with shared noise must be exact, and 'most_norm' would shorten what is sent: leave it out"
+        )
     if method.gathering.robust and secagg:
         raise ConfigError(
             f"'gather' is '{method.gathering.rule}', which needs every site's own upload at the server: on shares only "

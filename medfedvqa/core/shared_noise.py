@@ -21,6 +21,9 @@ from privacy.mechanisms import shared_gaussian
 from privacy.mechanisms.sampled_gaussian import grid_step
 from privacy.secagg.masked_mean import SUM_BITS
 
+LARGEST = 2.0**51
+"""Whole numbers below it are exact in double precision, with noise of 2^46 added, the largest deviation."""
+
 
 def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Secagg, alone: bool) -> None:
     """Raises `ConfigError` for a job whose sums do not protect a site's part of the noise. `alone`: a part of
@@ -29,6 +32,8 @@ def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Se
         return
     if not secagg:
         raise ConfigError("in clear the server sees each site's own noise: share noise with 'secagg', or not at all")
+    if secagg == "crypten":
+        raise ConfigError("sites share noise of means under masks: give 'secagg' as 'masks'")
     if not config.is_stepwise or config.local_epochs != 1:
         raise ConfigError("noise is shared where sums are one step: give 'schedule' as 'stepwise', one batch each")
     if alone:
@@ -46,7 +51,10 @@ def unit(dp: DPSettings, shapes: Shapes, rate: float) -> float:
 
 def encoded(start: Values, sums: Mapping[str, torch.Tensor], size: float) -> Tensors:
     """What a site sends: (start - noisy sum) in whole numbers, float64, scaled as masked sums take them exactly."""
-    whole = {name: start[name].detach().double().cpu().div(size).round() - sums[name].cpu() for name in sums}
+    begun = {name: start[name].detach().double().cpu().div(size).round() for name in sums}
+    if not all(value.abs().max() < LARGEST for value in begun.values()):
+        raise ConfigError("the model's values are too large for the grid of shared noise: lower 'learning_rate'")
+    whole = {name: value - sums[name].cpu() for name, value in begun.items()}
     return {name: np.ldexp(value.numpy(), -SUM_BITS) for name, value in whole.items()}
 
 

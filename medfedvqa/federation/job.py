@@ -31,7 +31,7 @@ from medfedvqa.federation.quorum import QuorumRule
 from medfedvqa.public_answers import CLOSED_ANSWERS
 from medfedvqa.shape_cards import ShapeCard
 from privacy import DPSettings, Gathering
-from privacy.secagg.committee import Beacon
+from privacy.secagg.committee import Beacon, threshold
 
 if TYPE_CHECKING:
     from medfedvqa.core import Method
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 STATUS_JOB = {"method": "site_status"}
 """The whole job of `medfedvqa.federation.site_status`, which has none of these fields."""
 ANY_DATA = "any"
+SHARING = ("sharers", "colluders")
+"""The settings of noise that sites share."""
 
 MOST_MEMBERS = 8
 """With more sites than this, a committee of this size computes, unless the job sets another. Costs then stay those of a
@@ -142,9 +144,9 @@ class JobSpec(JobChoices, frozen=True):
 
         method = self.build()
         by_crypten = any(isinstance(how, CommitteeMean) for how in method.aggregated.values())
-        return Offer(
-            sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten, mixture_share=method.mixture_share
-        )
+        colluders = self.dp.colluders if self.dp and self.dp.is_shared else None
+        offered = (sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten)
+        return Offer(*offered, mixture_share=method.mixture_share, colluders=colluders)
 
     @property
     def definition(self) -> str:
@@ -156,14 +158,31 @@ class JobSpec(JobChoices, frozen=True):
         return self._content(set())
 
     def _content(self, exclude: set[str]) -> dict[str, Any]:
-        """The fields as plain JSON. A card that is not there is left out: earlier versions know no such field."""
-        return self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
+        """The fields as plain JSON. What earlier versions do not know is left out where it is not used."""
+        content = self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
+        if self.dp is not None and not self.dp.is_shared:
+            content["dp"] = {name: value for name, value in content["dp"].items() if name not in SHARING}
+        return content
+
+    def _check_committee_bears_colluders(self) -> None:
+        """Raises `ConfigError` if, with as many sites computing as may, the colluders could open single uploads."""
+        if self.dp is None or not self.dp.is_shared:
+            return
+        rule = self.members_rule()
+        sizes = range(rule.size if rule.named else min(rule.size, self.least_sites), rule.size + 1)
+        bears = min(2 * threshold(members) - members for members in sizes) - 1
+        if self.dp.colluders > bears:
+            raise ConfigError(
+                f"with the server, {bears + 1} of the sites that compute could open single uploads: give 'colluders' "
+                f"as {bears} at most, or let more sites compute ('committee', 'min_sites')"
+            )
 
     @classmethod
     def from_dict(cls, job: Mapping[str, Any]) -> "JobSpec":
         """Read a job strictly, the method's options included. Raises `ConfigError`."""
         spec = checked(cls, job, "job")
         method = spec.build()
+        spec._check_committee_bears_colluders()
         if spec.wait_for is not None:
             if not spec.quorum_rule().rejoins:
                 raise ConfigError(

@@ -4,6 +4,8 @@ The charge is written before the job touches data, and it stands even if the job
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from audits.gate import LogCharge
 from audits.log_files import LOG_NAME
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
-from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, spent
+from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask, spent
 from privacy.ledger_folder import LEDGER_NAME
 
 if TYPE_CHECKING:  # both import torch, which commands that only read a ledger do not need
@@ -36,7 +38,7 @@ class JobBudget:
         """
         if self._dp is None:
             return
-        plan, limits = self._method.plan(), self._limits
+        plan, limits = self._plan, self._limits
         alone = spent([event for task in plan for event in task.events], limits.delta).epsilon
         most = [limit for limit in (limits.max_epsilon, limits.max_epsilon_per_job) if limit is not None]
         if most and alone > min(most):
@@ -52,7 +54,7 @@ class JobBudget:
         if self._ledger is None:
             return
         void = self._config.repeatable_noise is not None
-        self._ledger.reserve(self._job_id, self._method.name, patients, self._method.plan(), self._limits, void)
+        self._ledger.reserve(self._job_id, self._method.name, patients, self._plan, self._limits, void)
         self._note_head(self._ledger)
 
     def begin(self, task: str, round: int) -> None:
@@ -83,6 +85,15 @@ class JobBudget:
     def _costs(self, task: str) -> bool:
         """Whether the task costs anything, in any round: the ledger itself refuses a round that was not planned."""
         return self._method.cost(task) != Cost()
+
+    @cached_property
+    def _plan(self) -> tuple[PlannedTask, ...]:
+        """The job's charges, counted against as many colluders as the policy says: the job bears as many at least."""
+        colluders = self._config.policy.colluders or 0
+        return tuple(
+            replace(task, events=tuple(event.against(colluders) for event in task.events))
+            for task in self._method.plan()
+        )
 
     @property
     def _limits(self) -> Limits:

@@ -222,6 +222,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 kinds=kinds,
                 committee=list(launch.job.members_rule().named),
                 # These sites are the user's own, and so is the server: no hospital set their rules.
+                colluders=launch.job.offer().colluders,
                 allow_export=True,
                 min_count=1,
             ),

@@ -102,6 +102,10 @@ policy:
   max_epsilon_per_job: {max_epsilon_per_job}
   delta: {delta}
   unit: patient
+  # Under masks, sites may share the noise of a sum: each adds a part, and what the others tell the server of theirs
+  # protects nobody. How many other sites may do so: the limits above count against the server and all of these.
+  # null trusts none of the others, and refuses such jobs; 0 counts against the server and outsiders alone.
+  colluders: {colluders}
   # Whether the server may see single sites' contributions, and the fewest sites that a job must ask for.
   require_secagg: {require_secagg}
   min_sites: {min_sites}
@@ -147,6 +151,7 @@ DEFAULTS: dict[str, Any] = {
     "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "approvers": [],
     "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
+    "colluders": None,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
     "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
     "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,

@@ -52,6 +52,7 @@ class Policy(Frozen):
     max_epsilon_per_job: float | None
     delta: float
     unit: str
+    colluders: int | None = None
     require_secagg: bool
     min_sites: int
     committee: tuple[str, ...]
