@@ -20,7 +20,11 @@ class ChargeState(StrEnum):
 
 @dataclass(frozen=True)
 class JobAccount:
-    """A job's part at one site: the epsilon that its charges alone spent, and how many tasks have yet to begin."""
+    """A job's part at one site: the epsilon that its charges alone spent, and how many tasks have yet to begin.
+
+    `epsilon` is against the server and as many other sites as the site's policy says, `epsilon_outside` against a
+    server with which none colludes: it is less where sites share noise.
+    """
 
     job: str
     method: str
@@ -30,6 +34,7 @@ class JobAccount:
     state: ChargeState
     void: bool
     site: str
+    epsilon_outside: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def _job_accounts(book: Book, patients: frozenset[str], delta: float) -> Iterato
             _state(job) if job else ChargeState.IMPORTED,
             any(debit.void for debit in job_debits) or bool(job and job.void),
             site,
+            spent([event.against(0) for event in events_of(job_debits)], delta).epsilon,
         )
 
 

@@ -156,7 +156,9 @@ def _jobs(accounts: "tuple[JobAccount, ...]") -> Table:
     for job in accounts:
         state = f"{job.state}, VOID: repeatable noise" if job.void else str(job.state)
         where = [plain(job.site)] if several else []
-        table.add_row(plain(job.job), *where, plain(job.method), f"{job.epsilon:.4f}", str(job.reserved), state)
+        outside = f", {job.epsilon_outside:.4f} if no site colludes" if job.epsilon_outside < job.epsilon else ""
+        epsilon = f"{job.epsilon:.4f}{outside}"
+        table.add_row(plain(job.job), *where, plain(job.method), epsilon, str(job.reserved), state)
     return table
 
 

@@ -25,6 +25,7 @@ def plan_command(
     option: options.MethodOptions = None,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
+    secagg: options.SecaggOption = None,
     site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -33,7 +34,7 @@ def plan_command(
 
     private = options.named_values(dp or [], epsilon=epsilon) or None
     method_options = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    job = checked_job({"method": method, "options": method_options, "dp": private})
+    job = checked_job({"method": method, "options": method_options, "dp": private, "secagg": secagg or False})
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
     planned = [task.events for task in job.build().plan()]
@@ -42,7 +43,8 @@ def plan_command(
     else:
         _show(planned, job.dp.delta)
     if site is not None:
-        _check_policy(config_of(site).policy, job, planned)
+        policy = config_of(site).policy
+        _check_policy(policy, job, [tuple(e.against(policy.colluders or 0) for e in events) for events in planned])
         if not as_json:
             allowed = "The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left."
             Terminal().print(allowed)
@@ -62,7 +64,8 @@ def _record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str, Any
         {"tasks": done, **asdict(spent(list(chain(*planned[:done])), delta))} for done in _milestones(len(planned))
     ]
     mechanisms = [event.to_dict() for event in merge_steps(chain(*planned))]
-    return {"tasks": len(planned), "mechanisms": mechanisms, "costs": costs}
+    outside = spent([event.against(0) for event in chain(*planned)], delta).epsilon
+    return {"tasks": len(planned), "mechanisms": mechanisms, "costs": costs, "epsilon_outside": outside}
 
 
 def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
@@ -80,6 +83,9 @@ def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
     for done in _milestones(len(planned)):
         cost = spent(list(chain(*planned[:done])), delta)
         table.add_row(f"{done} of {len(planned)}", *cells(cost))
+    outside = [event.against(0) for event in chain(*planned)]
+    if any(event.observer for event in outside):
+        table.add_row("all, if no site colludes", *cells(spent(outside, delta)))
     console.print(table)
 
 

@@ -70,6 +70,7 @@ def _policy(policy: Policy) -> tuple[Fact, ...]:
         fact("Differential privacy demanded", yes(policy.require_dp), source),
         fact("Most epsilon of all jobs", figure(policy.max_epsilon, "no limit"), source),
         fact("Most epsilon of a job", figure(policy.max_epsilon_per_job, "no limit"), source),
+        fact("Other sites that may collude", figure(policy.colluders, "all: no noise is shared"), source),
         fact("Delta, by", (figure(policy.delta), f", {policy.unit}"), source),
         fact("Shares demanded", yes(policy.require_secagg), source),
         fact("Least sites", count(policy.min_sites), source),

@@ -230,6 +230,7 @@ def accounting(report: Report) -> Section:
     )
     totals = (
         ("This job, charged", section.job, of_job),
+        *((("This job, if no other site colludes", section.outside, of_job),) if section.outside else ()),
         ("This job, with what is reserved", section.projected, of_job),
         ("All jobs, spent", section.spent, every),
         ("All jobs, authorised", section.authorised, every),

@@ -111,6 +111,11 @@ class DPEvent(ABC):
         return self
 
     @property
+    def observer(self) -> str:
+        """Who sees the result, for the claim, where it is not everybody outside of the site; else empty."""
+        return ""
+
+    @property
     @abstractmethod
     def accounted(self) -> Self:
         """One step as the accountants see it: of no use, with no more noise than they count."""

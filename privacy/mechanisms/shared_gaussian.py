@@ -75,6 +75,12 @@ class SharedGaussian(DPEvent):
         return replace(self, sites=self.sites + self.colluders - colluders, colluders=colluders)
 
     @property
+    def observer(self) -> str:
+        sites = {0: "none of the other sites", 1: "one of the other sites"}
+        who = sites.get(self.colluders, f"{self.colluders} of the other sites")
+        return f"the server, and who hears of it, with all that {who} can tell; the rest keep their noise to themselves"
+
+    @property
     def accounted(self) -> Self:
         noise = site_share(self.alone.accounted.noise, self.sites)
         return type(self)(float(self.rate), noise, self.sites, self.colluders)
@@ -109,7 +115,7 @@ class SharedGaussian(DPEvent):
     @property
     def noise_words(self) -> str:
         whose = f"{self.sites} sites together"
-        return f"Gaussian noise of multiplier {self.noise:g} from {whose}, while {self.colluders} more may collude"
+        return f"Gaussian noise of multiplier {self.noise:.4g} of {whose}, while {self.colluders} more may collude"
 
     @property
     def sentence(self) -> str:

@@ -110,7 +110,7 @@ def claim(facts: ReportFacts) -> Claim:
         delta=facts.delta,
         mu=finite(cost.mu),
         mu_is_exact=exact,
-        observer=OBSERVER,
+        observer=_observer(events),
         provisional=_is_open(facts),
         not_covered=_not_covered(facts),
     )
@@ -155,8 +155,12 @@ def _sentence(facts: ReportFacts, events: list[DPEvent], exact: bool) -> str:
     return (
         f"What site {evidence.site} has released for job {evidence.job} {so_far}is differentially private by {UNIT} "
         f"with epsilon {rounded_up(cost.epsilon)} at delta {facts.delta:g} ({mu}): "
-        f"by {_mechanism(events)}; neighbours are {NEIGHBOURS}; the observer is {OBSERVER}."
+        f"by {_mechanism(events)}; neighbours are {NEIGHBOURS}; the observer is {_observer(events)}."
     )
+
+
+def _observer(events: list[DPEvent]) -> str:
+    return next((event.observer for event in events if event.observer), OBSERVER)
 
 
 def rounded_up(value: float) -> str:

@@ -237,6 +237,8 @@ class Accounting(Frozen):
     accountants: tuple[Accountant, ...]
     job: Figures | None
     """This job's charges."""
+    outside: Figures | None = None
+    """The same against a server with which no other site colludes, where sites share noise."""
     projected: Figures | None
     """This job's charges with what it has reserved and not yet begun."""
     reserved_tasks: int

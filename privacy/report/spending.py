@@ -30,12 +30,15 @@ def accounting(facts: ReportFacts) -> Accounting:
     book_job = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
     limit = policy.limit
+    charged = ledger.events(job)
+    shared = any(event.observer for event in charged)
     remaining = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
     return Accounting(
         delta=facts.delta,
         charges=tuple(_charge(facts, item) for item in ledger.charges),
         accountants=_accountants(facts.evidence.tool.opacus, ledger.events(reserved=True)),
         job=_figures(ledger.events(job), facts.delta) if facts.is_private else None,
+        outside=_figures((event.against(0) for event in charged), facts.delta) if shared else None,
         projected=_figures(ledger.events(job, reserved=True), facts.delta) if facts.is_private else None,
         reserved_tasks=len(book_job.reserved) if book_job else 0,
         spent=_figures(ledger.events(), facts.delta),

@@ -287,12 +287,12 @@ def test_accounts_tell_each_jobs_part(ledger: Ledger) -> None:
     ledger.reserve("gone", "prompt_pfl", ["r"], rounds(1), LIMITS)
     ledger.free("gone")
     item, two, three = ledger.accounts(DELTA)
-    done = JobAccount("done", "prompt_pfl", item.cohort, 2, 0, ChargeState.CHARGED, False, "chest")
-    waiting = JobAccount("waiting", "fedavg", item.cohort, 0, 2, ChargeState.RESERVED, True, "chest")
-    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, ChargeState.BEGUN, False, "chest")
+    done = JobAccount("done", "prompt_pfl", item.cohort, 2, 0, ChargeState.CHARGED, False, "chest", 2)
+    waiting = JobAccount("waiting", "fedavg", item.cohort, 0, 2, ChargeState.RESERVED, True, "chest", 0)
+    running = JobAccount("running", "prompt_pfl", two.cohort, 1, 1, ChargeState.BEGUN, False, "chest", 1)
     assert item == Account(item.cohort, 1, PrivacyCost(3, 3, 3, 3, DELTA), PrivacyCost(6, 6, 6, 6, DELTA), item.jobs)
     assert item.jobs == two.jobs == (done, waiting, running)
-    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, ChargeState.FREED, False, "chest"),)
+    assert three.jobs == (JobAccount("gone", "prompt_pfl", three.cohort, 0, 0, ChargeState.FREED, False, "chest", 0),)
 
 
 def test_a_clock_that_is_set_back_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,153 @@
+"""Measures what the sites of a stepwise job release under differential privacy: by each site's own noise, and by noise
+that they share.
+
+The federation is drawn: sites of the phantom set, `SITESxPATIENTS`, of which 65 % train. A run is a whole job of
+`fedavg`, its server loop and its sites' handlers in one process; a mean is taken of what sites send, in clear, which
+masks leave as it is. Beside it stand the same job without privacy, each site's own training without privacy with the
+same number of steps (of the job's head, and of the head by default), and the question-only prior.
+
+    python benchmarks/shared_noise.py --sites 10x100 20x250 --seeds 0 1 --lines FILE
+    python benchmarks/shared_noise.py --lines FILE --table
+
+`--lines` gets a line of JSON for each run: which test rows each site answers right. Lines that are there are not
+repeated.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medfedvqa.core import State, Tensors, create
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.data import Split, load_site, phantom
+from medfedvqa.evaluation.baselines import question_prior_right
+from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
+from medfedvqa.models import Backbone, bundled_for, load_backbone
+from medfedvqa.training import Site
+from medfedvqa.version import code_version
+from privacy import DPSettings
+
+OPTIONS = {
+    "schedule": "stepwise", "rounds": 60, "tuning": "classifier", "units": 8, "hidden": 16, "question_input": "tower",
+    "dropout": 0.0, "learning_rate": 0.01, "decay": 0.3, "decay_every": 40, "weighting": "uniform", "answers": "closed",
+}  # fmt: skip
+"""A small head on frozen features, and few steps: noise grows with both."""
+LARGE = {"units": 192, "hidden": 512, "question_input": "both", "dropout": 0.2, "learning_rate": 0.003}
+"""The head by default, for training alone."""
+RATE, CLIP, COLLUDERS, DROPPING = 0.5, 1.0, 2, 1
+"""The sampling rate, the clipping norm, and the sites that may collude or drop out beside those that share noise."""
+ARMS = ("none", "alone", "alone, default head", "prior", "local", "shared")
+
+
+class Federation:
+    """The sites of one seed, in this process."""
+
+    def __init__(self, shape: str, seed: int, backbone: Backbone) -> None:
+        count, patients = map(int, shape.split("x"))
+        phantom.PATIENTS_OF_MANY, self.seed = patients, seed
+        split, answers = Split("official", seed), create("fedavg", OPTIONS).public_answers
+        loaded = {name: load_site("phantom", None, name, split, seed, answers) for name in phantom.organs(count)}
+        self.sites = {name: Site(name, rows, backbone, "cpu", seed) for name, rows in loaded.items()}
+
+    def method(self, arm: str, epsilon: float | None) -> Averaging[Any]:
+        """The job of an arm."""
+        if epsilon is None:
+            rows = int(RATE * np.mean([len(site.data.train) for site in self.sites.values()]))
+            made = create("fedavg", {**OPTIONS, "batch_rows": rows})
+        else:
+            patients = np.mean([len(np.unique(site.data.train.patients.numpy())) for site in self.sites.values()])
+            settings = {
+                "epsilon": epsilon,
+                "sample_rate": RATE,
+                "clip": CLIP,
+                "expected_patients": int(RATE * patients),
+            }
+            if arm == "shared":
+                settings |= {"sharers": len(self.sites) - COLLUDERS - DROPPING, "colluders": COLLUDERS}
+            made = create("fedavg", OPTIONS, DPSettings(**settings), True)
+        assert isinstance(made, Averaging)
+        return made
+
+    def right(self, arm: str, epsilon: float | None) -> dict[str, list[bool]]:
+        """Whether each test row is answered right, by site."""
+        method = self.method(arm, epsilon)
+        if arm == "prior":
+            return {n: question_prior_right(s.data.train, s.data.test).tolist() for n, s in self.sites.items()}
+        if arm.startswith("alone"):
+            options = {**OPTIONS, **(LARGE if "default" in arm else {}), "batch_rows": method.config.batch_rows}
+            alone = create("fedavg", options)
+            assert isinstance(alone, Averaging)
+            ended = {name: alone.trained_alone(site, alone.config.rounds) for name, site in self.sites.items()}
+            models = {name: {key: value.numpy() for key, value in ended[name]["values"].items()} for name in ended}
+            return {
+                name: alone.answered(site, ended[name], models[name], site.data.test).tolist()
+                for name, site in self.sites.items()
+            }
+        states: dict[str, State] = {name: method.setup(site) for name, site in self.sites.items()}
+        shape, last = next(iter(self.sites.values())).backbone.shape, dict[str, Tensors]()
+
+        def answer(call: TaskCall) -> dict[str, Reply]:
+            replies = {}
+            for name, down in call.messages.items():
+                if call.task == "evaluate":  # what each site then answers is taken below
+                    last[name], reply = down, {count: np.array(0) for count in method.scores}
+                else:
+                    spec = method.exchange(shape).task(call.task)
+                    states[name], reply = method.handle(spec, self.sites[name], states[name], down, call.round)
+                replies[name] = Reply(reply, 0.0)
+            return replies
+
+        method.serve(ServerHub(tuple(self.sites), answer, method.exchange(shape), seed=self.seed))
+        return {n: method.answered(s, states[n], last[n], s.data.test).tolist() for n, s in self.sites.items()}
+
+
+def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Markdown: the mean over sites, for each seed, in per cent."""
+    yield "| sites x patients | epsilon | noise | right, by seed | mean |"
+    yield "|---|---:|---|---:|---:|"
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for line in lines:
+        means = [100 * np.mean([bit == "1" for bit in bits]) for bits in line["right"].values()]
+        cells.setdefault((line["sites"], line["epsilon"] or "none", line["arm"]), []).append(float(np.mean(means)))
+    for (shape, epsilon, arm), means in cells.items():
+        yield f"| {shape} | {epsilon} | {arm} | {', '.join(f'{m:.1f}' for m in means)} | {np.mean(means):.1f} |"
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", nargs="+", default=["10x100", "20x250"], help="federations, as 10x100")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=[8.0, 1.0])
+    parser.add_argument("--lines", type=Path, required=True, help="file of raw lines, which grows")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    lines = [json.loads(line) for line in given.lines.read_text().splitlines()] if given.lines.exists() else []
+    known = {(line["sites"], line["seed"], line["arm"], line["epsilon"]) for line in lines}
+    backbone = None if given.table else load_backbone(bundled_for("phantom"))
+    for shape in () if backbone is None else given.sites:
+        for seed in given.seeds:
+            federation = Federation(shape, seed, backbone)
+            for arm in ARMS:
+                for epsilon in given.epsilons if arm in ("local", "shared") else [None]:
+                    if (shape, seed, arm, epsilon) in known:
+                        continue
+                    right = {
+                        name: "".join(str(int(row)) for row in rows)
+                        for name, rows in federation.right(arm, epsilon).items()
+                    }
+                    line = {"sites": shape, "seed": seed, "arm": arm, "epsilon": epsilon, "right": right}
+                    line |= {"options": OPTIONS, "rate": RATE, "clip": CLIP, "version": code_version()}
+                    lines.append(line)
+                    with given.lines.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(f"{shape}, seed {seed}, {arm}, epsilon {epsilon or 'none'}: done", flush=True)
+    print("\n".join(table(lines)))
+
+
+if __name__ == "__main__":
+    main()
