@@ -3,8 +3,8 @@ that they share.
 
 The federation is drawn: sites of the phantom set, `SITESxPATIENTS`, of which 65 % train. A run is a whole job of
 `fedavg`, its server loop and its sites' handlers in one process; a mean is taken of what sites send, in clear, which
-masks leave as it is. Beside it stand the same job without privacy, each site's own training without privacy with the
-same number of steps (of the job's head, and of the head by default), and the question-only prior.
+masks leave as it is. Beside it stand the same job without privacy, each site's own training without privacy, with
+the steps of a stepwise job by default, and the question-only prior.
 
     python benchmarks/shared_noise.py --sites 10x100 20x250 --seeds 0 1 --lines FILE
     python benchmarks/shared_noise.py --lines FILE --table
@@ -31,16 +31,14 @@ from medfedvqa.training import Site
 from medfedvqa.version import code_version
 from privacy import DPSettings
 
-OPTIONS = {
-    "schedule": "stepwise", "rounds": 60, "tuning": "classifier", "units": 8, "hidden": 16, "question_input": "tower",
-    "dropout": 0.0, "learning_rate": 0.01, "decay": 0.3, "decay_every": 40, "weighting": "uniform", "answers": "closed",
-}  # fmt: skip
-"""A small head on frozen features, and few steps: noise grows with both."""
-LARGE = {"units": 192, "hidden": 512, "question_input": "both", "dropout": 0.2, "learning_rate": 0.003}
-"""The head by default, for training alone."""
-RATE, CLIP, COLLUDERS, DROPPING = 0.5, 1.0, 2, 1
-"""The sampling rate, the clipping norm, and the sites that may collude or drop out beside those that share noise."""
-ARMS = ("none", "alone", "alone, default head", "prior", "local", "shared")
+DEFAULT = {"schedule": "stepwise", "tuning": "classifier", "weighting": "uniform", "answers": "closed"}
+OPTIONS = {**DEFAULT, "rounds": 60, "learning_rate": 0.02, "decay_every": 40, "dropout": 0.0}
+"""An answer head on frozen features, in fewer and longer steps than by default: each costs epsilon."""
+CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
+"""The clipping norm, and the sites that may collude or drop out beside those that share noise."""
+STEP = 325
+"""Patients of all sites together in a step, on average."""
+ARMS = ("none", "none, default steps", "alone", "prior", "shared", "local")
 
 
 class Federation:
@@ -55,17 +53,14 @@ class Federation:
 
     def method(self, arm: str, epsilon: float | None) -> Averaging[Any]:
         """The job of an arm."""
+        patients = [len(np.unique(site.data.train.patients.numpy())) for site in self.sites.values()]
+        rate = round(min(1.0, STEP / sum(patients)), 3)
         if epsilon is None:
-            rows = int(RATE * np.mean([len(site.data.train) for site in self.sites.values()]))
-            made = create("fedavg", {**OPTIONS, "batch_rows": rows})
+            rows = int(rate * np.mean([len(site.data.train) for site in self.sites.values()]))
+            made = create("fedavg", {**(OPTIONS if arm == "none" else DEFAULT), "batch_rows": rows})
         else:
-            patients = np.mean([len(np.unique(site.data.train.patients.numpy())) for site in self.sites.values()])
-            settings = {
-                "epsilon": epsilon,
-                "sample_rate": RATE,
-                "clip": CLIP,
-                "expected_patients": int(RATE * patients),
-            }
+            expected = round(rate * float(np.mean(patients)))
+            settings = {"epsilon": epsilon, "sample_rate": rate, "clip": CLIP, "expected_patients": expected}
             if arm == "shared":
                 settings |= {"sharers": len(self.sites) - COLLUDERS - DROPPING, "colluders": COLLUDERS}
             made = create("fedavg", OPTIONS, DPSettings(**settings), True)
@@ -77,16 +72,10 @@ class Federation:
         method = self.method(arm, epsilon)
         if arm == "prior":
             return {n: question_prior_right(s.data.train, s.data.test).tolist() for n, s in self.sites.items()}
-        if arm.startswith("alone"):
-            options = {**OPTIONS, **(LARGE if "default" in arm else {}), "batch_rows": method.config.batch_rows}
-            alone = create("fedavg", options)
-            assert isinstance(alone, Averaging)
-            ended = {name: alone.trained_alone(site, alone.config.rounds) for name, site in self.sites.items()}
+        if arm == "alone":
+            ended = {name: method.trained_alone(site, method.config.rounds) for name, site in self.sites.items()}
             models = {name: {key: value.numpy() for key, value in ended[name]["values"].items()} for name in ended}
-            return {
-                name: alone.answered(site, ended[name], models[name], site.data.test).tolist()
-                for name, site in self.sites.items()
-            }
+            return {n: method.answered(s, ended[n], models[n], s.data.test).tolist() for n, s in self.sites.items()}
         states: dict[str, State] = {name: method.setup(site) for name, site in self.sites.items()}
         shape, last = next(iter(self.sites.values())).backbone.shape, dict[str, Tensors]()
 
@@ -141,7 +130,7 @@ def main() -> None:
                         for name, rows in federation.right(arm, epsilon).items()
                     }
                     line = {"sites": shape, "seed": seed, "arm": arm, "epsilon": epsilon, "right": right}
-                    line |= {"options": OPTIONS, "rate": RATE, "clip": CLIP, "version": code_version()}
+                    line |= {"options": OPTIONS, "version": code_version()}
                     lines.append(line)
                     with given.lines.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")

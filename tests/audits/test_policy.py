@@ -61,6 +61,10 @@ def test_a_configuration_becomes_a_policy_with_the_server_and_the_other_sites_as
         FOUND | {"min_committee": 2},
         FOUND | {"min_difference": 1},
         FOUND | {"min_difference": True},
+        FOUND | {"colluders": True},
+        FOUND | {"colluders": False},
+        FOUND | {"colluders": -1},
+        FOUND | {"colluders": "all"},
     ],
 )
 def test_a_malformed_configuration_is_refused(found: Any) -> None:
@@ -114,6 +118,7 @@ OFFER = Offer(min_sites=3, secagg=True, delta=1e-5, unit="patient", members=3)
         (Offer(2, True, 1e-5, "patient"), ReleaseFault.SITES.format(count=3)),
         (Offer(3, True, 1e-5, "patient", 2), ReleaseFault.MEMBERS.format(count=3)),
         (Offer(3, True, 1e-5, "patient", 3, ("a", "b", "c")), ReleaseFault.COMMITTEE),
+        (Offer(9, True, 1e-5, "patient", 3, colluders=8), Refusal.NOISE.sentence),
     ],
 )
 def test_a_job_that_offers_less_than_the_site_demands_is_refused_with_the_reason(offer: Offer, reason: str) -> None:
@@ -140,6 +145,7 @@ def test_a_job_may_be_stricter_than_the_site() -> None:
         {"min_sites": 2},
         {"min_committee": 4},
         {"min_difference": 3},
+        {"colluders": 0},
         {"delta": 1e-6},
     ],
 )

@@ -71,15 +71,17 @@ def test_a_sum_has_the_noise_that_is_charged_whichever_sites_fall_out(
 def test_a_sum_of_fewer_honest_sites_than_planned_is_never_opened(
     introduced: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lying: bool
 ) -> None:
-    """Three of the four sites that must stay: the hub ends the job, and members refuse a server that does not."""
+    """Four of the five sites that must stay, all members among them: the hub ends the job, and members refuse a server
+    that does not."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 5.0)
     if lying:
         monkeypatch.setattr(secure_hub, "check_contributors", lambda *_: None)
         monkeypatch.setattr(SecureHub, "_require_enough", lambda self, sites: tuple(sorted(sites)))
-    configs, job = introduced(*SIX, methods=["fedavg"], colluders=1), job_of()
+    configs = introduced(*SIX, methods=["fedavg"], colluders=1, committee=list(SIX[3:]))
+    job = job_of(dp={"sharers": 4}, committee=SIX[3:])
     engine = Engine(configs, job)
-    engine.after = {"start/mean": set(SIX[:3])}
-    with pytest.raises(FederationError, match="fewer" if lying else "3 sites are left"):
+    engine.after = {"start/mean": set(SIX[:2])}
+    with pytest.raises(FederationError, match="a sum of fewer than 5 sites" if lying else "4 sites are left"):
         serve_job(job, SIX, engine.call, tmp_path, "local")
     assert not engine.sent("start/unmask", OPENING.name) and not engine.sent("train", "head.answers.bias")
 
