@@ -41,8 +41,6 @@ MOST_WEIGHT = 1e6
 MOST_RATE = 100.0
 """Learning rates, and the deviation of new values."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
-LEAST_FACTOR = 1e-6
-"""Factor on a learning rate."""
 MOST_ANSWERS = 10_000
 """Answers of a list; no list of a job is longer."""
 MOST_TEXT = 200

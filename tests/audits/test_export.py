@@ -17,8 +17,7 @@ from logs import HOSTILE, fix_clocks, peak, write_logs
 
 from audits import AuditLog, Entry, Event, LogError, find_logs, read
 from audits.escaping import visible
-from audits.export import ExportFormat, export_logs, syslog_lines
-from audits.export_fhir import audit_event
+from audits.export import ExportFormat, audit_event, export_logs, syslog_lines
 
 GOLDEN = Path(__file__).with_name("golden")
 ESCAPED = re.compile(r'\\(["\\\]])')

@@ -160,37 +160,33 @@ class SiteHealth:
 
     def metrics(self) -> str:
         """The text format of Prometheus, as node_exporter's textfile collector reads it. It has no ids of jobs."""
-        return "".join(f"{line}\n" for line in self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield from _gauge("up", "Whether the site's own process lives.", self.up)
-        yield from _gauge("ok", "Whether the site can take part.", self.ok)
-        yield from _gauge("jobs_running", "Jobs with a live process.", len(self.running))
-        yield from _gauge("jobs_unclosed", "Jobs that no process runs and that are not closed.", len(self.unclosed))
-        yield from _gauge("log_readable", "Whether the audit log can be read to its end.", self.log_problem is None)
-        if self.last_entry is not None:
-            yield from _gauge("last_entry_seconds", "Unix time of the newest log entry.", self.last_entry.timestamp())
-        if self.isolation is not None:
-            isolated = self.isolation != Isolation.NONE.value
-            yield from _gauge("isolated", "Whether the newest job's process had no network.", isolated)
-        yield f"# HELP {_PREFIX}refusals Refusals of the last 24 hours, by code."
-        yield f"# TYPE {_PREFIX}refusals gauge"
-        yield from (f'{_PREFIX}refusals{{code="{code}"}} {count}' for code, count in sorted(self.refusals.items()))
-        if self.budget is not None:
-            yield from _gauge("epsilon_spent", "Epsilon of all charges together, in nats.", self.budget.spent)
-            yield from _gauge("epsilon_authorised", "The same with reservations.", self.budget.authorised)
-            if self.budget.limit is not None:
-                yield from _gauge("epsilon_limit", "The epsilon that the policy allows.", self.budget.limit)
-        yield from _gauge("free_bytes", "Bytes free on the fullest disk of state, log and ledger.", self.free)
-        if self.certificate is not None:
-            yield from _gauge("certificate_end_seconds", "Unix time at which it ends.", self.certificate.timestamp())
-        yield from _gauge("status_seconds", "Unix time of this look.", self.time.timestamp())
+        budget, last, ends = self.budget, self.last_entry, self.certificate
+        isolated = None if self.isolation is None else self.isolation != Isolation.NONE.value
+        rows: list[tuple[str, str, float | dict[str, int] | None]] = [
+            ("up", "Whether the site's own process lives.", self.up),
+            ("ok", "Whether the site can take part.", self.ok),
+            ("jobs_running", "Jobs with a live process.", len(self.running)),
+            ("jobs_unclosed", "Jobs that no process runs and that are not closed.", len(self.unclosed)),
+            ("log_readable", "Whether the audit log can be read to its end.", self.log_problem is None),
+            ("last_entry_seconds", "Unix time of the newest log entry.", last.timestamp() if last else None),
+            ("isolated", "Whether the newest job's process had no network.", isolated),
+            ("refusals", "Refusals of the last 24 hours, by code.", self.refusals),
+            ("epsilon_spent", "Epsilon of all charges together, in nats.", budget.spent if budget else None),
+            ("epsilon_authorised", "The same with reservations.", budget.authorised if budget else None),
+            ("epsilon_limit", "The epsilon that the policy allows.", budget.limit if budget else None),
+            ("free_bytes", "Bytes free on the fullest disk of state, log and ledger.", self.free),
+            ("certificate_end_seconds", "Unix time at which it ends.", ends.timestamp() if ends else None),
+            ("status_seconds", "Unix time of this look.", self.time.timestamp()),
+        ]
+        return "".join(_gauge(f"{_PREFIX}{name}", meaning, value) for name, meaning, value in rows if value is not None)
 
 
-def _gauge(name: str, meaning: str, value: float) -> Iterator[str]:
-    yield f"# HELP {_PREFIX}{name} {meaning}"
-    yield f"# TYPE {_PREFIX}{name} gauge"
-    yield f"{_PREFIX}{name} {float(value):.17g}"
+def _gauge(name: str, meaning: str, value: float | dict[str, int]) -> str:
+    """A value, or a number for each code."""
+    values = sorted(value.items()) if isinstance(value, dict) else ()
+    lines = [f'{name}{{code="{code}"}} {count}' for code, count in values]
+    lines += [] if isinstance(value, dict) else [f"{name} {float(value):.17g}"]
+    return "".join(f"{line}\n" for line in (f"# HELP {name} {meaning}", f"# TYPE {name} gauge", *lines))
 
 
 def health_of(config: SiteConfig, site_file: Path) -> SiteHealth:
