@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         MessageRefused,
         NewerFormat,
         NoteError,
-        OlderFormat,
         ReceiptRefused,
         ReleaseRefused,
     )
@@ -58,7 +57,6 @@ __all__ = [
     "LogError",
     "MessageRefused",
     "NewerFormat",
-    "OlderFormat",
     "Note",
     "NoteError",
     "Outcome",

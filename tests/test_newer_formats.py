@@ -14,7 +14,6 @@ from audits import (
     LogError,
     NewerFormat,
     NoteError,
-    OlderFormat,
     VerdictState,
     VerifierKey,
     examine,
@@ -23,6 +22,7 @@ from audits import (
 )
 from audits.entry import FORMAT, parse_any, parse_line
 from audits.entry_proof import check
+from audits.errors import OlderFormat
 from audits.exchange import canonical
 from audits.fast_lines import read_line
 from audits.log import AuditLog

@@ -13,12 +13,12 @@ from audits import (
     JobCode,
     Kind,
     NewerFormat,
-    OlderFormat,
     Outcome,
     Sharing,
     TensorRecord,
     refuses_job,
 )
+from audits.errors import OlderFormat
 from audits.excerpt import ExcerptFacts, check_excerpt, quoted_entries
 from audits.exchange import SITES
 from audits.sharing import sharing_of
