@@ -3,7 +3,7 @@
 import json
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,9 @@ def plan_command(
     option: options.MethodOptions = None,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
-    secagg: options.SecaggOption = None,
+    secagg: Annotated[
+        Literal["masks", "crypten"] | None, typer.Option(help="The job on shares, as `medfedvqa run --secagg` runs it.")
+    ] = None,
     site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
