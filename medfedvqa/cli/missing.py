@@ -3,7 +3,7 @@
 TRAINING = frozenset(
     {
         *("torch", "torchvision", "open_clip", "opacus", "crypten", "nvflare", "monai", "pydicom", "PIL", "scipy"),
-        *("matplotlib", "safetensors", "typst", "pyarrow"),
+        *("matplotlib", "safetensors", "typst", "pyarrow", "pyrage"),
     }
 )
 """The modules that the extra `train` brings."""
