@@ -19,13 +19,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from audits import TaskSpec
+from audits import Exchange, TaskSpec
 from medfedvqa.core import Method, Site, Tensors
 from medfedvqa.core.method import EVALUATE
 from medfedvqa.data import SiteData, Split, VQAData, build_site, partition
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone
-from privacy import Cost, PatientSampler, PrivateStep, Randomness, RepeatableRandomness
+from privacy import PatientSampler, PrivateStep, Randomness, RepeatableRandomness
 from privacy.clipping import GradientContribution
 from privacy.mechanisms import CountsMechanism, counts_mechanisms
 from privacy.mechanisms.base import UNITS
@@ -95,9 +95,7 @@ class Move:
 
     task: int
     distance: float
-    """Between the two sums before noise, over all parameters together, in units of C."""
-    rounded_distance: float
-    """The same between the sums on the grid of the noise, to which it is added."""
+    """Between the two sums before noise, exact or on the noise's grid, whichever is larger, in units of C."""
     drawn: bool
     """Whether the patient is in the step."""
     others: int
@@ -170,26 +168,25 @@ class Neighbours:
                 recording.sent.append(up)
         return recording.transcript
 
-    def moves(self, method: Method[Any], reference: Transcript, without: str) -> list[Move]:
-        """What this patient changes, step by step, against the run with everybody."""
-        return _moves(method, reference, self.run(method, without, reference), without)
+    def moves(
+        self, method: Method[Any], reference: Transcript, without: str, other: Transcript | None = None
+    ) -> list[Move]:
+        """What this patient changes, step by step, against the run with everybody. `other`: the run without."""
+        assert method.dp is not None
+        steps = (other or self.run(method, without, reference)).steps
+        return [_move(*pair, without, method.dp.clip) for pair in zip(reference.steps, steps, strict=True)]
 
 
-def _moves(method: Method[Any], reference: Transcript, other: Transcript, without: str) -> list[Move]:
-    assert method.dp is not None
-    return [_move(*pair, without, method.dp.clip) for pair in zip(reference.steps, other.steps, strict=True)]
-
-
-def private_tasks(method: Method[Any]) -> list[tuple[str, int]]:
-    """The tasks that a site runs before the end, and the last one if it is charged, each with its round."""
-    return [(name, round) for name, round in method.tasks() if name != EVALUATE or method.cost(name) != Cost()]
+def _tasks(method: Method[Any], leaving: Exchange) -> list[tuple[str, int]]:
+    """All tasks, each with its round, without the last one if nothing of it leaves, as is the rule."""
+    return [(name, round) for name, round in method.tasks() if name != EVALUATE or leaving.task(name).up]
 
 
 def _train(method: Method[Any], site: Site, messages: tuple[Tensors, ...] | None) -> Iterator[tuple[Tensors, Tensors]]:
     """Run the tasks of a job at one site; yields the messages that it received, `messages` if given, and what left."""
     state, reply, shape = method.setup(site), dict[str, Any](), site.backbone.shape
     exchange, leaving = method.exchange(shape), method.final_exchange(shape)
-    for number, (name, round) in enumerate(private_tasks(method)):
+    for number, (name, round) in enumerate(_tasks(method, leaving)):
         task = exchange.task(name)
         down = messages[number] if messages else _message(task, reply)
         state, reply = method.handle(task, site, state, down, round)
@@ -206,14 +203,11 @@ def _message(task: TaskSpec, reply: Tensors) -> Tensors:
 def _move(with_patient: Step, without: Step, patient: str, clip: float) -> Move:
     drawn = patient in with_patient.drawn
     others = {key: rows for key, rows in with_patient.drawn.items() if key != patient}
-    distance = _distance(with_patient.sums, without.sums) / clip
-    rounded = _distance(with_patient.rounded, without.rounded) / clip
-    own = with_patient.own.get(patient)
-    rest = (
-        with_patient.sums if own is None else [total - part for total, part in zip(with_patient.sums, own, strict=True)]
-    )
+    distance = max(_distance(with_patient.sums, without.sums), _distance(with_patient.rounded, without.rounded)) / clip
+    own = with_patient.own.get(patient, [torch.zeros(())] * len(with_patient.sums))
+    rest = [total - part for total, part in zip(with_patient.sums, own, strict=True)]
     moved = _distance(rest, without.sums) / clip
-    return Move(with_patient.task, distance, rounded, drawn, len(others), moved, others == without.drawn)
+    return Move(with_patient.task, distance, drawn, len(others), moved, others == without.drawn)
 
 
 def _distance(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
@@ -359,7 +353,7 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
     """Leave out each patient in turn: what it changes, by task."""
     patients = list(dict.fromkeys(key for part in neighbours.patients for key in part))
     reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
-    names = [name for name, _ in private_tasks(method)]
+    names = [name for name, _ in _tasks(method, method.final_exchange(neighbours.backbone.shape))]
     found = {name: TaskFinding(name, sum(names[step.task] == name for step in reference.steps)) for name in names}
     for name in names:
         cost = method.cost(name)
@@ -370,7 +364,7 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
         alike = neighbours.contents(patient) == {key: rows for key, rows in everybody.items() if key != patient}
         try:
             other = neighbours.run(method, patient, reference)
-            moves = _moves(method, reference, other, patient)
+            moves = neighbours.moves(method, reference, patient, other)
             pairs = list(zip(reference.counts, other.counts, strict=True))
         except (Departure, ValueError):
             alike, moves, pairs, other = False, [], [], reference
@@ -389,7 +383,7 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
 
 def _add(found: TaskFinding, move: Move) -> None:
     moved = move.others_moved / max(1, move.others)
-    found.sum_moved = max(found.sum_moved, move.distance, move.rounded_distance)
+    found.sum_moved = max(found.sum_moved, move.distance)
     found.others_moved = max(found.others_moved, moved)
     found.undrawn_moved = max(found.undrawn_moved, 0.0 if move.drawn else moved)
     found.others_alike &= move.others_alike

@@ -86,9 +86,9 @@ def proved(outside: Floats, inside: Floats, confidence: float) -> float:
     """
     half = len(inside) // 2
     thresholds = np.unique(np.concatenate([outside[:half], inside[:half]]))
-    more = [half - np.searchsorted(np.sort(scores[:half]), thresholds, "right") for scores in (outside, inside)]
-    # One trial is added, so that a rate of nought in the first half is no certainty.
-    best = thresholds[np.argmax((more[1] - DELTA * half) / (more[0] + 1))]
+    few, many = (half - np.searchsorted(np.sort(scores[:half]), thresholds, "right") for scores in (outside, inside))
+    # Two deviations either way, and three trials where there is none: a choice, which nothing rests on.
+    best = thresholds[np.argmax((many - 2 * np.sqrt(many) - DELTA * half) / (few + 2 * np.sqrt(few) + 3))]
     _, wrong = rate_interval(int((outside[half:] > best).sum()), len(outside) - half, confidence)
     right, _ = rate_interval(int((inside[half:] > best).sum()), len(inside) - half, confidence)
     return max(0.0, math.log((right - DELTA) / wrong)) if right > DELTA else 0.0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from audits import Exchange
 from medfedvqa.attack.neighbours import QUICK, Neighbours, TaskFinding, findings
 from medfedvqa.core import Method
 from medfedvqa.data import phantom
@@ -59,6 +60,15 @@ class Beside(Clean):
         return state, {**reply, name: reply[name] + np.float32(1e-3 * len(site.data.train))}
 
 
+class AtTheEnd(Clean):
+    """Sends its test results, which cost nothing and have no noise."""
+
+    def final_exchange(self, shape: Any) -> Any:
+        tasks = {task.name: task for task in self.exchange(shape).tasks}
+        kept = [task for task in super().final_exchange(shape).tasks if task.name != "evaluate"]
+        return Exchange(self.name, (*kept, tasks["evaluate"]))
+
+
 class LongerForMore(Clean):
     """Takes a round more if there are eight patients or more to train on."""
 
@@ -105,9 +115,15 @@ def test_a_patient_who_moves_others_is_caught(neighbours: Neighbours, kind: type
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"), [(Beside, "uploads_alike"), (LongerForMore, "others_alike"), (Undercharged, "charged_as_seen")]
+    ("kind", "fault"),
+    [
+        (Beside, "uploads_alike"),
+        (AtTheEnd, "uploads_alike"),
+        (LongerForMore, "others_alike"),
+        (Undercharged, "charged_as_seen"),
+    ],
 )
 def test_what_is_no_sum_is_caught_too(neighbours: Neighbours, kind: type[Method[Any]], fault: str) -> None:
     """A figure beside the noisy sums, steps by the number of patients, steps that are not charged."""
-    each = found(neighbours, kind)["train"]
+    each = found(neighbours, kind)["evaluate" if kind is AtTheEnd else "train"]
     assert not each.passed and not getattr(each, fault) and each.others_moved < 1e-5
