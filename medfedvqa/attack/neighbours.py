@@ -228,16 +228,11 @@ def _copies(values: Iterator[torch.Tensor] | Collection[torch.Tensor]) -> Values
 class Recording:
     """The private steps and counts of one run, taken while `taken` is open."""
 
-    def __init__(
-        self, after: Transcript | None = None, share_of_noise: float = 1.0, watched: Collection[str] = ()
-    ) -> None:
+    def __init__(self, after: Transcript | None, share_of_noise: float, watched: Collection[str]) -> None:
         """See `Neighbours.run`."""
-        self.received: list[Tensors] = []
-        self.sent: list[Tensors] = []
-        self._steps: list[Step] = []
-        self._counts: list[Counted] = []
+        self.received, self.sent = list[Tensors](), list[Tensors]()
         self._after, self._share, self._watched = after, share_of_noise, watched
-        self._draws: list[Draw] = []
+        self._steps, self._counts, self._draws = list[Step](), list[Counted](), list[Draw]()
         self._passed, self._own = 0, dict[str, Values]()
 
     @property
@@ -250,35 +245,30 @@ class Recording:
         """Record all private steps that end, and all counts that are released, while this is open."""
         finish, add, sample = PrivateStep.finish, PrivateStep.add, PatientSampler.sample
 
-        def finish_and_record(step: PrivateStep, noise: float, *others: Any) -> Any:
+        def finish_and_note(step: PrivateStep, noise: float, *others: Any) -> Any:
             sums, (grid, whole) = _copies(step._sums.values()), step.rounded_sums
             noisy = finish(step, noise * self._share, *others)
             self._end(sums, tuple(grid * total for total in whole.values()), list(step._sums))
             return noisy
 
-        def add_and_record(
-            step: PrivateStep, contributions: Sequence[GradientContribution], sound: torch.Tensor
-        ) -> None:
-            add(step, contributions, sound)
+        def add_and_note(step: PrivateStep, parts: Sequence[GradientContribution], sound: torch.Tensor) -> None:
+            add(step, parts, sound)
             for place, key in enumerate([*self._draw][self._passed : self._passed + len(sound)]):
                 if key in self._watched:
                     alone = PrivateStep(step._sums, step._clip)
-                    add(alone, contributions, sound & (torch.arange(len(sound), device=sound.device) == place))
+                    add(alone, parts, sound & (torch.arange(len(sound), device=sound.device) == place))
                     self._own[key] = _copies(alone._sums.values())
             self._passed += len(sound)
 
-        def sample_and_record(sampler: PatientSampler) -> list[torch.Tensor]:
+        def sample_and_note(sampler: PatientSampler) -> list[torch.Tensor]:
             drawn, rows_of = sample(sampler), sampler._rows.items()
-            place = {row: (key, place) for key, rows in rows_of for place, row in enumerate(rows.tolist())}
-            self._draws.append(
-                {place[int(rows[0])][0]: tuple(place[row][1] for row in rows.tolist()) for rows in drawn}
-            )
+            at = {row: (key, place) for key, rows in rows_of for place, row in enumerate(rows.tolist())}
+            self._draws.append({at[int(rows[0])][0]: tuple(at[row][1] for row in rows.tolist()) for rows in drawn})
             return drawn
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(PrivateStep, "finish", finish_and_record))
-            stack.enter_context(mock.patch.object(PrivateStep, "add", add_and_record))
-            stack.enter_context(mock.patch.object(PatientSampler, "sample", sample_and_record))
+            stack.enter_context(mock.patch.multiple(PrivateStep, finish=finish_and_note, add=add_and_note))
+            stack.enter_context(mock.patch.object(PatientSampler, "sample", sample_and_note))
             for kind in counts_mechanisms():
                 stack.enter_context(mock.patch.object(kind, "noisy", self._noisy(kind)))
             yield
@@ -287,9 +277,7 @@ class Recording:
     def _draw(self) -> Draw:
         """The patients of the step that is being made."""
         if len(self._draws) <= len(self._steps):
-            raise ConfigError(
-                "the method's private steps draw no patients by `PatientSampler`: they cannot be followed"
-            )
+            raise ConfigError("a private step of the method draws no patients by `PatientSampler`: let it do so")
         return self._draws[len(self._steps)]
 
     def _end(self, sums: Values, rounded: Values, parameters: list[torch.Tensor]) -> None:
@@ -348,6 +336,13 @@ class TaskFinding:
         alike = self.charged_as_seen and self.others_alike and self.uploads_alike
         return alike and max(self.sum_moved, self.counts_moved) <= 1.0 and self.others_moved <= ROUNDING
 
+    def add(self, move: Move) -> None:
+        """Take in what a patient changes in one step."""
+        moved = move.others_moved / max(1, move.others)
+        self.sum_moved, self.others_moved = max(self.sum_moved, move.distance), max(self.others_moved, moved)
+        self.undrawn_moved = max(self.undrawn_moved, 0.0 if move.drawn else moved)
+        self.others_alike &= move.others_alike
+
 
 def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
     """Leave out each patient in turn: what it changes, by task."""
@@ -371,7 +366,7 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
         for each in found.values():
             each.others_alike &= alike
         for move in moves:
-            _add(found[names[move.task]], move)
+            found[names[move.task]].add(move)
         for one, two in pairs:
             moved = sum(abs(a - b) for a, b in zip(one.pair, two.pair, strict=True)) / UNITS
             found[names[one.task]].counts_moved = max(found[names[one.task]].counts_moved, moved)
@@ -379,11 +374,3 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
             same = sent.keys() == others.keys() and all(np.array_equal(sent[n], others[n]) for n in sent)
             found[name].uploads_alike &= same
     return list(found.values())
-
-
-def _add(found: TaskFinding, move: Move) -> None:
-    moved = move.others_moved / max(1, move.others)
-    found.sum_moved = max(found.sum_moved, move.distance)
-    found.others_moved = max(found.others_moved, moved)
-    found.undrawn_moved = max(found.undrawn_moved, 0.0 if move.drawn else moved)
-    found.others_alike &= move.others_alike

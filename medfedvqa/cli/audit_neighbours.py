@@ -39,13 +39,12 @@ def neighbours_command(
         ),
     ] = None,
     as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
 ) -> None:
     """Leave out each patient of a drawn site in turn; exit code 1 if more changes than the charged noise hides.
 
     The private tasks of the method run with and without the patient, under the same randomness.
     """
-    announced(f"medfedvqa audit neighbours {method}: loading PyTorch and checking the job", quiet)
+    announced(f"medfedvqa audit neighbours {method}: loading PyTorch and checking the job", quiet=as_json)
     from medfedvqa.attack.neighbours import Neighbours, findings
     from medfedvqa.core.registry import is_built_in
     from medfedvqa.data import phantom
@@ -73,7 +72,7 @@ def neighbours_command(
             for job, each in found
         ]
         typer.echo(json.dumps({"method": method, "passed": passed, "cases": cases}, indent=2))
-    elif not quiet:
+    else:
         _show(method, found, passed)
     raise typer.Exit(0 if passed else 1)
 
