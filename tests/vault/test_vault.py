@@ -31,6 +31,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "private": {"dp": {"noise": 1.5, "count_noise": 10.0}},
     "CrypTen": {"secagg": True},
     "masks": {"secagg": True, "method": "fedavg"},
+    "shared noise": {
+        **{"secagg": True, "method": "fedavg"},
+        "dp": {"noise": 1.5, "count_noise": 10.0, "sharers": 2, "colluders": 1},
+        "options": {"schedule": "stepwise", "rounds": 2, "tuning": "classifier", "hidden": 8, "weighting": "uniform"},
+    },
 }
 
 LOADED = """
