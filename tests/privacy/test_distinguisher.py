@@ -6,7 +6,7 @@ which the patient moves it, and the rates at which it is right give a lower boun
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ CONFIDENCE = 0.95
 DELTA = 0.05
 """Below one over the number of patients; a small number of runs proves nothing at a much smaller one."""
 EPSILON = 1.0
+SHARERS = 9
 OPTIONS = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "blocks": 1, "weighting": "uniform", "answers": "closed",
     "learning_rate": 1e-9,
@@ -41,11 +42,21 @@ def neighbours(single: Backbone) -> Neighbours:
     return Neighbours(phantom.read(("site-001",)), "site-001", single)
 
 
+Make = Callable[[str, float], Method]
+
+
 def private(name: str, rate: float) -> Method:
     """A method at a noise that the project calibrates itself."""
     known = method_type(name).config_type.model_fields
     options = {key: value for key, value in OPTIONS.items() if key in known}
     return create(name, options, DPSettings(epsilon=EPSILON, delta=DELTA, sample_rate=rate))
+
+
+def shared(name: str, rate: float) -> Method:
+    """A stepwise job, one step of it, whose noise nine sites share while one more may collude."""
+    options = {"schedule": "stepwise", "rounds": 1, "blocks": 1, "weighting": "uniform", "answers": "closed"}
+    dp = DPSettings(epsilon=EPSILON, delta=DELTA, sample_rate=rate, sharers=SHARERS, colluders=1)
+    return create(name, options, dp, True)
 
 
 def charged(method: Method) -> float:
@@ -69,9 +80,11 @@ class Distinguisher:
     divisor: float
 
     @classmethod
-    def of(cls, neighbours: Neighbours, method: Method, patient: str, share_of_noise: float) -> "Distinguisher":
+    def of(
+        cls, neighbours: Neighbours, method: Method, everybody: Method, patient: str, share_of_noise: float
+    ) -> "Distinguisher":
         """Learnt from runs in which everybody takes part."""
-        everybody, rest = private(method.name, 1.0), [key for key in neighbours.patients[0] if key != patient]
+        rest = [key for key in neighbours.patients[0] if key != patient]
         own = mean_contributions(neighbours, everybody, patient)
         directions = tuple(each / each.norm() for each in own)
         result = {key: mean_contributions(neighbours, everybody, key) for key in rest}
@@ -80,7 +93,7 @@ class Distinguisher:
             for step, direction in enumerate(directions)
         )
         lengths = tuple(float(each.norm()) for each in own)
-        deviation = share_of_noise * method.noise.gradients * method.dp.clip
+        deviation = share_of_noise * method.noise.of_one_site * method.dp.clip
         return cls(directions, lengths, others, method.dp.sample_rate, deviation, method.dp.expected_patients)
 
     def score(self, run: Transcript, patient: str) -> float:
@@ -126,11 +139,13 @@ def _bound(right: np.ndarray, wrong: np.ndarray) -> float:
     return math.log((low - DELTA) / high) if low > DELTA else -math.inf
 
 
-def proved(neighbours: Neighbours, name: str, rate: float, share_of_noise: float = 1.0) -> tuple[float, float]:
+def proved(
+    neighbours: Neighbours, name: str, rate: float, share_of_noise: float = 1.0, make: Make = private
+) -> tuple[float, float]:
     """The lower bound, and the epsilon that is charged."""
-    method, patient = private(name, rate), neighbours.patients[0][0]
+    method, patient = make(name, rate), neighbours.patients[0][0]
     epsilon = charged(method)
-    knowing = Distinguisher.of(neighbours, method, patient, share_of_noise)
+    knowing = Distinguisher.of(neighbours, method, make(name, 1.0), patient, share_of_noise)
 
     def scores(without: str | None) -> np.ndarray:
         runs = (
@@ -165,4 +180,14 @@ def test_nobody_tells_more_than_the_charged_epsilon(neighbours: Neighbours, name
 def test_a_quarter_of_the_noise_is_found_out(neighbours: Neighbours, name: str, rate: float) -> None:
     """The test before this one can fail: with too little noise the lower bound is above the charged epsilon."""
     bound, epsilon = proved(neighbours, name, rate, share_of_noise=0.25)
+    assert bound > epsilon
+
+
+@pytest.mark.slow
+def test_the_noise_that_sites_share_protects_and_one_site_s_part_does_not(neighbours: Neighbours) -> None:
+    """Through the real handlers of a stepwise job: with as much noise as the nine honest sites add together the bound
+    keeps to the charged epsilon, and with the site's own part alone it is far above."""
+    bound, epsilon = proved(neighbours, "fedavg", 1.0, SHARERS**0.5, shared)
+    assert bound <= epsilon <= EPSILON
+    bound, epsilon = proved(neighbours, "fedavg", 1.0, 1.0, shared)
     assert bound > epsilon
