@@ -23,7 +23,7 @@ REFUSED = {
     "tune": ("tune", "--methods", AS1, *DATA, "-O", "local_baseline=true"),
 }
 """Commands whose rows have options of their own."""
-DIRECT = {"run", "jobs export", "privacy plan", "audit attack"}
+DIRECT = {"run", "jobs export", "privacy plan", "audit attack", "audit neighbours"}
 """Commands of one method, which has no options but those given."""
 
 
