@@ -169,7 +169,7 @@ _FIRST = (
 )
 UNCOUNTED: dict[str, Any] = {
     **{field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST},
-    **{"min_difference": 2, "min_count": 10, "repeats": 3, "data_refusals": 3},
+    **{"min_difference": 2, "min_count": 10, "repeats": 3, "data_refusals": 3, "max_mixture_share": 1.0},
 }
 """Values that no digest counts, since version 0.1.0 had no such setting. Numbers stand for good, whatever the defaults
 become: with others the digests in signed logs would be of no policy."""

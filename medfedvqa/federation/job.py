@@ -57,11 +57,12 @@ def _option_name(name: str) -> str:
 
 _Scalar = bool | int | float | str | None
 _OptionName = Annotated[str, Field(max_length=24), AfterValidator(_option_name)]
-_Answers = Annotated[list[_Scalar], Field(max_length=MOST_ANSWERS)]
+_Group = Annotated[list[_Scalar], Field(max_length=MOST_SITES)]
+_List = Annotated[list[_Scalar | _Group], Field(max_length=MOST_ANSWERS)]
 _BySite = Annotated[dict[str, dict[_OptionName, _Scalar]], Field(max_length=MOST_SITES)]
-Options = Annotated[dict[_OptionName, _Scalar | _Answers | _BySite], Field(max_length=128)]
-"""A method's options by name: scalars, lists of scalars, or for each site a table of names and scalars. Here they are
-only bounded; the method checks them."""
+Options = Annotated[dict[_OptionName, _Scalar | _List | _BySite], Field(max_length=128)]
+"""A method's options by name: scalars, lists of scalars and of groups of these, or for each site a table of names and
+scalars. Here they are only bounded; the method checks them."""
 
 
 class JobSpec(JobChoices, frozen=True):

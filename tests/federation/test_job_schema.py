@@ -32,6 +32,7 @@ from privacy import PrivacyError
 
 JOB_ID = "f81d4fae-7dec-41d0-a765-00a0c91e6bf6"
 CLIENT, SERVER = "config/config_fed_client.json", "config/config_fed_server.json"
+GROUPS = {"method": "fedavg", "options": {"schedule": "stepwise", "mixing": "organ", "groups": [["a", "b"], ["c"]]}}
 PRIVATE = {"method": "fedavg", "dp": {"epsilon": 3.0}, "options": {"answers": "closed", "weighting": "uniform"}}
 
 
@@ -86,7 +87,7 @@ def outcome(attempt: Callable[[], object]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("job", [{"method": "prompt_pfl"}, PRIVATE, {"method": "fedavg", "secagg": True}])
+@pytest.mark.parametrize("job", [{"method": "prompt_pfl"}, PRIVATE, GROUPS, {"method": "fedavg", "secagg": True}])
 def test_what_is_exported_is_taken_and_read_as_it_was(tmp_path: Path, job: dict[str, Any]) -> None:
     """Not so with FLARE's own settings, by which arrays are fetched afterwards: sites take no part in downloads."""
     spec = JobSpec.from_dict(job)

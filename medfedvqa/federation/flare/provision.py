@@ -62,7 +62,9 @@ class SiteBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """See FLARE's `Builder`."""
-        identities = {client.name: _identity(client.name, ctx, client) for client in project.get_clients()}
+        clients = project.get_clients()
+        # A site without others in the project, as when a kit is prepared that somebody else made, makes its own key.
+        identities = {client.name: _identity(client.name, ctx, client) for client in clients if len(clients) > 1}
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
             _harden(local, _narrow_site, kit_contents.GUARDED, kit_contents.guarded(client.name), kit_contents.FILES)
