@@ -16,8 +16,8 @@ ENTRIES = [
     if not isinstance(entry.protocol, Absent | Program)
 ]
 SMALL = "--data phantom --seeds 1 --rounds 1 --local-epochs 1 -O batch_rows=64"
-ONE_BATCH = "-O local_unit=batches"
 """Drawn pictures stand in for data that has to be had."""
+ONE_BATCH = "-O local_unit=batches"
 
 
 @pytest.fixture(scope="module")
