@@ -9,8 +9,10 @@ from medfedvqa.cli import app
 from medfedvqa.reproduce.catalogue import PAPERS
 from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperTable, Program, Scale, Trunks
 
+MINUTES = pytest.mark.release
+"""Split learning counts passes alone, each of which takes minutes."""
 ENTRIES = [
-    pytest.param(paper, entry, id=f"{paper.name}-{entry.name}")
+    pytest.param(paper, entry, id=f"{paper.name}-{entry.name}", marks=MINUTES if paper.name == "unicon" else ())
     for paper in PAPERS
     for entry in paper.entries
     if not isinstance(entry.protocol, Absent | Program)
@@ -34,7 +36,7 @@ def test_an_entry_starts_and_ends_with_its_page(
     """One row of a table at the smallest budget, on the phantom set."""
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", paper.name, entry.name, *SMALL.split(), "--cache", str(cache), "--out", "out"]
-    words += ONE_BATCH.split() if paper.name != "unicon" else []  # split learning counts passes alone
+    words += ONE_BATCH.split() if paper.name != "unicon" else []
     words += ["--rows", "1"] * isinstance(entry.protocol, PaperTable | Trunks | Scale)
     words += ["-O", "trunk_width=16"] * isinstance(entry.protocol, Trunks)
     done = CliRunner().invoke(app, words)
