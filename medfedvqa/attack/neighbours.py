@@ -349,12 +349,12 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
     patients = list(dict.fromkeys(key for part in neighbours.patients for key in part))
     reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
     names = [name for name, _ in _tasks(method, method.final_exchange(neighbours.backbone.shape))]
-    found = {name: TaskFinding(name, sum(names[step.task] == name for step in reference.steps)) for name in names}
+    by_task = {name: TaskFinding(name, sum(names[step.task] == name for step in reference.steps)) for name in names}
     for name in names:
         cost = method.cost(name)
         planned = tuple(names.count(name) * count for count in (cost.steps, cost.counts))
-        seen = found[name].steps, sum(names[counted.task] == name for counted in reference.counts)
-        found[name].charged_as_seen = planned == seen
+        measured = by_task[name].steps, sum(names[counted.task] == name for counted in reference.counts)
+        by_task[name].charged_as_seen = planned == measured
     for patient in patients:
         alike = neighbours.contents(patient) == {key: rows for key, rows in everybody.items() if key != patient}
         try:
@@ -363,14 +363,14 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
             pairs = list(zip(reference.counts, other.counts, strict=True))
         except (Departure, ValueError):
             alike, moves, pairs, other = False, [], [], reference
-        for each in found.values():
+        for each in by_task.values():
             each.others_alike &= alike
         for move in moves:
-            found[names[move.task]].add(move)
+            by_task[names[move.task]].add(move)
         for one, two in pairs:
             moved = sum(abs(a - b) for a, b in zip(one.pair, two.pair, strict=True)) / UNITS
-            found[names[one.task]].counts_moved = max(found[names[one.task]].counts_moved, moved)
+            by_task[names[one.task]].counts_moved = max(by_task[names[one.task]].counts_moved, moved)
         for name, sent, others in zip(names, reference.sent, other.sent, strict=True):
             same = sent.keys() == others.keys() and all(np.array_equal(sent[n], others[n]) for n in sent)
-            found[name].uploads_alike &= same
-    return list(found.values())
+            by_task[name].uploads_alike &= same
+    return list(by_task.values())

@@ -13,7 +13,8 @@ from medfedvqa.cli.sites import SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 
 if TYPE_CHECKING:
-    from medfedvqa.federation.approvals import Decision, Waiting
+    from medfedvqa.federation.approvals import Waiting
+    from medfedvqa.federation.job import JobSpec
     from medfedvqa.federation.site_config import SiteConfig
 
 JobName = Annotated[str, typer.Argument(help="A job's name, as `medfedvqa jobs pending` lists it.", show_default=False)]
@@ -23,18 +24,18 @@ KeyFile = Annotated[Path, typer.Option("--key", help="The file of this person's 
 
 def pending_command(site: SiteFile, as_json: JsonOption = False) -> None:
     """List the jobs that were refused until a person of the site decides, and what was decided of each."""
-    from medfedvqa.federation.approvals import decisions, waiting_jobs
+    from medfedvqa.federation.approvals import waiting_jobs
 
     config = config_of(site)
-    jobs, made = waiting_jobs(config), decisions(config)
+    jobs = waiting_jobs(config)
     if as_json:
-        typer.echo(json.dumps({"jobs": [_record(job, made) for job in jobs]}, indent=2))
+        typer.echo(json.dumps({"jobs": [_record(config, job) for job in jobs]}, indent=2))
         return
     console = Terminal()
     for job in jobs:
         console.print(
             f"[bold]{job.name}[/]  {plain(str(job.job['method']))}, asked {job.asked:%Y-%m-%d %H:%M} UTC by "
-            f"{plain(job.submitter[:16] or 'this machine')}: {sentence(_state(job, made))}",
+            f"{plain(job.submitter[:16] or 'this machine')}: {sentence(_state(config, job))}",
             highlight=False,
             soft_wrap=True,
         )
@@ -47,7 +48,7 @@ def show_command(name: JobName, site: SiteFile) -> None:
     from rich import box
     from rich.table import Table
 
-    from medfedvqa.federation.approvals import decisions, waiting_job
+    from medfedvqa.federation.approvals import waiting_job
     from medfedvqa.federation.job import JobSpec
     from medfedvqa.federation.server_reads import COLUMNS, server_reads
 
@@ -63,7 +64,7 @@ def show_command(name: JobName, site: SiteFile) -> None:
         cells = [sentence(cell) for cell in row.cells]
         table.add_row(*cells[:3], cells[4])
     console.print(table)
-    console.print(f"[bold]decided[/]: {sentence(_state(waiting, decisions(config)))}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]decided[/]: {sentence(_state(config, waiting))}", highlight=False, soft_wrap=True)
 
 
 def approve_command(
@@ -104,13 +105,11 @@ def approver_command(
     typer.echo(str(AuditKey.at(key, person).public))
 
 
-def _facts(config: "SiteConfig", waiting: "Waiting", job: object) -> list[tuple[str, str]]:
-    from medfedvqa.federation.job import JobSpec
+def _facts(config: "SiteConfig", waiting: "Waiting", job: "JobSpec") -> list[tuple[str, str]]:
     from medfedvqa.federation.job_budget import look_into
     from medfedvqa.version import code_digest
     from privacy import spent
 
-    assert isinstance(job, JobSpec)
     facts = [
         ("job", f"{waiting.name}, definition {waiting.definition}"),
         ("method", f"{job.method}, on {job.data} data, backbone {job.backbone}"),
@@ -138,22 +137,24 @@ def _facts(config: "SiteConfig", waiting: "Waiting", job: object) -> list[tuple[
     return facts
 
 
-def _state(job: "Waiting", made: "list[Decision]") -> str:
-    found = [each for each in made if (each.definition, each.submitter) == (job.definition, job.submitter)]
-    if not found:
+def _state(config: "SiteConfig", job: "Waiting") -> str:
+    from medfedvqa.federation.approvals import decisions_on
+
+    made = decisions_on(config, job.definition, job.submitter)
+    if not made:
         return "nobody has decided"
-    last = found[-1]
+    last = made[-1]
     if last.answer == "no":
         return f"no, by {last.person}"
     return f"yes, by {last.person}, permit {last.permit}, until {last.until:%Y-%m-%d %H:%M} UTC"
 
 
-def _record(job: "Waiting", made: "list[Decision]") -> dict[str, object]:
+def _record(config: "SiteConfig", job: "Waiting") -> dict[str, object]:
     return {
         "name": job.name,
         "definition": job.definition,
         "submitter": job.submitter,
         "method": job.job["method"],
         "asked": job.asked.isoformat(),
-        "state": _state(job, made),
+        "state": _state(config, job),
     }

@@ -145,8 +145,8 @@ def _show_published(trials: int, confidence: float, as_json: bool) -> None:
     if as_json:
         # An infinite epsilon is null: JSON has no number for it.
         finite = [[None if value == float("inf") else value for value in row] for row in rows]
-        found = [dict(zip(columns, row, strict=True)) for row in finite]
-        typer.echo(json.dumps({"delta": DELTA, "trials": trials, "mechanisms": found}, indent=2))
+        mechanisms = [dict(zip(columns, row, strict=True)) for row in finite]
+        typer.echo(json.dumps({"delta": DELTA, "trials": trials, "mechanisms": mechanisms}, indent=2))
         return
     table = Table(*columns, title=f"Epsilon at delta {DELTA:g}, as published and as it is")
     for row in rows:

@@ -62,18 +62,18 @@ def neighbours_command(
     jobs = _jobs(method, option, dp, backbone)
     files = options.check_backbone_file(backbone, backbone_file)
     neighbours = Neighbours(phantom.read((DRAWN,)), DRAWN, load_backbone(jobs[0].backbone, files, "cpu"))
-    found = [(job, findings(neighbours, job.build())) for job in jobs]
-    passed = all(finding.passed for _, each in found for finding in each)
+    by_job = [(job, findings(neighbours, job.build())) for job in jobs]
+    passed = all(finding.passed for _, each in by_job for finding in each)
     if site is not None:
         remember_passed(site.parent, method, passed)
     if as_json:
         cases = [
             {"sample_rate": job.dp and job.dp.sample_rate, "tasks": [asdict(f) | {"passed": f.passed} for f in each]}
-            for job, each in found
+            for job, each in by_job
         ]
         typer.echo(json.dumps({"method": method, "passed": passed, "cases": cases}, indent=2))
     else:
-        _show(method, found, passed)
+        _show(method, by_job, passed)
     raise typer.Exit(0 if passed else 1)
 
 
@@ -93,7 +93,7 @@ def _jobs(method: str, option: list[str] | None, dp: list[str] | None, backbone:
     return [checked_job(job | {"dp": each}) for number, each in enumerate(settings) if each not in settings[:number]]
 
 
-def _show(method: str, found: "list[tuple[JobSpec, list[TaskFinding]]]", passed: bool) -> None:
+def _show(method: str, by_job: "list[tuple[JobSpec, list[TaskFinding]]]", passed: bool) -> None:
     """Print a line for each task and sampling rate, and the verdict."""
     from rich.table import Table
 
@@ -101,7 +101,7 @@ def _show(method: str, found: "list[tuple[JobSpec, list[TaskFinding]]]", passed:
     table = Table(
         "task", "rate", "steps", "sum, of C", "counts", "others, of C", "if not drawn", "draws, parts", "rest"
     )
-    for job, findings in found:
+    for job, findings in by_job:
         for each in findings:
             moved = (f"{each.sum_moved:.4f}", f"{each.counts_moved:.4f}", f"{each.others_moved:.1g}")
             rate = f"{job.dp.sample_rate:g}" if job.dp else ""

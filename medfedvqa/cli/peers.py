@@ -33,9 +33,9 @@ def verify_command(site: SiteFile, as_json: JsonOption = False) -> None:
 
     config = config_of(site)
     mine = words_of(load_identity(config).fingerprint)
-    known = {name: pinned for name, pinned in sorted(config.known_peers.items()) if name != config.name}
-    peers = {name: words_of(pinned) for name, pinned in known.items()}
-    uncompared = sorted(known.keys() - config.peers.keys())
+    fingerprints = {name: pinned for name, pinned in sorted(config.known_peers.items()) if name != config.name}
+    peers = {name: words_of(pinned) for name, pinned in fingerprints.items()}
+    uncompared = sorted(fingerprints.keys() - config.peers.keys())
     if as_json:
         typer.echo(json.dumps({"site": config.name, "words": mine, "peers": peers, "uncompared": uncompared}, indent=2))
         return
@@ -46,7 +46,7 @@ def verify_command(site: SiteFile, as_json: JsonOption = False) -> None:
     for name in uncompared:
         console.print(
             f"{plain(name)} is as the kit brought it. If the words are right: "
-            f"`medfedvqa peers add {plain(name)} {known[name]}`",
+            f"`medfedvqa peers add {plain(name)} {fingerprints[name]}`",
             soft_wrap=True,
         )
     if not peers:

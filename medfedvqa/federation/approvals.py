@@ -107,10 +107,11 @@ def decisions(config: SiteConfig) -> list[Decision]:
     """
     made = []
     try:
-        for path in sorted(_folder(config).glob("*.note")):
+        keys = approvers(config)
+        for path in _folder(config).glob("*.note"):
             note = Note.parse(read_bounded(path, _MOST_BYTES).decode())
             decision = Decision.model_validate_json(note.text.removeprefix(_HEAD))
-            signed = [key for key in approvers(config) if key.name == decision.person and key.signed(note)]
+            signed = any(key.name == decision.person and key.signed(note) for key in keys)
             if signed and decision.site == config.name and note.text.startswith(_HEAD):
                 made.append(decision)
     except (OSError, ValueError, NoteError):
@@ -120,19 +121,25 @@ def decisions(config: SiteConfig) -> list[Decision]:
     return sorted(made, key=lambda decision: (decision.made, decision.permit))
 
 
+def decisions_on(config: SiteConfig, definition: str, submitter: str) -> list[Decision]:
+    """Those on one job by one submitter, oldest first. Raises `ApprovalError`."""
+    return [each for each in decisions(config) if (each.definition, each.submitter) == (definition, submitter)]
+
+
 def permit(
     config: SiteConfig, definition: str, submitter: str, used: Collection[str] = ()
 ) -> tuple[Decision | None, Refusal]:
     """The yes by which the job may run now, or None and the code to refuse it with. `used`: other jobs' permits."""
     try:
-        found = [each for each in decisions(config) if (each.definition, each.submitter) == (definition, submitter)]
+        made = decisions_on(config, definition, submitter)
     except ApprovalError:
         return None, Refusal.APPROVAL
-    if found and found[-1].answer == "no":
+    if made and made[-1].answer == "no":
         return None, Refusal.DECLINED
-    lasting = [each for each in found if each.answer == "yes" and each.until > datetime.now(UTC)]
-    after = max((number for number, each in enumerate(found) if each.answer == "no"), default=-1)
-    valid = [each for each in lasting if found.index(each) > after and each.permit not in used]
+    standing: list[Decision] = []
+    for decision in made:
+        standing = [] if decision.answer == "no" else [*standing, decision]
+    valid = [each for each in standing if each.until > datetime.now(UTC) and each.permit not in used]
     return (valid[-1] if valid else None), Refusal.APPROVAL
 
 
@@ -156,12 +163,12 @@ def waiting_jobs(config: SiteConfig) -> list[Waiting]:
 
 def waiting_job(config: SiteConfig, name: str) -> Waiting:
     """The one whose definition begins so. Raises `ApprovalError`."""
-    found = [each for each in waiting_jobs(config) if each.definition.startswith(name)]
-    if len(found) != 1 or len(name) < 6:
+    matches = [each for each in waiting_jobs(config) if each.definition.startswith(name)]
+    if len(matches) != 1 or len(name) < 6:
         raise ApprovalError(
-            f"{len(found)} waiting jobs have a name that begins so: `medfedvqa jobs pending` lists them"
+            f"{len(matches)} waiting jobs have a name that begins so: `medfedvqa jobs pending` lists them"
         )
-    return found[0]
+    return matches[0]
 
 
 def _folder(config: SiteConfig) -> Path:

@@ -17,13 +17,15 @@ from medfedvqa.near_miss import check_name
 from privacy import DPSettings
 
 
-def checked_job(job: dict[str, Any]) -> JobSpec:
+def checked_job(job: dict[str, Any], keywords: Set[str] = frozenset()) -> JobSpec:
     """The job. Raises `ConfigError` for names that do not exist, with the nearest that do, and for bad values.
+
+    `keywords`: names that a user may have meant beside the options of the method.
 
     Raises `BackboneError` for a name that no backbone has; the loader checks what the name stands for.
     """
     check_method(job["method"])
-    check_options(job["method"], job.get("options", {}))
+    check_options(job["method"], job.get("options", {}), keywords)
     for name in job.get("dp") or {}:
         names = [field.name for field in fields(DPSettings)]
         check_name("setting of differential privacy", name, names, "`medfedvqa privacy settings` lists them")
@@ -38,10 +40,10 @@ def check_method(name: str) -> None:
         check_name("method", name, method_names(), "`medfedvqa methods` lists them")
 
 
-def check_options(method: str, options: dict[str, Any], others: Set[str] = frozenset()) -> None:
-    """Raises `ConfigError` for an option that the method does not have. `others`: names that a user may have meant."""
-    for name in options.keys() - others:
-        names = [*method_type(method).config_type.model_fields, *others]
+def check_options(method: str, options: dict[str, Any], keywords: Set[str] = frozenset()) -> None:
+    """Raises `ConfigError` for an option that the method does not have. `keywords`: what a user may have meant too."""
+    for name in options:
+        names = [*method_type(method).config_type.model_fields, *keywords]
         check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
 
 

@@ -8,11 +8,13 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_choices import JobChoices
 from medfedvqa.library.data_set import Data
-from medfedvqa.library.job_options import check_method, check_options, checked_job
+from medfedvqa.library.job_options import checked_job
 from medfedvqa.models import bundled_for
 from privacy import PrivacyCost, PrivacyError, spent
 
 AUTO = "auto"
+DEFAULTS = {name: field.default for name, field in JobChoices.model_fields.items()} | {"round_timeout": None}
+"""The fields that are keywords. All sites run on this machine, so that a round needs no limit."""
 
 
 class Job:
@@ -46,11 +48,7 @@ class Job:
         that no backbone has.
         """
         private = {**(dp or {}), **({} if epsilon is None else {"epsilon": epsilon})}
-        check_method(method)
-        check_options(method, options, JobChoices.model_fields.keys())
-        choices = {"round_timeout": None, "seed": 0} | {
-            name: options.pop(name) for name in JobChoices.model_fields if name in options
-        }
+        choices = DEFAULTS | {name: options.pop(name) for name in DEFAULTS if name in options}
         self._auto = backbone == AUTO
         self._settings: dict[str, Any] = {
             "method": method,
@@ -61,7 +59,7 @@ class Job:
             **choices,
         }
         try:
-            self._spec = checked_job(self._settings)
+            self._spec = checked_job(self._settings, DEFAULTS.keys())
         except PrivacyError as error:
             raise ConfigError(str(error)) from None
 
@@ -99,8 +97,7 @@ class Job:
 
 def _signature() -> inspect.Signature:
     """Of `Job`, with the fields of a job among its keywords, for `help` and for editors at run time."""
-    own = list(inspect.signature(Job.__init__).parameters.values())
-    defaults = {name: field.default for name, field in JobChoices.model_fields.items()} | {"round_timeout": None}
+    *before, options = inspect.signature(Job.__init__).parameters.values()
     fields = [
         inspect.Parameter(
             name,
@@ -108,9 +105,9 @@ def _signature() -> inspect.Signature:
             default=default,
             annotation=JobChoices.model_fields[name].annotation,
         )
-        for name, default in defaults.items()
+        for name, default in DEFAULTS.items()
     ]
-    return inspect.Signature([*own[:-1], *fields, own[-1]])
+    return inspect.Signature([*before, *fields, options])
 
 
 vars(Job.__init__)["__signature__"] = _signature()

@@ -64,7 +64,7 @@ class SiteBuilder(Builder):
         """See FLARE's `Builder`."""
         clients = project.get_clients()
         # A site without others in the project, as when a kit is prepared that somebody else made, makes its own key.
-        identities = {client.name: _identity(client.name, ctx, client) for client in clients if len(clients) > 1}
+        identities = {client.name: _identity(client, ctx) for client in clients if len(clients) > 1}
         for client in project.get_clients():
             local = Path(ctx.get_local_dir(client))
             _harden(local, _narrow_site, kit_contents.GUARDED, kit_contents.guarded(client.name), kit_contents.FILES)
@@ -117,12 +117,12 @@ _PLACES = {
 _FORM: Mapping[str, Any] = {"reader": None, "organ": None, "methods": []}
 
 
-def _identity(name: str, ctx: ProvisionContext, client: Any) -> Identity:
+def _identity(client: Any, ctx: ProvisionContext) -> Identity:
     """A site's key for secure aggregation, which its kit brings.
 
     The project's state keeps it, as it keeps certificates: kits that are made again have the same one.
     """
-    kept = Path(ctx.get_state_dir()) / f"identity-{name}.key"
+    kept = Path(ctx.get_state_dir()) / f"identity-{client.name}.key"
     if not kept.exists():
         Identity.create(kept)
     shutil.copy2(kept, Path(ctx.get_ws_dir(client)) / "identity.key")
