@@ -195,7 +195,7 @@ def _requirements(lines: Iterable[str] | None, extras: frozenset[str] = frozense
 def _compare_with_records(names: set[str]) -> None:
     """Raises `ChangedCode` if a loaded module of these distributions is not the file that RECORD lists.
 
-    A module that lies in one of their packages and is not listed is none that was installed.
+    A module that lies in one of their packages and is not listed was not installed with it.
     """
     places = [(folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()]
     listed = {path: row for place in reversed(places) for path, row in listed_modules(*place).items()}

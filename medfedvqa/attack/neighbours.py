@@ -107,7 +107,7 @@ class Move:
 
 
 class Departure(Exception):
-    """A run takes other steps than the one that it goes on from, or steps of other shapes."""
+    """A run takes other steps than the one that it continues, or steps of other shapes."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Neighbours:
         share_of_noise: float = 1.0,
         watched: Collection[str] = (),
     ) -> Transcript:
-        """The method's training tasks at the site; each step goes on from what was released `after`, if given.
+        """The method's training tasks at the site; each step continues from what was released `after`, if given.
 
         `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: how much of it is added, for
         tests that have to fail. `watched`: whose contributions are noted. What a method freezes is computed once for

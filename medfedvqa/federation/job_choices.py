@@ -47,7 +47,7 @@ class JobChoices(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         600.0,
         ge=1,
         le=MOST_SECONDS,
-        description="seconds after which a round goes on without the sites that are late, and which the evaluation has "
+        description="seconds after which a round continues without sites that are late, and which the evaluation has "
         "for each round; without them there is no limit",
     )
 

@@ -107,7 +107,7 @@ class DPEvent(ABC):
         return kind(**record)
 
     def against(self, colluders: int) -> Self:
-        """The same, for an observer to whom so many sites tell their noise: it differs where sites share noise."""
+        """The same, for an observer to whom this many sites tell their noise: it differs where sites share noise."""
         return self
 
     @property

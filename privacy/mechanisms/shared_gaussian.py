@@ -123,5 +123,5 @@ class SharedGaussian(DPEvent):
 
 
 def site_share(noise: float, sites: int) -> float:
-    """The noise multiplier of each of so many honest sites whose noise has the multiplier `noise` together."""
+    """The noise multiplier of each honest site, of `sites`, whose noise has the multiplier `noise` together."""
     return noise / math.sqrt(sites)

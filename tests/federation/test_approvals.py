@@ -66,7 +66,7 @@ def test_what_was_approved_is_this_definition_by_this_submitter(
 
 
 def test_a_no_and_an_end_stop_a_job_and_a_later_yes_admits_it(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:
-    """A no is told as such; a yes that has ended is none."""
+    """A no has its own code; a yes that has ended admits nothing."""
     config, job = guarded[0], fresh(quick_job())
     ask(config, job, "one")
     yes(guarded)
