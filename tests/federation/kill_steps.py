@@ -34,10 +34,32 @@ def kill_at(step: int) -> None:
     sys.addaudithook(hook)
 
 
+def run(work: str, origin: Path, place: Path, backup: Path, step: int) -> None:
+    """Does the work once, and is killed before that step of it."""
+    if work == "restore":
+        secret = backup_key(origin)
+        kill_at(step)
+        restore(backup, place, secret)
+        return
+    site = place / "local" / "site.yml"
+    config = load_site_config(site, place.name)
+    if work == "rotate":
+        kill_at(step)
+        rotate_audit_key(config, site)
+    else:
+        secret = backup_key(origin)
+        kill_at(step)
+        back_up(config, site, backup, secret)
+
+
+def backup_key(origin: Path) -> BackupSecret:
+    """The key in the file beside the folder."""
+    return BackupSecret("key", (origin.parent / "backup.key").read_text())
+
+
 def main() -> None:
     """Goes on until a process ends by itself."""
     work, origin, place, backup, every = sys.argv[1], *map(Path, sys.argv[2:5]), int(sys.argv[5])
-    secret = BackupSecret("key", (origin.parent / "backup.key").read_text())
     for step in range(0, 100_000, every):
         shutil.rmtree(place, ignore_errors=True)
         if origin.is_dir():
@@ -45,19 +67,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             try:
-                if work == "backup":
-                    site = place / "local" / "site.yml"
-                    config = load_site_config(site, place.name)
-                    kill_at(step)
-                    back_up(config, site, backup, secret)
-                elif work == "rotate":
-                    site = place / "local" / "site.yml"
-                    config = load_site_config(site, place.name)
-                    kill_at(step)
-                    rotate_audit_key(config, site)
-                else:
-                    kill_at(step)
-                    restore(backup, place, secret)
+                run(work, origin, place, backup, step)
             except BaseException as error:
                 print(f"failed {type(error).__name__}: {error}", flush=True)
                 os._exit(1)

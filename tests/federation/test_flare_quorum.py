@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from audits import Event, VerdictState, examine, read, verify
+from audits.log_files import segments
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
@@ -73,7 +74,7 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: LoopbackFeder
     export_job(JOB, tmp_path / "job")
     job_id = federation.submit(tmp_path / "job")
     log = federation.kits / "head" / "audit"
-    wait_for(lambda: log.exists() and any(e.event is Event.RECEIVE and (e.round or 0) >= 2 for e in read(log)))
+    wait_for(lambda: segments(log) and any(e.event is Event.RECEIVE and (e.round or 0) >= 2 for e in read(log)))
     for job in (False, True):
         for process in federation.processes("head", job):
             process.kill()

@@ -145,7 +145,6 @@ def test_a_rotation_that_is_killed_leaves_the_old_key_or_the_new_one(site_kit: P
     environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
     outcomes: set[str] = set()
     origin = Path(shutil.copytree(kit, tmp_path / "origin" / SITE))
-    (tmp_path / "origin" / "backup.key").write_bytes(bytes(32))
     old = key_at(kit / "audit.key").public
     command = [sys.executable, str(script), "rotate", str(origin), str(place), "-", "1"]
     pipe = subprocess.PIPE

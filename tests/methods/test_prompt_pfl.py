@@ -111,7 +111,7 @@ def test_a_job_may_bound_the_weight_of_one_site_in_another_s_mixture(
         assert job.offer().mixture_share == (0.5 if options else 1.0)
         serve(job, configs, tmp_path / name)
         seen = load_transcript(tmp_path / name)
-        prompts = {site: uploads[-1]["prompt.text"] for site, uploads in seen.uploads.items()}
+        prompts = {site: uploads["prompt.text"] for site, uploads in seen.uploads.items()}
         for site in SMALL:
             mean = np.mean([prompts[other] for other in SMALL if other != site], axis=0)
             apart.append(np.abs(seen.shared[site]["prompt.text"] - mean).max())
