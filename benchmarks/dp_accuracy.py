@@ -10,7 +10,7 @@ are not repeated; several processes with different `--seeds` may share it.
 
 `--lines` gets a line of JSON for each set, seed and epsilon: which test rows each model answers right, and the number
 of each row's patient. Without RUNS the table is made of such a file. Intervals and p, two-sided and uncorrected, are
-over patients and seeds (`medfedvqa.benchmark.statistics`).
+over patients and seeds (`medfedvqa.research.benchmark.statistics`).
 """
 
 import argparse
@@ -24,9 +24,6 @@ import numpy as np
 import torch
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.benchmark.benchmark_table import cell
-from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.benchmark.statistics import average, gain
 from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.data import Split, load_site, organs
@@ -36,6 +33,9 @@ from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.figures import COLOURS, GREY, MARKERS, new_figure, styled, svg_file
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import Backbone, bundled_for, load_backbone
+from medfedvqa.research.benchmark.benchmark_table import cell
+from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.research.benchmark.statistics import average, gain
 from medfedvqa.training import Site
 from medfedvqa.version import code_version
 from privacy import DPSettings

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from medfedvqa.benchmark.grid import Grid, data_of
-from medfedvqa.benchmark.results_file import ALL_ROWS, Result, read
-from medfedvqa.benchmark.single_run import Machine, centralised, federated
-from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.core import method_type
 from medfedvqa.data import organs
 from medfedvqa.models import FeatureStore
+from medfedvqa.research.benchmark.grid import Grid, data_of
+from medfedvqa.research.benchmark.results_file import ALL_ROWS, Result, read
+from medfedvqa.research.benchmark.single_run import Machine, centralised, federated
+from medfedvqa.research.benchmark.systems import systems_named
 
 SHORT = {"rounds": 1, "local_epochs": 1}
 

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.core import Site, create
+from medfedvqa.core.trunk_options import TrunkName
 from medfedvqa.data import Split, load_site
-from medfedvqa.models import TrunkName, bundled_for, load_backbone
-from medfedvqa.models.split import tail_logits
+from medfedvqa.models import bundled_for, load_backbone
 from medfedvqa.models.tuning import Values
+from medfedvqa.papers.networks.split import tail_logits
 
 COLUMNS = ("site forward", "server forward", "server backward", "site backward", "second forward", "second backward")
 """T_f^1, T_f^g, T_b^g, T_b^1 of the appendix, then T_f^2 and T_b^2: the answer projection, or the last part."""

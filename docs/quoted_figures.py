@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from medfedvqa.benchmark.benchmark_table import gains, markdown
-from medfedvqa.benchmark.comparison import Comparison, compared
-from medfedvqa.benchmark.outcome import RunOutcome
-from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.statistics import average, gain, holm
+from medfedvqa.research.benchmark.benchmark_table import gains, markdown
+from medfedvqa.research.benchmark.comparison import Comparison, compared
+from medfedvqa.research.benchmark.outcome import RunOutcome
+from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.statistics import average, gain, holm
 
 ROOT = Path(__file__).parents[1]
 TABLES = {

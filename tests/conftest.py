@@ -28,17 +28,16 @@ from medfedvqa.models import (
     BackboneShape,
     ClipBackbone,
     TowerShape,
-    albef_files,
     load_backbone,
     open_clip_models,
-    vault_files,
 )
-from medfedvqa.models.albef import AlbefBackbone
 from medfedvqa.models.bundled import build
-from medfedvqa.models.vault import VaultBackbone
-from medfedvqa.models.vilt import ViltBackbone
-from medfedvqa.models.vilt_files import ARCHITECTURES
-from medfedvqa.pretraining.train import write_weights
+from medfedvqa.papers.networks import albef_files, vault_files
+from medfedvqa.papers.networks.albef import AlbefBackbone
+from medfedvqa.papers.networks.vault import VaultBackbone
+from medfedvqa.papers.networks.vilt import ViltBackbone
+from medfedvqa.papers.networks.vilt_files import ARCHITECTURES
+from medfedvqa.research.pretraining.train import write_weights
 from medfedvqa.training import Site
 from privacy import RepeatableRandomness
 

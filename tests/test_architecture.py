@@ -24,11 +24,11 @@ FLOORS = [
     {"medfedvqa.evaluation"},
     {"medfedvqa.training"},
     {"medfedvqa.core"},
-    {"medfedvqa.methods", "medfedvqa.pretraining"},
+    {"medfedvqa.methods", "medfedvqa.papers"},
     {"medfedvqa.federation", "medfedvqa.vault"},
     {"medfedvqa.attack"},
-    {"medfedvqa.answering", "medfedvqa.backup", "medfedvqa.benchmark", "medfedvqa.report"},
-    {"medfedvqa.library", "medfedvqa.reproduce"},
+    {"medfedvqa.answering", "medfedvqa.backup", "medfedvqa.report"},
+    {"medfedvqa.library", "medfedvqa.research"},
     {"medfedvqa.cli"},
 ]
 PACKAGES = ("audits", "privacy", "medfedvqa")
@@ -68,6 +68,16 @@ def test_no_room_imports_from_a_floor_above() -> None:
     """Lower floors know nothing of higher ones, so that a method or an engine can change without them."""
     above = {str(path.relative_to(ROOT)): modules for path in SOURCES if (modules := modules_above(path))}
     assert len(SOURCES) > 200 and not above
+
+
+def test_only_commands_and_research_import_the_papers_and_only_commands_research() -> None:
+    """What a hospital runs can be read without either: a paper's method or network is imported where a job names it."""
+    importers: dict[str | None, set[str | None]] = {"medfedvqa.papers": set(), "medfedvqa.research": set()}
+    for path in SOURCES:
+        for module in imported(path):
+            importers.get(room(module), set()).add(room(".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    assert importers["medfedvqa.papers"] == {"medfedvqa.papers", "medfedvqa.research", "medfedvqa.cli"}
+    assert importers["medfedvqa.research"] == {"medfedvqa.research", "medfedvqa.cli"}
 
 
 def test_no_name_of_a_package_is_hidden_by_a_module() -> None:

@@ -247,10 +247,11 @@ def test_a_job_s_code_does_not_depend_on_what_else_was_imported() -> None:
         "from medfedvqa.core.registry import method_names, method_type",
         "if sys.argv[1:]:",
         "    method_names()",
-        "    import medfedvqa.benchmark.study",
+        "    import medfedvqa.research.benchmark.study",
         "from medfedvqa.federation.site_runtime import SiteRuntime",
         "code = running_code(SiteRuntime, method_type('prompt_pfl'))",
-        "others = {name.split('.')[2] for name in sys.modules if name.startswith('medfedvqa.methods.')}",
+        "ours = [name for name in sys.modules if name.startswith('medfedvqa.')]",
+        "others = {name.split('.methods.')[1] for name in ours if '.methods.' in name}",
         "print(json.dumps([code.digest, [part.name for part in code.parts], sorted(others)]))",
     )
     ran = [subprocess.run([sys.executable, "-c", "\n".join(lines), *more], capture_output=True, check=True, text=True)

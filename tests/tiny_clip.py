@@ -10,7 +10,7 @@ import open_clip
 import torch
 from open_clip.model import CLIP
 
-from medfedvqa.pretraining.train import write_weights
+from medfedvqa.research.pretraining.train import write_weights
 
 ARCHITECTURE = "tiny-clip"
 TINY = f"{ARCHITECTURE}@random"

@@ -14,11 +14,11 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.benchmark.comparison import Comparison
-    from medfedvqa.benchmark.grid import Grid
-    from medfedvqa.benchmark.regimes import Regime
-    from medfedvqa.benchmark.results_file import Result
-    from medfedvqa.benchmark.systems import System
+    from medfedvqa.research.benchmark.comparison import Comparison
+    from medfedvqa.research.benchmark.grid import Grid
+    from medfedvqa.research.benchmark.regimes import Regime
+    from medfedvqa.research.benchmark.results_file import Result
+    from medfedvqa.research.benchmark.systems import System
 
 TABLE = "benchmark.md"
 
@@ -72,7 +72,7 @@ def benchmark(
     from medfedvqa.cli.run import announced
 
     progress = announced("medfedvqa benchmark: loading PyTorch and the data", quiet)
-    from medfedvqa.benchmark.grid import results
+    from medfedvqa.research.benchmark.grid import results
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
@@ -103,13 +103,13 @@ def planned_grid(
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
-    from medfedvqa.benchmark.grid import Grid
-    from medfedvqa.benchmark.systems import BUDGET
     from medfedvqa.data import organs
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.data.image_classes import classes
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
+    from medfedvqa.research.benchmark.grid import Grid
+    from medfedvqa.research.benchmark.systems import BUDGET
 
     device = resolved(device)
     reader, root = find_root(data, data_root)
@@ -137,7 +137,7 @@ def planned_grid(
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:
     """The table of results files. Raises `ConfigError` if they hold none, or options choose what to run."""
-    from medfedvqa.benchmark.results_file import read
+    from medfedvqa.research.benchmark.results_file import read
 
     if given:
         raise ConfigError(f"--from takes everything from the files: leave out {', '.join(given)}")
@@ -151,9 +151,9 @@ def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: 
 def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> None:
     """Write the table and the plot, and show the averages."""
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.benchmark.benchmark_table import markdown
-    from medfedvqa.benchmark.comparison import compared
+    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.research.benchmark.benchmark_table import markdown
+    from medfedvqa.research.benchmark.comparison import compared
 
     comparison = compared(results)
     write_whole(out / TABLE, markdown(comparison).encode())
@@ -175,8 +175,8 @@ def check_folder(out: Path) -> None:
 
 def named_systems(listed: str) -> "tuple[System, ...]":
     """The systems with these labels, or of these methods. Raises `ConfigError`, with the nearest names."""
-    from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, systems_named, without_picture
     from medfedvqa.near_miss import check_name
+    from medfedvqa.research.benchmark.systems import AT_REQUEST, SYSTEMS, systems_named, without_picture
 
     names = [name.strip() for name in listed.split(",") if name.strip()]
     systems = (*SYSTEMS, *AT_REQUEST)
@@ -189,8 +189,8 @@ def named_systems(listed: str) -> "tuple[System, ...]":
 
 def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
     """The regime in which the listed sites never train. Raises `ConfigError` for other names, or if none is left."""
-    from medfedvqa.benchmark.regimes import Regime
     from medfedvqa.near_miss import check_name
+    from medfedvqa.research.benchmark.regimes import Regime
 
     unseen = tuple(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
     for name in unseen:
@@ -207,9 +207,9 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
     options that it lacks; those of a table's common budget are never refused for that, so that split learning alone
     can run at the others' budget.
     """
-    from medfedvqa.benchmark.systems import COMMON
     from medfedvqa.core import method_type
     from medfedvqa.near_miss import check_name
+    from medfedvqa.research.benchmark.systems import COMMON
 
     supported = {name for system in systems for name in method_type(system.method).config_type.model_fields}
     choices = sorted(supported.union(COMMON))
@@ -233,12 +233,12 @@ def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
     """Run the grid at each number of sites, and plot accuracy by number of sites. Raises `ConfigError`."""
     from dataclasses import replace
 
-    from medfedvqa.benchmark.benchmark_plots import draw_scale
-    from medfedvqa.benchmark.comparison import compared
-    from medfedvqa.benchmark.grid import results
-    from medfedvqa.benchmark.statistics import average
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM
+    from medfedvqa.research.benchmark.benchmark_plots import draw_scale
+    from medfedvqa.research.benchmark.comparison import compared
+    from medfedvqa.research.benchmark.grid import results
+    from medfedvqa.research.benchmark.statistics import average
 
     if grid.reader != PHANTOM:
         raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")
@@ -264,7 +264,7 @@ def complete(console: Terminal, grid: "Grid", workers: int) -> None:
     """Run what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
     from rich.progress import Progress
 
-    from medfedvqa.benchmark.grid import run
+    from medfedvqa.research.benchmark.grid import run
 
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("runs", total=len(grid.systems) * grid.seeds)
@@ -276,8 +276,8 @@ def complete(console: Terminal, grid: "Grid", workers: int) -> None:
 
 
 def _record(comparison: "Comparison") -> dict[str, Any]:
-    from medfedvqa.benchmark.benchmark_table import corrected, gains
-    from medfedvqa.benchmark.statistics import average
+    from medfedvqa.research.benchmark.benchmark_table import corrected, gains
+    from medfedvqa.research.benchmark.statistics import average
 
     tested = corrected(comparison)
     record = {}
@@ -300,7 +300,7 @@ def _record(comparison: "Comparison") -> dict[str, Any]:
 def _show(console: Console, comparison: "Comparison") -> None:
     from rich.table import Table
 
-    from medfedvqa.benchmark.benchmark_table import cell, gain_cell, gains
+    from medfedvqa.research.benchmark.benchmark_table import cell, gain_cell, gains
 
     averages = [f"{heading}, %" for heading in comparison.averages(comparison.reference)]
     table = Table("system", *averages, "from pictures", "from federation", "trained")
@@ -314,6 +314,6 @@ def chosen(systems: "tuple[System, ...]", tuned: Path | None, **searched: Any) -
     """The systems with the choices of a file of `medfedvqa tune`, if one is given. Raises `ConfigError`."""
     if tuned is None:
         return systems
-    from medfedvqa.benchmark.tuning_search import read_tuned, with_choices
+    from medfedvqa.research.benchmark.tuning_search import read_tuned, with_choices
 
     return with_choices(systems, read_tuned(tuned), **searched)

@@ -38,9 +38,9 @@ def pretrain(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from medfedvqa.errors import ConfigError
-    from medfedvqa.pretraining.card import write_card
-    from medfedvqa.pretraining.corpus import PIXELS, load
-    from medfedvqa.pretraining.train import Recipe, stages_of, train, write_weights
+    from medfedvqa.research.pretraining.card import write_card
+    from medfedvqa.research.pretraining.corpus import PIXELS, load
+    from medfedvqa.research.pretraining.train import Recipe, stages_of, train, write_weights
 
     if text and architecture == "medclip3":
         raise ConfigError("medclip3 has a published text tower: leave --text out")

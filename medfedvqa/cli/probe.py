@@ -32,7 +32,7 @@ def probe(
     from medfedvqa.errors import ConfigError
     from medfedvqa.models import has_seen, load_backbone
     from medfedvqa.models.bundled import BUNDLED
-    from medfedvqa.pretraining.answer_probes import compared, probed_rows
+    from medfedvqa.research.pretraining.answer_probes import compared, probed_rows
 
     names = backbone or [*BUNDLED]
     local = [name for name in names if "@" in name]

@@ -12,8 +12,8 @@ from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.benchmark.grid import Grid
-    from medfedvqa.reproduce.entries import PaperEntry, Program
+    from medfedvqa.research.benchmark.grid import Grid
+    from medfedvqa.research.reproduce.entries import PaperEntry, Program
 
 PAGE = "reproduced.md"
 WARNING = "The pictures show rows of patients: they must not leave this machine."
@@ -58,8 +58,8 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a founding paper on your data, its figures beside this run's, and what differs."""
     from medfedvqa.cli.benchmark import check_folder
-    from medfedvqa.reproduce.catalogue import entry_of, paper_of
-    from medfedvqa.reproduce.entries import Absent, Program, Scale
+    from medfedvqa.research.reproduce.catalogue import entry_of, paper_of
+    from medfedvqa.research.reproduce.entries import Absent, Program, Scale
 
     chosen = paper_of(paper)
     asked = entry_of(chosen, entry)
@@ -74,7 +74,7 @@ def reproduce(
 
     progress = announced(f"medfedvqa reproduce {chosen.name} {asked.name}: loading PyTorch and the data", quiet)
     from medfedvqa.cli.benchmark import planned_grid, regime_with, scaled
-    from medfedvqa.reproduce.tables import labels_of, on_paper_s_sites, with_budget
+    from medfedvqa.research.reproduce.tables import labels_of, on_paper_s_sites, with_budget
 
     labels = labels_of(protocol, rows)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
@@ -102,7 +102,7 @@ def list_command(
     """List every table and figure of the five founding papers, with its command or the reason why there is none."""
     from rich.table import Table
 
-    from medfedvqa.reproduce.catalogue import PAPERS, lines, paper_of
+    from medfedvqa.research.reproduce.catalogue import PAPERS, lines, paper_of
 
     papers = (paper_of(paper),) if paper else PAPERS
     if as_json:
@@ -139,13 +139,13 @@ def _run_program(program: "Program", folder: Path) -> None:
 def _write(entry: "PaperEntry", grid: "Grid", progress: Terminal, workers: int, quiet: bool) -> None:
     """Run what is missing, write the page or the pictures, and show the page."""
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.benchmark.benchmark_table import listed
-    from medfedvqa.benchmark.comparison import compared
-    from medfedvqa.benchmark.grid import data_of, results
     from medfedvqa.cli.benchmark import complete
-    from medfedvqa.reproduce import counts, pictures, tables
-    from medfedvqa.reproduce.entries import PaperPicture, PaperTable, PrintedCounts, Trunks
+    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
+    from medfedvqa.research.benchmark.benchmark_table import listed
+    from medfedvqa.research.benchmark.comparison import compared
+    from medfedvqa.research.benchmark.grid import data_of, results
+    from medfedvqa.research.reproduce import counts, pictures, tables
+    from medfedvqa.research.reproduce.entries import PaperPicture, PaperTable, PrintedCounts, Trunks
 
     protocol, console = entry.protocol, Terminal(quiet=quiet)
     if isinstance(protocol, PaperPicture):

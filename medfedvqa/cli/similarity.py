@@ -25,7 +25,7 @@ def similarity(
 
     from medfedvqa.answering.kept_run import load_kept
     from medfedvqa.evaluation.similarity_map import draw_similarity
-    from medfedvqa.methods.unicon import UniCon
+    from medfedvqa.papers.methods.unicon import UniCon
 
     kept = load_kept(run, site)
     method = kept.job.build()

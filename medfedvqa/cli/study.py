@@ -49,10 +49,10 @@ def study(
     check_folder(out)
     progress = announced("medfedvqa study: loading PyTorch and the data", quiet)
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.benchmark.grid import results
-    from medfedvqa.benchmark.results_file import RESULTS
-    from medfedvqa.benchmark.study import REGIMES, SYSTEMS, draw, findings, page, sentences, systems_of
     from medfedvqa.near_miss import check_name
+    from medfedvqa.research.benchmark.grid import results
+    from medfedvqa.research.benchmark.results_file import RESULTS
+    from medfedvqa.research.benchmark.study import REGIMES, SYSTEMS, draw, findings, page, sentences, systems_of
 
     names = [name.strip() for name in regimes.split(",") if name.strip()]
     for name in names:

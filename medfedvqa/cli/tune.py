@@ -9,8 +9,8 @@ from medfedvqa.cli import options
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.benchmark.systems import System
-    from medfedvqa.benchmark.tuning_search import Trial
+    from medfedvqa.research.benchmark.systems import System
+    from medfedvqa.research.benchmark.tuning_search import Trial
 
 
 def tune(
@@ -37,9 +37,9 @@ def tune(
     from medfedvqa.cli.run import announced
 
     progress = announced("medfedvqa tune: loading PyTorch and the data", quiet)
-    from medfedvqa.benchmark.tuning_search import candidates, full_rounds, search
     from medfedvqa.cli.benchmark import check_folder, planned_grid
     from medfedvqa.cli.terminal import Terminal, plain, sentence
+    from medfedvqa.research.benchmark.tuning_search import candidates, full_rounds, search
 
     check_folder(out)
     pairs = candidates(decimals(rates, "--rates"), decimals(decays, "--decays"))

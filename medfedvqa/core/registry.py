@@ -17,8 +17,8 @@ from privacy import DPSettings, Gathering, Secagg
 AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
 
 _METHODS: dict[str, type[Method[Any]]] = {}
-BUILT_IN = "medfedvqa.methods"
-"""The package whose modules register the project's own methods as they are imported: each the one of its name."""
+PACKAGES = ("medfedvqa.methods", "medfedvqa.papers.methods")
+"""The packages whose modules register the project's own methods as they are imported: each the one of its name."""
 
 
 def register(method: AnyMethod) -> AnyMethod:
@@ -26,7 +26,7 @@ def register(method: AnyMethod) -> AnyMethod:
 
     Raises `ConfigError` for a method from outside with the name of a built-in one.
     """
-    if is_built_in(method.name) and not method.__module__.startswith(f"{BUILT_IN}."):
+    if is_built_in(method.name) and not method.__module__.startswith(tuple(f"{package}." for package in PACKAGES)):
         raise ConfigError(f"the project has a method '{method.name}' already: give yours another name")
     remember(method)
     _METHODS[method.name] = method
@@ -36,10 +36,12 @@ def register(method: AnyMethod) -> AnyMethod:
 @cache
 def _homes() -> dict[str, str]:
     """The module of each of the project's own methods, none of which it imports."""
-    package = import_module(BUILT_IN)
-    shared: dict[str, str] = package.SHARED
-    files = {module.name for module in iter_modules(package.__path__)} - {*shared.values()}
-    return {name: name for name in files} | shared
+    homes: dict[str, str] = {}
+    for package in map(import_module, PACKAGES):
+        shared: dict[str, str] = getattr(package, "SHARED", {})
+        files = {module.name for module in iter_modules(package.__path__)} - {*shared.values()}
+        homes |= {name: f"{package.__name__}.{file}" for name, file in ({f: f for f in files} | shared).items()}
+    return homes
 
 
 def is_built_in(name: str) -> bool:
@@ -50,7 +52,7 @@ def is_built_in(name: str) -> bool:
 def method_names() -> tuple[str, ...]:
     """Names of all registered methods that train a federation, sorted."""
     for module in _homes().values():
-        import_module(f"{BUILT_IN}.{module}")
+        import_module(module)
     return tuple(sorted(name for name, method in _METHODS.items() if method.listed))
 
 
@@ -60,7 +62,7 @@ def method_type(name: str) -> type[Method[Any]]:
     Raises `ConfigError`; it is a `PlugInRefused` if a distribution that is not allowed brings the method.
     """
     if is_built_in(name):
-        import_module(f"{BUILT_IN}.{_homes()[name]}")
+        import_module(_homes()[name])
     if name not in _METHODS and (outside := plugins.load("methods", name)) is not None:
         if not (isinstance(outside, type) and issubclass(outside, Method) and getattr(outside, "name", "") == name):
             raise ConfigError(f"the entry point '{name}' of a distribution names no method of this name")

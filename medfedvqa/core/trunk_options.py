@@ -1,11 +1,18 @@
 """The options of methods that can train a trunk of the literature on the frozen backbone."""
 
+from pkgutil import resolve_name
+from typing import Any, Literal
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from medfedvqa.bounds import MOST_SPACE
 from medfedvqa.core.averaging import TunedConfig
-from medfedvqa.models import Backbone, BackboneShape, TrunkBackbone, TrunkConfig, TrunkName
+from medfedvqa.models import Backbone, BackboneShape
 from medfedvqa.training import Site
+
+TrunkName = Literal["mfb", "butd", "ban", "mcan-small", "mcan-large", "mmnas-small", "mmnas-large"]
+TRUNKS = "medfedvqa.papers.networks.trunks"
+"""Imported for a job with a trunk, and for no other."""
 
 
 class TrunkOptions(TunedConfig, frozen=True):
@@ -29,14 +36,17 @@ class TrunkOptions(TunedConfig, frozen=True):
 
     def trained_shape(self, shape: BackboneShape) -> BackboneShape:
         """See `TunedConfig`. Raises `ConfigError` for a trunk on a backbone that gives no grid of places."""
-        trunk = self._trunk
-        return shape if trunk is None else trunk.shape(shape)
+        if self.trunk is None:
+            return shape
+        of_trunk: BackboneShape = self._trunk().shape(shape)
+        return of_trunk
 
     def trained_backbone(self, site: Site) -> Backbone:
         """See `TunedConfig`. All sites of a job begin with the same trunk."""
-        trunk = self._trunk
-        return site.backbone if trunk is None else TrunkBackbone(site.backbone, trunk, site.seed)
+        if self.trunk is None:
+            return site.backbone
+        backbone: Backbone = resolve_name(f"{TRUNKS}:TrunkBackbone")(site.backbone, self._trunk(), site.seed)
+        return backbone
 
-    @property
-    def _trunk(self) -> TrunkConfig | None:
-        return None if self.trunk is None else TrunkConfig(self.trunk, self.trunk_width)
+    def _trunk(self) -> Any:
+        return resolve_name(f"{TRUNKS}:TrunkConfig")(self.trunk, self.trunk_width)

@@ -7,7 +7,6 @@ from audits.lazy_imports import at_first_use
 if TYPE_CHECKING:
     from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
     from medfedvqa.models.answer_rows import AskedQuestions
-    from medfedvqa.models.attention_networks import ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
     from medfedvqa.models.backbone import (
         Architecture,
         Backbone,
@@ -37,16 +36,6 @@ if TYPE_CHECKING:
     from medfedvqa.models.picture_space import PictureSpace
     from medfedvqa.models.picture_stream import PictureStream, Stacked
     from medfedvqa.models.prompts import PromptShape
-    from medfedvqa.models.split import (
-        MiddlePart,
-        RowContrast,
-        ServerNetworks,
-        ServerPart,
-        SiteNetworks,
-        similarities,
-        site_shapes,
-    )
-    from medfedvqa.models.trunks import TrunkBackbone, TrunkConfig, TrunkName
     from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
     from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
@@ -66,30 +55,18 @@ __all__ = [
     "Batch",
     "Cache",
     "ClipBackbone",
-    "ClipFusion",
-    "RowContrast",
     "Depth",
-    "EnhancedAttention",
     "FeatureStore",
     "Fusion",
     "HeadConfig",
-    "MiddlePart",
-    "NetworkConfig",
     "PairedModel",
     "PictureSpace",
     "PictureStream",
     "PromptShape",
     "QuestionInput",
-    "ServerNetworks",
-    "ServerPart",
     "Shapes",
-    "SiteNetworks",
     "Stacked",
-    "StackedAttention",
     "TowerShape",
-    "TrunkBackbone",
-    "TrunkConfig",
-    "TrunkName",
     "TunedModel",
     "Tuning",
     "TuningConfig",
@@ -111,7 +88,5 @@ __all__ = [
     "has_seen",
     "seen_by",
     "shape_of",
-    "similarities",
-    "site_shapes",
     "weight_penalty",
 ]

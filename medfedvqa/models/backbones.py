@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -33,8 +33,6 @@ from medfedvqa.models.published_parts import parts_are_installed, published_weig
 if TYPE_CHECKING:
     from torch import nn
 
-    from medfedvqa.models.fused_files import Family
-
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
@@ -42,15 +40,27 @@ ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "r
 
 PLACES: Mapping[str, str] = MappingProxyType(
     {
-        "vilt": "medfedvqa.models.vilt_files:VILT",
-        "vault": "medfedvqa.models.vault_files:VAULT",
-        "albef": "medfedvqa.models.albef_files:ALBEF",
-        "words": "medfedvqa.models.word_vectors:WordVectorBackbone",
-        "regions": "medfedvqa.models.region_files:RegionBackbone",
+        "vilt": "medfedvqa.papers.networks.vilt_files:VILT",
+        "vault": "medfedvqa.papers.networks.vault_files:VAULT",
+        "albef": "medfedvqa.papers.networks.albef_files:ALBEF",
+        "words": "medfedvqa.papers.networks.word_vectors:WordVectorBackbone",
+        "regions": "medfedvqa.papers.networks.region_files:RegionBackbone",
     }
 )
 """What is imported where a job names it: the kinds of backbones that read picture and question together, by how the
 names of their architectures begin, and those of `ADDED`."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The architectures of one kind of fused backbone, which only local files have."""
+
+    architectures: Mapping[str, Mapping[str, Any]]
+    shape: Callable[[str], BackboneShape]
+    """The shape of an architecture."""
+    load: Callable[[str, str, Path, str], Backbone]
+    """A backbone by name, architecture, folder of this machine and device. Raises `BackboneError`, without paths."""
+
 
 PROJECTION = ("", ".weight", ".bias")
 """Suffixes of the names of a projection's parameters, as a matrix or as a layer."""
@@ -79,7 +89,7 @@ def shape_of(name: str) -> BackboneShape:
     return _shape(name, _configuration(parsed))
 
 
-def _fused(architecture: str) -> "Family | None":
+def _fused(architecture: str) -> Family | None:
     """The kind of fused backbone that has this architecture."""
     kind = architecture.partition("-")[0]
     if kind in ADDED or kind not in PLACES:

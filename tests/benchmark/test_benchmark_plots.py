@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_plots import draw_convergence
-from medfedvqa.benchmark.outcome import RunOutcome
+from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
+from medfedvqa.research.benchmark.outcome import RunOutcome
 
 
 def outcome(validated: dict[str, list[float]]) -> RunOutcome:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from medfedvqa.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.benchmark.statistics import average, by_site, gain, holm
+from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.research.benchmark.statistics import average, by_site, gain, holm
 
 
 def outcome(patients: dict[str, list[int]], right: dict[str, list[bool]]) -> RunOutcome:

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import markdown
-from medfedvqa.benchmark.comparison import PERSONAL, compared
-from medfedvqa.benchmark.grid import FREE, OLD, OUTCOME, Grid, _cohort, results, run
-from medfedvqa.benchmark.printed import PRINTED
-from medfedvqa.benchmark.results_file import RESULTS, read
-from medfedvqa.benchmark.single_run import centralised
-from medfedvqa.benchmark.systems import AT_REQUEST, SYSTEMS, TRUNKS, WITHOUT, System, systems_named, without_picture
 from medfedvqa.cli.benchmark import check_budget
 from medfedvqa.core import create, method_names
 from medfedvqa.data import Split, load_site, training_answers
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.research.benchmark.benchmark_table import markdown
+from medfedvqa.research.benchmark.comparison import PERSONAL, compared
+from medfedvqa.research.benchmark.grid import FREE, OLD, OUTCOME, Grid, _cohort, results, run
+from medfedvqa.research.benchmark.printed import PRINTED
+from medfedvqa.research.benchmark.results_file import RESULTS, read
+from medfedvqa.research.benchmark.single_run import centralised
+from medfedvqa.research.benchmark.systems import (
+    AT_REQUEST,
+    SYSTEMS,
+    TRUNKS,
+    WITHOUT,
+    System,
+    systems_named,
+    without_picture,
+)
 
 BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learning_rate": 0.01}
 PAIR = (

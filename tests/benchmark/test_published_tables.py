@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import markdown
-from medfedvqa.benchmark.comparison import compared
-from medfedvqa.benchmark.results_file import read
-from medfedvqa.benchmark.study import findings
-from medfedvqa.benchmark.systems import systems_named
-from medfedvqa.benchmark.tuning_search import Choice
 from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
+from medfedvqa.research.benchmark.benchmark_table import markdown
+from medfedvqa.research.benchmark.comparison import compared
+from medfedvqa.research.benchmark.results_file import read
+from medfedvqa.research.benchmark.study import findings
+from medfedvqa.research.benchmark.systems import systems_named
+from medfedvqa.research.benchmark.tuning_search import Choice
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

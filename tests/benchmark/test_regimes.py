@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from medfedvqa.benchmark.regimes import EVERY, Regime, fewer_rows, hospitals, newcomer
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
+from medfedvqa.research.benchmark.regimes import EVERY, Regime, fewer_rows, hospitals, newcomer
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from audits.escaping import for_markdown
-from medfedvqa.benchmark.grid import Grid, results, run
-from medfedvqa.benchmark.regimes import EVERY, Regime
-from medfedvqa.benchmark.results_file import RESULTS, Result
-from medfedvqa.benchmark.study import POOLED, draw, findings, page, sentences, systems_of
-from medfedvqa.benchmark.systems import System
 from medfedvqa.errors import ConfigError
+from medfedvqa.research.benchmark.grid import Grid, results, run
+from medfedvqa.research.benchmark.regimes import EVERY, Regime
+from medfedvqa.research.benchmark.results_file import RESULTS, Result
+from medfedvqa.research.benchmark.study import POOLED, draw, findings, page, sentences, systems_of
+from medfedvqa.research.benchmark.systems import System
 
 BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learning_rate": 0.01, "keep": "best"}
 TUNING = {"tuning": "classifier"}

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medfedvqa.benchmark.grid import OUTCOME, Grid
-from medfedvqa.benchmark.systems import WITHOUT, System
-from medfedvqa.benchmark.tuning_search import (
+from medfedvqa.errors import ConfigError
+from medfedvqa.research.benchmark.grid import OUTCOME, Grid
+from medfedvqa.research.benchmark.systems import WITHOUT, System
+from medfedvqa.research.benchmark.tuning_search import (
     Candidate,
     Trial,
     candidates,
@@ -23,7 +24,6 @@ from medfedvqa.benchmark.tuning_search import (
     search,
     with_choices,
 )
-from medfedvqa.errors import ConfigError
 
 BUDGET = {"rounds": 4, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}
 SYSTEM = System("local classifier", "local", {"tuning": "classifier", "own": "head"})

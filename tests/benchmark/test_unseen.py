@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import markdown
-from medfedvqa.benchmark.comparison import compared
-from medfedvqa.benchmark.grid import OUTCOME, Grid, results, run
-from medfedvqa.benchmark.regimes import Regime
-from medfedvqa.benchmark.results_file import Result
-from medfedvqa.benchmark.systems import System, systems_named
 from medfedvqa.cli.benchmark import regime_with
 from medfedvqa.errors import ConfigError
+from medfedvqa.research.benchmark.benchmark_table import markdown
+from medfedvqa.research.benchmark.comparison import compared
+from medfedvqa.research.benchmark.grid import OUTCOME, Grid, results, run
+from medfedvqa.research.benchmark.regimes import Regime
+from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.systems import System, systems_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"
 BUDGET = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 8}

@@ -9,9 +9,9 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from medfedvqa.benchmark.results_file import read
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
+from medfedvqa.research.benchmark.results_file import read
 
 Command = Callable[..., Any]
 DATA = ("--data", "phantom")

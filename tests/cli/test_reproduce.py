@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.reproduce.catalogue import PAPERS, lines
+from medfedvqa.research.reproduce.catalogue import PAPERS, lines
 
 Command = Callable[..., Any]
 SMALL = ("--data", "phantom", "--rounds", "1", "--local-epochs", "1", "-O", "local_unit=batches", "--seeds", "1")

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import medfedvqa
-from medfedvqa.benchmark.grid import Grid
-from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.data import Split, VQAData, build_site, is_built_in, load_site, read
 from medfedvqa.data.data_roots import find_root
 from medfedvqa.data.image_classes import QUESTION, classes
@@ -17,6 +15,8 @@ from medfedvqa.data.several_sets import joined
 from medfedvqa.errors import BackboneError, ConfigError, DataError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
+from medfedvqa.research.benchmark.grid import Grid
+from medfedvqa.research.benchmark.systems import systems_named
 
 
 def class_folder(root: Path) -> Path:

@@ -25,7 +25,7 @@ from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_config import site_yaml
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
-from medfedvqa.models.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks.grid import TRUNKS
 from privacy import DPSettings
 from privacy.secagg import Identity
 

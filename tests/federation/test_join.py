@@ -17,7 +17,6 @@ from tiny_clip import TINY
 
 from audits import Event, Outcome, Refusal, read
 from medfedvqa.answering.kept_run import load_kept
-from medfedvqa.benchmark.regimes import newcomer
 from medfedvqa.cli.join import remarks
 from medfedvqa.core import Site
 from medfedvqa.core.kept_model import KEPT, Keeping
@@ -32,6 +31,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.methods.join import JoinersKeeping
 from medfedvqa.models import load_backbone
+from medfedvqa.research.benchmark.regimes import newcomer
 
 __all__ = ["medfedvqa"]
 Sites = Callable[..., dict[str, SiteConfig]]

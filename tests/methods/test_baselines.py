@@ -9,11 +9,11 @@ import torch
 
 from audits import Kind
 from medfedvqa.core import Method, Site, Tensors, create
-from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.methods.fedkd import distillation, mutual
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import divergence, shape_of
+from medfedvqa.papers.knowledge_preserving import Outputs
+from medfedvqa.papers.methods.fedkd import distillation, mutual
 
 Rounds = Callable[..., list[Tensors]]
 Small = Callable[..., Method]

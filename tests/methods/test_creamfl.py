@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from audits import Kind
-from medfedvqa.core import Method, Site, State, create, public_server
+from medfedvqa.core import Method, Site, State, create
 from medfedvqa.data import held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.creamfl.ensemble import aggregate
-from medfedvqa.methods.creamfl.retrieval_and_answers import server_score
-from medfedvqa.methods.creamfl.server_model import EnsembleServer
 from medfedvqa.models import Backbone, load_backbone, shape_of
+from medfedvqa.papers import public_server
+from medfedvqa.papers.methods.creamfl.ensemble import aggregate
+from medfedvqa.papers.methods.creamfl.retrieval_and_answers import server_score
+from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer
 from privacy import DPSettings, PrivateStep
 
 QUICK: dict[str, Any] = {

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from medfedvqa.core import Tensors, create
-from medfedvqa.core.knowledge_preserving import Outputs, Preserving
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.distillation import contrast, decoupled, similarity
 from medfedvqa.models import divergence
+from medfedvqa.papers.knowledge_preserving import Outputs, Preserving
+from medfedvqa.papers.methods.distillation import contrast, decoupled, similarity
 from medfedvqa.training import Rows
 from privacy import DPSettings
 

@@ -10,8 +10,8 @@ from audits import Kind
 from medfedvqa.core import create
 from medfedvqa.data import batches
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.feddat import FROZEN, LOCAL
 from medfedvqa.models import OTHER, Tuning, TuningConfig, adapters, shape_of
+from medfedvqa.papers.methods.feddat import FROZEN, LOCAL
 from privacy import DPSettings, SeededChance
 
 DP = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=2)

@@ -8,10 +8,10 @@ import torch
 
 from medfedvqa.core import Site, Tensors, create
 from medfedvqa.core.answering import TESTED, Answering
-from medfedvqa.core.knowledge_preserving import Outputs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.fedp3 import FedP3, forgotten, matchups
 from medfedvqa.models import divergence
+from medfedvqa.papers.knowledge_preserving import Outputs
+from medfedvqa.papers.methods.fedp3 import FedP3, forgotten, matchups
 from medfedvqa.training import Rows
 from privacy import SeededChance
 

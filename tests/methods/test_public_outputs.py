@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 
 from audits import Kind
-from medfedvqa.core import Method, Site, create, public_server
-from medfedvqa.core.public_outputs import LOGITS, MOST_LOGIT
-from medfedvqa.core.public_server import AnsweringServer, stacked
+from medfedvqa.core import Method, Site, create
 from medfedvqa.data import CLOSED_ANSWERS, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
-from medfedvqa.methods.fedet import ensemble
-from medfedvqa.methods.fedgems import selected, taught
-from medfedvqa.methods.fedmd import digest, labelled
 from medfedvqa.models import Backbone, load_backbone, shape_of
+from medfedvqa.papers import public_server
+from medfedvqa.papers.methods.fedet import ensemble
+from medfedvqa.papers.methods.fedgems import selected, taught
+from medfedvqa.papers.methods.fedmd import digest, labelled
+from medfedvqa.papers.public_outputs import LOGITS, MOST_LOGIT
+from medfedvqa.papers.public_server import AnsweringServer, stacked
 from privacy import DPSettings, PrivateStep
 
 NAMES = ("fedmd", "fedet", "fedgems")

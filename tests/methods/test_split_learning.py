@@ -18,8 +18,8 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import ServerNetworks, SiteNetworks, TuningConfig, shape_of
-from medfedvqa.models.split import BUFFERS
+from medfedvqa.models import TuningConfig, shape_of
+from medfedvqa.papers.networks.split import BUFFERS, ServerNetworks, SiteNetworks
 from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]

@@ -21,8 +21,8 @@ from medfedvqa.federation.launch import Launch, plan, run, write_sites
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
-from medfedvqa.models import RowContrast, ServerNetworks, SiteNetworks, TuningConfig, shape_of
-from medfedvqa.models.split import BUFFERS
+from medfedvqa.models import TuningConfig, shape_of
+from medfedvqa.papers.networks.split import BUFFERS, RowContrast, ServerNetworks, SiteNetworks
 from privacy import DPSettings
 
 Sites = Callable[..., dict[str, SiteConfig]]

@@ -7,8 +7,15 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import Backbone, ClipFusion, EnhancedAttention, NetworkConfig, StackedAttention
-from medfedvqa.models.attention_networks import CODED, Network
+from medfedvqa.models import Backbone
+from medfedvqa.papers.networks.attention_networks import (
+    CODED,
+    ClipFusion,
+    EnhancedAttention,
+    Network,
+    NetworkConfig,
+    StackedAttention,
+)
 from privacy import SeededChance
 
 CONFIG = NetworkConfig(pixels=32, width=8)

@@ -21,8 +21,8 @@ from medfedvqa.models import Backbone, load_backbone, published_parts
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.bundled import ARCHITECTURES, aligned, build
 from medfedvqa.models.published_parts import PICTURES, SENTENCES, PublishedPart, published_weights
-from medfedvqa.pretraining.corpus import LABELS, Corpus, Picture
-from medfedvqa.pretraining.train import Recipe, _begin_as_principal_components, train
+from medfedvqa.research.pretraining.corpus import LABELS, Corpus, Picture
+from medfedvqa.research.pretraining.train import Recipe, _begin_as_principal_components, train
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 9}
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "is", "it", "a", "lung", "?")

@@ -15,8 +15,6 @@ from tiny_clip import TINY
 
 from audits import read, verify
 from medfedvqa.backbone_names import parse
-from medfedvqa.benchmark.grid import Grid, results, run
-from medfedvqa.benchmark.systems import BUDGET, systems_named
 from medfedvqa.core import Site, create
 from medfedvqa.data import Split, load_site
 from medfedvqa.errors import BackboneError, ConfigError, DataError
@@ -24,7 +22,10 @@ from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.models import Stacked, TrunkConfig, load_backbone, seen_by, shape_of
+from medfedvqa.models import Stacked, load_backbone, seen_by, shape_of
+from medfedvqa.papers.networks.trunks import TrunkConfig
+from medfedvqa.research.benchmark.grid import Grid, results, run
+from medfedvqa.research.benchmark.systems import BUDGET, systems_named
 
 Sites = Callable[..., dict[str, SiteConfig]]
 NAME = f"{TINY}+regions-4x5@rois"

@@ -8,20 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import (
-    ClipBackbone,
+from medfedvqa.models import ClipBackbone, TuningConfig
+from medfedvqa.models.backbone import BackboneShape, TokenEmbeddings, TowerShape
+from medfedvqa.papers.networks.split import (
+    BUFFERS,
     RowContrast,
     ServerNetworks,
     ServerPart,
     SiteNetworks,
-    TrunkBackbone,
-    TrunkConfig,
-    TuningConfig,
+    average,
+    info_nce,
+    same_rows,
     site_shapes,
 )
-from medfedvqa.models.backbone import BackboneShape, TokenEmbeddings, TowerShape
-from medfedvqa.models.split import BUFFERS, average, info_nce, same_rows
-from medfedvqa.models.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks import TrunkBackbone, TrunkConfig
+from medfedvqa.papers.networks.trunks.grid import TRUNKS
 
 ANSWERS = ("yes", "no", "left lung")
 OWN = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import Backbone, BackboneShape, TrunkBackbone, TrunkConfig, Tuning, shape_of
+from medfedvqa.models import Backbone, BackboneShape, Tuning, shape_of
 from medfedvqa.models.backbone import Regions
-from medfedvqa.models.recurrent import Reader
-from medfedvqa.models.trunks.ban import GLIMPSES
-from medfedvqa.models.trunks.grid import TRUNKS
-from medfedvqa.models.trunks.mmnas import DECODER, ENCODER, relations_of
-from medfedvqa.models.trunks.parts import Attention, Trunk
+from medfedvqa.papers.networks.recurrent import Reader
+from medfedvqa.papers.networks.trunks import TrunkBackbone, TrunkConfig
+from medfedvqa.papers.networks.trunks.ban import GLIMPSES
+from medfedvqa.papers.networks.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks.mmnas import DECODER, ENCODER, relations_of
+from medfedvqa.papers.networks.trunks.parts import Attention, Trunk
 
 REGIONS, WORDS, WIDTH, SIDE = 6, 5, 8, 3
 LENGTHS = (3, 1, 4)

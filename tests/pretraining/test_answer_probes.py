@@ -9,7 +9,7 @@ import torch
 from medfedvqa.data import phantom
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import load_backbone
-from medfedvqa.pretraining.answer_probes import (
+from medfedvqa.research.pretraining.answer_probes import (
     ProbedRows,
     _gaussian,
     answer_probe,

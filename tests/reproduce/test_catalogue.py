@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.benchmark.printed import PrintedTable
-from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
-from medfedvqa.reproduce.catalogue import PAPERS, command_of, entry_of, paper_of
-from medfedvqa.reproduce.entries import Absent, PaperEntry, PaperTable, Program
-from medfedvqa.reproduce.papers import feddat, fedp3
-from medfedvqa.reproduce.tables import labels_of
+from medfedvqa.research.benchmark.printed import PrintedTable
+from medfedvqa.research.benchmark.systems import systems_named
+from medfedvqa.research.reproduce.catalogue import PAPERS, command_of, entry_of, paper_of
+from medfedvqa.research.reproduce.entries import Absent, PaperEntry, PaperTable, Program
+from medfedvqa.research.reproduce.papers import feddat, fedp3
+from medfedvqa.research.reproduce.tables import labels_of
 
 CAPTIONS = {"fedp3": (6, 8), "feddat": (4, 6), "prompt-pfl": (2, 5), "unicon": (3, 7), "creamfl": (0, 0)}
 """Tables and figures with captions in each paper. Of CreamFL's the project has notes, which name two measurements."""

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
-from medfedvqa.reproduce.catalogue import PAPERS
-from medfedvqa.reproduce.entries import Absent, Paper, PaperEntry, PaperTable, Program, Scale, Trunks
+from medfedvqa.research.reproduce.catalogue import PAPERS
+from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, PaperTable, Program, Scale, Trunks
 
 MINUTES = pytest.mark.release
 """Split learning counts passes alone, each of which takes minutes."""

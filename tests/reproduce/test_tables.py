@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.benchmark.benchmark_table import beside_printed
-from medfedvqa.benchmark.grid import Grid
-from medfedvqa.benchmark.outcome import RunOutcome
-from medfedvqa.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.benchmark.systems import systems_named
 from medfedvqa.errors import ConfigError
-from medfedvqa.reproduce.catalogue import PAPERS, entry_of, paper_of
-from medfedvqa.reproduce.entries import PaperTable
-from medfedvqa.reproduce.papers import feddat, fedp3
-from medfedvqa.reproduce.tables import labels_of, on_backbone, on_paper_s_sites, runnable, with_budget
+from medfedvqa.research.benchmark.benchmark_table import beside_printed
+from medfedvqa.research.benchmark.grid import Grid
+from medfedvqa.research.benchmark.outcome import RunOutcome
+from medfedvqa.research.benchmark.printed import Place, PrintedRow, PrintedTable
+from medfedvqa.research.benchmark.systems import systems_named
+from medfedvqa.research.reproduce.catalogue import PAPERS, entry_of, paper_of
+from medfedvqa.research.reproduce.entries import PaperTable
+from medfedvqa.research.reproduce.papers import feddat, fedp3
+from medfedvqa.research.reproduce.tables import labels_of, on_backbone, on_paper_s_sites, runnable, with_budget
 
 
 def outcome(right: dict[str, list[bool]]) -> RunOutcome:

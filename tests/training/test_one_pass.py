@@ -10,7 +10,7 @@ import torch
 
 from medfedvqa.core import Method, create, method_type
 from medfedvqa.models import Backbone, Values
-from medfedvqa.models.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks.grid import TRUNKS
 from medfedvqa.training import Privacy, Site, Trainer
 from medfedvqa.training.private import PrivateGradients, Sample
 from privacy import DPSettings, PatientChance, PatientSampler, PatientStreams, PrivateStep, owned

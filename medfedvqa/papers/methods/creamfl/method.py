@@ -1,0 +1,319 @@
+"""CreamFL: sites and server teach each other by representations of a public set (Q. Yu et al., ICLR 2023).
+
+"Multimodal federated learning via contrastive representation ensemble". No weights travel, so each site may choose the
+size of its model and may see pictures, questions or both.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
+from medfedvqa.bounds import (
+    MOST_PAIRS,
+    MOST_ROWS,
+    MOST_SITES,
+    BackboneName,
+    Passes,
+    Rate,
+    SiteName,
+    Space,
+    Temperature,
+    Weight,
+    Width,
+)
+from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.hub import Hub
+from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
+from medfedvqa.core.registry import register
+from medfedvqa.core.scores import counts, validated
+from medfedvqa.data import held_out_pairs, public_pairs
+from medfedvqa.errors import ConfigError
+from medfedvqa.models import (
+    IMAGE,
+    TEXT,
+    BackboneShape,
+    PairedModel,
+    Shapes,
+    Values,
+    check_apart,
+)
+from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, mean
+from medfedvqa.papers.methods.creamfl.public_pass import Contrast, PublicPass
+from medfedvqa.papers.methods.creamfl.retrieval_and_answers import server_score
+from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer, ServerConfig
+from medfedvqa.papers.public_outputs import SiteModel
+from medfedvqa.papers.public_server import check_trunk, one_thread, server_backbone
+from medfedvqa.training import FrozenRows, Site, Trainer, TrainingConfig, answer_losses
+from privacy import Cost, DPSettings, Secagg, SeededChance
+
+Sees = Literal["image", "text", "multimodal"]
+MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}
+
+
+class SiteModelConfig(SiteModel, frozen=True):
+    """One site's model. A null field takes the job's option."""
+
+    sees: Sees | None = None
+
+
+class CreamFLConfig(AveragingConfig, frozen=True):
+    """Options. Those of FedAvg describe the sites' models, which are never averaged."""
+
+    sees: Sees = Field(
+        "multimodal",
+        description="what sites see; a text site answers from the question alone. The head of one modality joins "
+        "nothing and has no n-grams",
+    )
+    models: dict[SiteName, SiteModelConfig] = Field(
+        {},
+        max_length=MOST_SITES,
+        description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
+    )
+    public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
+    space: Space = Field(256, description="width of representations (code: 256)")
+    inter: bool = Field(True, description="inter-modal contrast: with the server's other modality, all items")
+    intra: bool = Field(True, description="intra-modal contrast: with the server's and the last own, same item")
+    gca: bool = Field(
+        True, description="global-local contrastive aggregation; false: the plain mean of the sites' representations"
+    )
+    gamma: Weight = Field(0.5, description="weight of the contrast (code: 0.5); 0 is local training")
+    temperature: Temperature = Field(0.5, description="of the sites' contrast (code: 0.5)")
+    order: Literal["alternating", "joint"] = Field(
+        "alternating", description="private rows and public pairs in turn, epoch by epoch (code), or in every step"
+    )
+    gca_temperature: Temperature = Field(1.0, description="of the scores that weigh sites (paper: none)")
+    positive: Positive = Field("included", description="the own partner in a score's divisor (code), or not (paper)")
+    kd: Weight = Field(0.3, description="weight of the ensemble in the server's training (code: 0.3); 0 is none")
+    distance: Literal["mse", "l2"] = Field("mse", description="to the ensemble: mean square (code), or l2 (paper)")
+    test_pairs: int = Field(
+        128, ge=0, le=MOST_PAIRS, description="other public pairs, on which the server's model is tested; 0 is no test"
+    )
+    public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public pairs per step, at sites and server")
+    server_hidden: Width = Field(512, description="width of the server's hidden layers")
+    server_epochs: Passes = Field(5, description="the server's own passes over the public pairs per round (code: 1)")
+    server_rate: Rate = Field(1e-3, description="the server's learning rate, Adam (code: 0.0002, AdamP)")
+    server_temperature: Temperature = Field(0.07, description="of the server's contrast between pictures and captions")
+    trunk: BackboneName | None = Field(
+        None, description="the server's frozen backbone, one that needs no file; null is the job's"
+    )
+
+    @property
+    def server(self) -> ServerConfig:
+        """The server's model and training."""
+        return ServerConfig(**{name: getattr(self, name) for name in ServerConfig.__dataclass_fields__})
+
+    @property
+    def contrast(self) -> Contrast:
+        """The contrast of the sites' training."""
+        return Contrast(self.gamma, self.temperature, self.inter, self.intra)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The private steps between two passes over the public pairs."""
+        return replace(super().training, local_epochs=self.local_epochs // self.turns)
+
+    @property
+    def turns(self) -> int:
+        """Passes over the public pairs per round: one after each epoch, or one after all batches."""
+        return self.local_epochs if self.local_unit == "epochs" else 1
+
+    def of(self, site: str) -> "CreamFLConfig":
+        """The options of this site's model."""
+        changes = self.models.get(site, SiteModelConfig())
+        return self.model_copy(update=changes.model_dump(exclude_none=True))
+
+    @property
+    def kinds(self) -> tuple[Sees, ...]:
+        """The kinds of sites in the job, by what they see."""
+        present = {self.sees, *(self.of(site).sees for site in self.models)}
+        return tuple(kind for kind in MODALITIES if kind in present)
+
+
+@register
+class CreamFL(Averaging[CreamFLConfig]):
+    """Local training with two contrasts on the public set; the server learns from an ensemble weighed item by item."""
+
+    name = "creamfl"
+    config_type = CreamFLConfig
+    shares = False
+    compares_features = True
+
+    def __init__(self, config: CreamFLConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
+        if dp is not None and config.kinds != ("multimodal",):
+            raise ConfigError(
+                "under differential privacy a job's charges are planned alike for all sites: let 'creamfl' train "
+                "multimodal sites only, without 'sees' in 'models'"
+            )
+        super().__init__(config, dp, secagg)
+        if any(model.tuning == "classifier" for model in config.models.values()):
+            raise ConfigError("'creamfl' compares features, which tuning 'classifier' never changes: tune more")
+
+    def shared(self, shape: BackboneShape) -> Shapes:
+        """Nothing: no weights travel."""
+        return {}
+
+    def exchange(self, shape: BackboneShape) -> Exchange:
+        """The server's representations of the public set come down, the site's go up, and counts go up at the end.
+
+        Raises `ConfigError` for a backbone that sees pictures and texts together only.
+        """
+        check_apart(shape)
+        self.config.check_head(self.config.tuned, shape)
+        down = tuple(self._representations(modality, "the server's") for modality in OTHER)
+        tasks = [
+            TaskSpec(_task(kind), tuple(self._representations(m, "the site's") for m in MODALITIES[kind]), down)
+            for kind in self.config.kinds
+        ]
+        return Exchange(self.name, (*tasks, TaskSpec("evaluate", counts(*self.scores), ())))
+
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """Rounds of training, and the evaluation."""
+        for number in range(1, self.config.rounds + 1):
+            yield from ((_task(kind), number) for kind in self.config.kinds)
+        yield "evaluate", self.config.rounds
+
+    def cost(self, task: str) -> Cost:
+        """The private steps. The contrast sees only public pairs, and the uploads follow from both."""
+        if self.dp is None or task == "evaluate":
+            return Cost()
+        return Cost(steps=self.config.turns * self.config.training.private_steps(self.dp))
+
+    def trained(self, state: State) -> Mapping[str, torch.Tensor]:
+        """The VQA model, and the projections of its features into the common space."""
+        return {**state["values"], **state["projection"]}
+
+    def model(self, site: Site) -> PairedModel:
+        """The site's model, by its options."""
+        config = self.config.of(site.name)
+        plain = self.model_of(site, config.tuned)
+        head = replace(plain.head, hidden=config.hidden)
+        if config.sees != "multimodal":
+            # There is one modality to see, and nothing to join it with.
+            head = replace(head, fusion="concat", question="tower")
+        return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
+
+    def setup(self, site: Site) -> State:
+        """The initial model of local training, and projections. Raises `ConfigError`."""
+        check_trunk(self.config.trunk, site)
+        projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
+        return {**super().setup(site), "projection": projection}
+
+    @property
+    def silent(self) -> bool:
+        """No: representations go up in every round."""
+        return False
+
+    def handler(self, task: TaskSpec, site: Site) -> Handler:
+        """See `Method.handler`. Raises `ConfigError` for a task of a modality that the site's model does not see."""
+        if task.name == "evaluate":
+            return self.evaluate
+        if task.name != _task(self.config.of(site.name).sees):
+            raise ConfigError("the server asked for a modality that this site's model does not see: end the job")
+        return self.train
+
+    def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """Private steps and contrast with the server's representations. The site's representations go up."""
+        trainer, public = self.trainer(site), self._public(site)
+        state = self._after_round(trainer, public, state, tensors_of(received, site.device), round)
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        return state, arrays_of(public.represent(self.trained(state)))
+
+    def without_others(self, local_epochs: int | None = None) -> "CreamFL":
+        """See `Alone.without_others`. The contrast, which needs the server's representations, is left out."""
+        alone = super().without_others(local_epochs)
+        return CreamFL(alone.config.model_copy(update={"gamma": 0.0}))
+
+    def serve(self, hub: Hub) -> dict[str, Tensors]:
+        """Rounds in which the server learns from pairs and from the sites' ensemble. Raises `ConfigError`."""
+        sites = self._by_kind(hub.sites)
+        pairs, backbone = public_pairs(self.config.public_pairs), server_backbone(self.config.trunk, hub.backbone)
+        # The sites draw from the seed itself: the server must not draw the same numbers.
+        server = EnsembleServer(backbone, pairs, self.config.server, hub.seed + 1)
+        for number in hub.rounds(self.config.rounds):
+            server.supervise()
+            shared, uploads = server.representations(), dict[str, Tensors]()
+            drawn = self.drawn(hub, number, hub.sites)
+            for kind, names in sites.items():
+                if called := [name for name in names if name in drawn]:
+                    uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in called})
+            server.distil(self.ensemble(uploads, shared))
+        if self.config.test_pairs:
+            held_out = held_out_pairs(self.config.test_pairs)
+            hub.tested(server_score(server, backbone, pairs, held_out, hub.seed + 2))
+        return hub.collect("evaluate")
+
+    def ensemble(self, uploads: Mapping[str, Tensors], shared: Values) -> Values:
+        """The combined representations of the public set by the sites that see each modality, if there is one."""
+        combined, config = {}, self.config
+        for modality, other in OTHER.items():
+            local = {site: torch.from_numpy(np.array(up[modality])) for site, up in uploads.items() if modality in up}
+            if not local:  # none of the sites of this round sees it
+                continue
+            with one_thread():
+                combined[modality] = (
+                    aggregate(local, shared[other], config.gca_temperature, config.positive)
+                    if config.gca
+                    else mean(local)
+                )
+        return combined
+
+    def _after_round(self, trainer: Trainer, public: PublicPass, state: State, server: Values, round: int) -> State:
+        """The state after a round's private steps and contrasts with the `server`'s representations."""
+        config, seed = self.config, trainer.site.task_seed("train", round)
+        loss = answer_losses(trainer.model)
+        model, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
+        contrasts = public.contrasts(self.trained(state), projection.values, server, seed + 1)
+        joint, apart = (config.contrast.applies and config.order == order for order in ("joint", "alternating"))
+        chance = SeededChance(seed)
+        for _ in range(config.turns):
+            for (draw,) in trainer.draws(chance):
+                trainer.step([model], loss, draw, next(contrasts) if joint else None)
+                if joint:
+                    projection.step()
+            for pull in islice(contrasts, public.steps if apart else 0):
+                torch.autograd.backward(pull(model.values))
+                model.step()
+                projection.step()
+        return {**state, "values": model.trained(), "projection": projection.trained()}
+
+    def _public(self, site: Site) -> PublicPass:
+        """The public pairs, which go through the frozen part of the backbone once."""
+        model, config = self.model(site), self.config
+        pairs = site.derive(
+            ("public", config.public_pairs, model.cache_key, tuple(model.depth.items())),
+            lambda: FrozenRows.of_pairs(
+                model.cache, site.backbone.shape.image_size, model.depth, public_pairs(config.public_pairs)
+            ),
+        )
+        return PublicPass(model, pairs, config.contrast, config.public_rows)
+
+    def _by_kind(self, sites: tuple[str, ...]) -> dict[Sees, list[str]]:
+        if not self.config.models.keys() <= set(sites):
+            raise ConfigError("'models' names a site that is not there")
+        by_kind: dict[Sees, list[str]] = {}
+        for site in sites:
+            by_kind.setdefault(self.config.of(site).sees, []).append(site)
+        if missing := OTHER.keys() - {modality for kind in by_kind for modality in MODALITIES[kind]}:
+            raise ConfigError(f"no site sees {' or '.join(sorted(missing))}: let one be multimodal, or see it alone")
+        return by_kind
+
+    def _representations(self, modality: str, whose: str) -> TensorSpec:
+        shape, meaning = (self.config.public_pairs, self.config.space), f"{whose} unit vectors of public "
+        return TensorSpec(
+            modality, shape, "float32", Kind.REPRESENTATIONS, meaning + _PUBLIC[modality], bounds=(-_UNIT, _UNIT)
+        )
+
+
+_UNIT = 1.0001
+"""The bound of a unit vector's coordinates, with room for rounding."""
+_PUBLIC = {IMAGE: "pictures", TEXT: "captions"}
+
+
+def _task(kind: Sees) -> str:
+    return f"train_{kind}"

@@ -1,0 +1,1 @@
+"""The papers' networks: those that read picture and question together, trunks, and the parts of split learning."""

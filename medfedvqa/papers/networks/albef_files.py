@@ -1,0 +1,122 @@
+"""ALBEF backbones by name: a folder with the authors' checkpoint, one `.pth` file, and BERT's `vocab.txt`.
+
+The checkpoint is of pre-training (`visual_encoder.`, `text_encoder.bert.`) or of VQA (without `bert.`). Momentum
+copies, queues, heads and the decoder are left out.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from medfedvqa.errors import BackboneError
+from medfedvqa.models.backbone import BackboneShape, TowerShape
+from medfedvqa.models.backbones import Family
+from medfedvqa.models.checkpoints import Weights, digest, fill
+from medfedvqa.papers.networks.albef import AlbefBackbone
+from medfedvqa.papers.networks.fused_files import (
+    BERT_BASE,
+    BERT_QUERIES_VALUES,
+    bert_names,
+    low_rank_parts,
+    transformers_module,
+    word_pieces,
+)
+from medfedvqa.papers.networks.joint import JOINT
+
+ARCHITECTURES: dict[str, Mapping[str, Any]] = {
+    "albef-b16": {
+        "vision": {"img_size": 384, "patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
+        "bert": BERT_BASE,
+        "fused_from": 6,
+        "context": 40,
+    },
+}
+"""The arguments of timm's `VisionTransformer` and of `BertConfig`, the first block of BERT that attends to the picture,
+and the most tokens of a question. The size of pictures is that of the authors' VQA."""
+
+POSITIONS = "visual_encoder.pos_embed"
+
+
+def albef_shape(architecture: str) -> BackboneShape:
+    """The shape of an ALBEF of this architecture: the ViT's blocks, then BERT's."""
+    facts = ARCHITECTURES[architecture]
+    vision, bert = facts["vision"], facts["bert"]
+    width, counts = bert["hidden_size"], (vision["depth"], bert["num_hidden_layers"])
+    lists = "visual_encoder.blocks", "text_encoder.encoder.layer"
+    names = tuple(f"{part}.{index}" for part, count in zip(lists, counts, strict=True) for index in range(count))
+    rows = (0, width), (2 * width, 3 * width)
+    fused = tuple(("attn.qkv.weight", first, end, width) for first, end in rows)
+    by_block = counts[0] * (fused,) + counts[1] * (low_rank_parts(width, *BERT_QUERIES_VALUES),)
+    return BackboneShape(
+        {JOINT: TowerShape(sum(counts), width, bert["num_attention_heads"], names=names, by_block=by_block)},
+        embed=0,
+        image_size=vision["img_size"],
+        context=facts["context"],
+        words=width,
+        build=partial(_build, facts),
+    )
+
+
+def load_albef(name: str, architecture: str, folder: Path, device: str) -> AlbefBackbone:
+    """Loads an ALBEF from a folder of this machine. Raises `BackboneError`; no message holds a path."""
+    facts, shape = ARCHITECTURES[architecture], albef_shape(architecture)
+    files = sorted(folder.glob("*.pth"))
+    if len(files) != 1 or not (folder / "vocab.txt").is_file():
+        raise BackboneError(
+            f"the folder of the backbone '{name}' is not as it should be: it holds one .pth file, and vocab.txt"
+        )
+    network: Any = _build(facts)
+    fill(network, name, architecture, files[0], partial(_own, network.visual_encoder.patch_embed.grid_size[0]))
+    tokenize = word_pieces(name, folder / "vocab.txt", shape.context, facts["bert"]["vocab_size"])
+    network = network.to(device).float().eval().requires_grad_(False)
+    return AlbefBackbone(name, network, tokenize, shape, None, digest(network))
+
+
+def _build(facts: Mapping[str, Any]) -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    visual = VisionTransformer(**facts["vision"], num_classes=0)
+    return nn.ModuleDict({"visual_encoder": visual, "text_encoder": transformers_module(partial(_text, facts))})
+
+
+def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
+    """A BERT whose upper blocks have transformers' cross-attention beside the question's attention to itself."""
+    from transformers.models.bert.modeling_bert import BertAttention
+
+    attention: Any = BertAttention
+    model: Any = library.BertModel(library.BertConfig(**facts["bert"]), add_pooling_layer=False)
+    for index, block in enumerate(model.encoder.layer):
+        if index >= facts["fused_from"]:
+            block.crossattention = attention(model.config, layer_idx=index, is_cross_attention=True)
+    module: nn.Module = model
+    return module
+
+
+def _own(grid: int, weights: Weights) -> Weights:
+    """What a checkpoint of ALBEF holds of the backbone, with positions for a grid of so many patches a side."""
+    nested: Any = weights.get("model", weights)
+    whole: Weights = dict(nested)
+    text = {key.removeprefix("text_encoder."): value for key, value in whole.items() if key.startswith("text_encoder.")}
+    own = {key: value for key, value in whole.items() if key.startswith("visual_encoder.")}
+    own |= {f"text_encoder.{key}": value for key, value in bert_names(text).items() if not key.endswith("position_ids")}
+    if POSITIONS in own:
+        own[POSITIONS] = _resized(own[POSITIONS], grid)
+    return own
+
+
+def _resized(positions: torch.Tensor, grid: int) -> torch.Tensor:
+    """The embeddings of positions [1, patches + 1, width] of another size of pictures, as the authors resize them."""
+    side = round((positions.shape[1] - 1) ** 0.5)
+    if side == grid or side**2 != positions.shape[1] - 1:
+        return positions
+    first, places = positions[:, :1], torch.unflatten(positions[:, 1:].transpose(1, 2), 2, (side, side))
+    places = F.interpolate(places, size=(grid, grid), mode="bicubic", align_corners=False)
+    return torch.cat([first, places.flatten(2).transpose(1, 2)], dim=1)
+
+
+ALBEF = Family(ARCHITECTURES, albef_shape, load_albef)

@@ -1,0 +1,145 @@
+"""A backbone whose pictures have regions from the site's own files, such as a detector's, in place of its grid.
+
+A folder has one file for each picture, `DIGEST.npz`, where DIGEST is the SHA-256 of the picture's file, in hexadecimal.
+`numpy.savez` writes it with these arrays:
+
+| array      | type and shape            | what                                                                   |
+|------------|---------------------------|------------------------------------------------------------------------|
+| `picture`  | text                      | DIGEST again: a file that was renamed is refused                       |
+| `features` | floats, [regions, width]  | the features of each region                                            |
+| `boxes`    | floats, [regions, 4]      | left, top, right and bottom in any unit, where a trunk weighs places   |
+
+Regions are as personal as the pictures: they stay at the site, and no digest of them is in any log.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from medfedvqa.backbone_names import BackboneName
+from medfedvqa.errors import BackboneError, DataError
+from medfedvqa.models.backbone import Backbone, Regions
+from medfedvqa.models.picture_stream import CHUNK, PictureStream
+from medfedvqa.papers.networks.backbone_on import BackboneOn
+
+SUFFIX = ".npz"
+BOX = 4
+"""Numbers of a box."""
+_NUMBER_BYTES, _HEADER_BYTES = 8, 4096
+"""The most bytes of a number, and of an array's header and text."""
+
+
+@dataclass(frozen=True)
+class RegionFiles:
+    """A folder of region files, of which each picture has at most `most` regions of `width` numbers."""
+
+    folder: Path
+    most: int
+    width: int
+
+    def packed(self, pictures: PictureStream) -> Iterator[torch.Tensor]:
+        """The regions of pictures, `CHUNK` at a time: float32 [n, most, width + BOX + 1].
+
+        A region's features are followed by its box, zeros without one, and by 1; of one that does not exist all is 0.
+        Raises `DataError` with the index of a picture's row for a file that is missing, damaged, of another picture or
+        of another width, and where some files have boxes and others have none.
+        """
+        part: list[torch.Tensor] = []
+        boxed: bool | None = None
+        for row, digest in pictures.files():
+            if len(part) == CHUNK:
+                yield torch.stack(part)
+                part = []
+            features, boxes = self._read(row, digest)
+            if boxed not in (None, boxes is not None):
+                raise DataError(f"row {row}: 'boxes' are in some region files and not in others: write them in all")
+            boxed, count = boxes is not None, len(features)
+            regions = torch.zeros(self.most, self.width + BOX + 1)
+            regions[:count, : self.width], regions[:count, -1] = features, 1.0
+            if boxes is not None:
+                regions[:count, self.width : -1] = boxes
+            part.append(regions)
+        yield torch.stack(part) if part else torch.empty(0, self.most, self.width + BOX + 1)
+
+    def unpacked(self, packed: torch.Tensor, boxed: bool) -> Regions:
+        """Packed regions as trunks take them; `boxed`: whether the site's files have boxes."""
+        boxes = packed[..., self.width : -1] if boxed else None
+        return Regions(packed[..., : self.width], packed[..., -1] > 0, boxes)
+
+    def _read(self, row: int, digest: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One picture's features and boxes, as they were written but float32. Raises `DataError`."""
+        picture, features, boxes = self._arrays(row, self.folder / f"{digest}{SUFFIX}")
+        if picture.shape != () or str(picture) != digest:
+            raise DataError(f"row {row}: its region file is of another picture: make it from the picture's own file")
+        count = len(features) if features.ndim == 2 else 0
+        if not 1 <= count <= self.most or features.shape != (count, self.width):
+            raise DataError(
+                f"row {row}: the 'features' of its region file are not 1 to {self.most} regions of {self.width} "
+                "numbers, as the backbone's name says"
+            )
+        if boxes is not None and (boxes.shape != (count, BOX) or not (boxes[:, 2:] > boxes[:, :2]).all()):
+            raise DataError(
+                f"row {row}: the 'boxes' of its region file are not the left, top, right and bottom of each region"
+            )
+        if not all(np.isfinite(each).all() for each in (features, boxes) if each is not None):
+            raise DataError(f"row {row}: its region file has numbers that are not finite")
+        return torch.from_numpy(features), None if boxes is None else torch.from_numpy(boxes)
+
+    def _arrays(self, row: int, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The three arrays, numbers as float32; None without boxes."""
+        try:
+            with zipfile.ZipFile(path) as file:
+                picture, features = self._array(file, "picture"), _as_float32(self._array(file, "features"))
+                boxes = _as_float32(self._array(file, "boxes")) if "boxes.npy" in file.namelist() else None
+        except FileNotFoundError:
+            raise DataError(f"row {row}: its picture has no region file in the site's folder") from None
+        # What numpy and zipfile raise for unknown, cut, encrypted or broken files, and for arrays of objects.
+        except (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile):
+            raise DataError(
+                f"row {row}: its region file cannot be read: write 'picture', 'features' and, if need be, 'boxes' by "
+                "numpy.savez, as text and floats"
+            ) from None
+        return picture, features, boxes
+
+    def _array(self, file: zipfile.ZipFile, name: str) -> Any:
+        """One array, unless it is larger than any that is taken."""
+        if file.getinfo(f"{name}.npy").file_size > _NUMBER_BYTES * self.most * (self.width + BOX) + _HEADER_BYTES:
+            raise ValueError
+        with file.open(f"{name}.npy") as content:
+            return np.lib.format.read_array(content, allow_pickle=False)
+
+
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    """Raises `TypeError` for what is no array of floats."""
+    if array.dtype.kind != "f":
+        raise TypeError
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite then, and refused
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RegionBackbone(BackboneOn):
+    """A backbone whose trunks read the regions of files. Pictures without a trunk stay those of the one below."""
+
+    files: RegionFiles
+
+    @classmethod
+    def of(cls, name: BackboneName, below: Backbone, folder: Path) -> "RegionBackbone":
+        """The backbone of this name. Raises `BackboneError` without the folder."""
+        files = RegionFiles(folder, *name.regions)
+        if not files.folder.is_dir():
+            raise BackboneError("the folder of region files is missing: check its path in site.yml")
+        # The digest is of the form alone: one of the files would tell whoever has a patient's that the patient is here.
+        shape = replace(below.shape, regions=(files.most, files.width))
+        return cls.on(below, name.full, shape, f"regions {files.most} {files.width}", files=files)
+
+    def regions_of(self, pictures: PictureStream) -> Callable[[torch.Tensor], Regions]:
+        """See `Backbone`. Raises `DataError` as `RegionFiles.packed` does, and as `PictureStream.files` does."""
+        kept = pictures.space.keep(len(pictures), self.files.packed(pictures), self.device)
+        boxed = len(pictures) > 0 and bool((kept[torch.tensor([0])][0, 0, self.files.width : -1] != 0).any())
+        return lambda numbers: self.files.unpacked(kept[numbers.to(kept.device)], boxed)

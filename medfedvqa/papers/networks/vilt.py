@@ -1,0 +1,152 @@
+"""ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
+from medfedvqa.models.backbone import UNTUNED, TowerTuning, Update
+from medfedvqa.models.prompts import JoinedPrompts
+from medfedvqa.papers.networks.joint import JointBackbone, JointRows, present
+
+WORDS, PATCHES = 0, 1
+"""The indices of the embeddings that mark a token as a word or as a patch."""
+
+
+class ViltBackbone(JointBackbone):
+    """A frozen `ViltModel` of transformers, with its pooler."""
+
+    title = "ViLT"
+
+    @property
+    def table(self) -> nn.Embedding:
+        table: nn.Embedding = self.network.embeddings.text_embeddings.word_embeddings
+        return table
+
+    def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
+        return embedded_patches(network, pixels)
+
+    def question_start(self, network: Any, tokens: torch.Tensor, first: int) -> torch.Tensor:
+        return embedded_words(network, input_ids=tokens.clamp(min=0))
+
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        return encoded(network, *self._embedded(network, rows), rows.lengths, tuning)
+
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        return looked(network, *self._embedded(network, rows), rows.lengths, tuning)
+
+    def _embedded(self, network: Any, rows: JointRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """The embeddings of words and of patches."""
+        if rows.first >= 0:
+            return rows.questions, rows.pictures
+        return (
+            self.question_start(network, rows.questions, rows.first),
+            self.picture_start(network, rows.pictures, rows.first),
+        )
+
+
+def looked(
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
+) -> torch.Tensor:
+    """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]."""
+    hidden, visible = _below(vilt, words, patches, lengths, tuning)
+    last = len(vilt.encoder.layer) - 1
+    tokens = _tokens(vilt, tuning.prompts, last)
+    queries, keys, _, seen = _heads(vilt.encoder.layer[last], hidden, visible, tokens, False, tuning.updates.get(last))
+    # The picture's own first position stands for no patch.
+    asking = hidden.shape[1] - patches.shape[1]
+    weights = attention_to_patches(queries[:, :, :asking], keys, patches.shape[1] - 1, seen)
+    return (weights * visible[:, 0, 0, :asking, None]).sum(dim=1)
+
+
+def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Square pictures of ViLT's own size, [n, 3, size, size] in -1..1, to [n, patches + 1, width]."""
+    embeddings = vilt.embeddings
+    patches: torch.Tensor = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
+    patches = torch.cat([embeddings.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+    placed: torch.Tensor = patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
+    return placed
+
+
+def embedded_words(vilt: Any, **words: torch.Tensor) -> torch.Tensor:
+    """Words as ViLT's text embeddings take them, `input_ids` or `inputs_embeds`, to [n, positions, width]."""
+    placed = vilt.embeddings.text_embeddings(**words)
+    typed: torch.Tensor = placed + vilt.embeddings.token_type_embeddings.weight[WORDS]
+    return typed
+
+
+def encoded(
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning = UNTUNED
+) -> torch.Tensor:
+    """Embeddings [rows, tokens, width] to pooled features [rows, width]. Prompts are for the last blocks."""
+    hidden, visible = _below(vilt, words, patches, lengths, tuning)
+    last = len(vilt.encoder.layer) - 1
+    tokens = _tokens(vilt, tuning.prompts, last)
+    hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, tuning.updates.get(last))
+    hidden = tuning.adapters[last](hidden) if last in tuning.adapters else hidden
+    pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
+    return pooled
+
+
+def _below(
+    vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings up to the last block, and the visible positions, bool [rows, 1, 1, tokens]."""
+    words = words[:, : int(lengths.max())]
+    hidden = torch.cat([words, patches], dim=1)
+    visible = F.pad(present(lengths, words.shape[1]), (0, patches.shape[1]), value=True)
+    for index, block in enumerate(vilt.encoder.layer[:-1]):
+        tokens = _tokens(vilt, tuning.prompts, index)
+        hidden = _block(block, hidden, visible, tokens, False, tuning.updates.get(index))
+        hidden = tuning.adapters[index](hidden) if index in tuning.adapters else hidden
+    return hidden, visible
+
+
+def _tokens(vilt: Any, prompts: JoinedPrompts | None, index: int) -> Tokens | None:
+    """The prompt tokens of one block; None where it has none."""
+    blocks = vilt.encoder.layer
+    if prompts is None or index < len(blocks) - prompts.keys.shape[-3]:
+        return None
+    attention = blocks[index].attention.attention
+    return projected(prompts, index - len(blocks), attention.key, attention.value)
+
+
+def _block(
+    block: Any,
+    hidden: torch.Tensor,
+    visible: torch.Tensor,
+    prompts: Tokens | None,
+    pool: bool,
+    update: Update | None = None,
+) -> torch.Tensor:
+    """One block like that of transformers, with prompts; with `pool` only its first position, [rows, 1, width].
+
+    `visible`: the positions that others may attend to, bool [rows, 1, 1, tokens].
+    """
+    queries, keys, values, visible = _heads(block, hidden, visible, prompts, pool, update)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible).transpose(1, 2).flatten(2)
+    hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
+    output: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
+    return output
+
+
+def _heads(
+    block: Any,
+    hidden: torch.Tensor,
+    visible: torch.Tensor,
+    prompts: Tokens | None,
+    pool: bool,
+    update: Update | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values, each [rows, heads, positions, width], and the visible keys."""
+    attention, normed = block.attention.attention, block.layernorm_before(hidden)
+    keys, values = attention.key(normed), attention.value(normed)
+    asking = normed[:, :1] if pool else normed
+    queries = attention.query(asking)
+    if update is not None:
+        queries, values = queries + update.queries(asking), values + update.values(normed)
+    if prompts is not None:
+        visible = F.pad(visible, (prompts[0].shape[1], 0), value=True)
+    return *by_head(attention.num_attention_heads, queries, keys, values, prompts), visible

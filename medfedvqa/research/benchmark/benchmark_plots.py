@@ -1,0 +1,126 @@
+"""Plots of every system's accuracy by round, and by number of sites."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.figures import BLUE, COLOURS, GREY, MARKERS, new_figure, styled, svg_file
+from medfedvqa.research.benchmark.outcome import RunOutcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curves = Sequence[Sequence[float]]
+"""A curve for each seed, in per cent."""
+SHARE = "questions right, %"
+COLUMNS = 5
+"""Panels in a line of a plot that has one for each system."""
+MOST_TICKS = 20
+"""The most places that have a tick each."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a plot shows of one system."""
+
+    places: Sequence[int]
+    """Rounds, or numbers of sites, at which each curve has its values."""
+    curves: Curves
+
+    @property
+    def ticks(self) -> list[int]:
+        """The first place, the one in the middle, and the last."""
+        return sorted({self.places[0], self.places[len(self.places) // 2], self.places[-1]})
+
+
+def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path | None:
+    """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
+
+    The band reaches from the worst seed to the best. More systems than colours have a panel each, beside the mean of
+    all that have as many rounds. Methods that validate only at the end have no line, nor those with a single round
+    beside others with more; None if there is no other.
+    """
+    curves: dict[str, Curves] = {}
+    for label, runs in outcomes.items():
+        validated = [run.validation_curve for run in runs if run.validated]
+        if validated:
+            curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
+    lines = {label: Line(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)}
+    if not lines:
+        return None
+    several = {label: line for label, line in lines.items() if len(line.places) > 1}
+    return _draw(out / "convergence.svg", several or lines, "round")
+
+
+def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:
+    """`scale.svg`: average test accuracy in 0..1 of each system by number of sites."""
+    counts = sorted({count for by_count in accuracies.values() for count in by_count})
+    lines = {
+        label: Line(counts, [[100 * by_count[count] for count in counts]]) for label, by_count in accuracies.items()
+    }
+    return _draw(out / "scale.svg", lines, "sites")
+
+
+@styled()
+def _draw(path: Path, lines: Mapping[str, Line], across: str) -> Path:
+    """In one panel as long as there is a colour for each line, else in a panel each."""
+    draw = _in_one_panel if len(lines) <= len(COLOURS) else _in_panels
+    return write_whole(path, svg_file(draw(lines, across)))
+
+
+def _in_one_panel(lines: Mapping[str, Line], across: str) -> "Figure":
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    for (label, line), colour, marker in zip(lines.items(), COLOURS, MARKERS, strict=False):
+        axes.plot(line.places, _mean(line.curves), label=label, color=colour, marker=marker)
+        _draw_band(axes, line, colour)
+    axes.set_xlabel(across)
+    places = sorted({place for line in lines.values() for place in line.places})
+    if len(places) <= MOST_TICKS:
+        axes.set_xticks(places)
+    axes.set_ylabel(SHARE)
+    axes.grid(axis="y")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+    return figure
+
+
+def _in_panels(lines: Mapping[str, Line], across: str) -> "Figure":
+    """A panel for each line, with the mean of all lines on the same places in grey."""
+    rows = -(-len(lines) // COLUMNS)
+    figure = new_figure(1.9 * COLUMNS, 1.2 * rows + 0.5)
+    panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flat
+    for axes, (label, line) in zip(panels, lines.items(), strict=False):
+        like = [_mean(other.curves) for other in lines.values() if other.places == line.places]
+        axes.plot(line.places, _mean(like), color=GREY, linewidth=0.8)
+        axes.plot(line.places, _mean(line.curves), color=BLUE)
+        _draw_band(axes, line, BLUE)
+        axes.set_title(label, fontsize=6, loc="left")
+        axes.tick_params(labelsize=6)
+        axes.set_xticks(line.ticks)
+        axes.grid(axis="y")
+    for axes in panels[len(lines) :]:
+        axes.set_axis_off()
+    figure.supxlabel(across)
+    figure.supylabel(SHARE)
+    return figure
+
+
+def _equally_long(curves: Curves) -> bool:
+    """Whether no curve ended before the others."""
+    return len({len(curve) for curve in curves}) == 1
+
+
+def _mean(curves: Curves) -> list[float]:
+    """The mean curve."""
+    return list(map(fmean, zip(*curves, strict=True)))
+
+
+def _draw_band(axes: "Axes", line: Line, colour: str) -> None:
+    """From the worst seed to the best, of several seeds."""
+    if len(line.curves) > 1:
+        seeds = list(zip(*line.curves, strict=True))
+        axes.fill_between(line.places, list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.12)

@@ -1,0 +1,272 @@
+"""The benchmark's table in Markdown, and the prompt paper's tables beside this project's figures."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from audits.escaping import NAME, for_markdown
+from medfedvqa.evaluation import FIRST, Proportion, ServerScore
+from medfedvqa.evaluation.flatness import late_gain
+from medfedvqa.research.benchmark.comparison import PERSONAL, Comparison
+from medfedvqa.research.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.research.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
+from medfedvqa.research.benchmark.statistics import Gain, SeedSummary, by_site, deviation, gain, holm, over_rows, paired
+from medfedvqa.research.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
+
+# The server's own models on public rows: retrieval and answers, as CreamFL's paper (Q. Yu et al., 2023) tests them.
+
+SERVER_HEAD = (
+    "system",
+    "seeds",
+    *(f"{way} R@{first}" for way in ("image to text", "text to image") for first in FIRST),
+    "rsum",
+    "VQA",
+)
+READING = (
+    "Models that the server itself holds, tested at the server on public phantom pictures that it did not learn from: "
+    "no row of a site takes part. Recall at 1, 5 and 10 in per cent, among the different captions or all pictures; "
+    "rsum is the sum of all six. VQA: accuracy on closed public questions, of which words alone answer half, with its "
+    "standard deviation over seeds and the Wilson interval of its mean. A dash: the model has no common space of "
+    "pictures and texts."
+)
+
+
+def with_server_models(comparison: Comparison) -> dict[str, Sequence[RunOutcome]]:
+    """The systems whose server has a tested model in every run, by label."""
+    return {
+        label: runs
+        for label, runs in comparison.rows.items()
+        if not label.endswith(PERSONAL) and all(run.server for run in runs)
+    }
+
+
+def server_lines(comparison: Comparison) -> list[list[str]]:
+    """The lines under `HEAD`, as means over seeds."""
+    systems = with_server_models(comparison).items()
+    return [[for_markdown(label), str(len(runs)), *_cells(runs)] for label, runs in systems]
+
+
+def _cells(runs: Sequence[RunOutcome]) -> list[str]:
+    scores = [ServerScore(**run.server) for run in runs]
+    recalls = [f"{100 * fmean(each):.1f}" for each in zip(*(score.recalls for score in scores), strict=True)]
+    retrieval = [*recalls, f"{fmean(score.rsum for score in scores):.1f}"] if recalls else ["–"] * (2 * len(FIRST) + 1)
+    right = [score.correct / score.questions for score in scores]
+    rows = scores[0].questions
+    low, high = Proportion(round(fmean(score.correct for score in scores)), rows).wilson()
+    return [*retrieval, f"{100 * fmean(right):.1f} ± {100 * deviation(right):.1f} [{100 * low:.0f}, {100 * high:.0f}]"]
+
+
+Outcomes = Mapping[str, Sequence[RunOutcome]]
+ABSENT = "–"
+
+
+def markdown(comparison: Comparison) -> str:
+    """The whole page: the settings, every system, and the paper's table if it has one for this data."""
+    parts = [settings_and_systems(comparison)]
+    if comparison.setting["data"] in PRINTED and comparison.questions != "open":
+        printed = PRINTED[comparison.setting["data"]]
+        closed = {label: of_kind(runs, True) for label, runs in comparison.rows.items()}
+        parts += [f"## {printed.title}", beside_printed(printed, closed, comparison.unseen)]
+        if comparison.questions == "all":
+            parts.append("Here: the closed rows, of systems that train on open questions as well.")
+    if trunks_in(comparison):
+        lines = table(HEAD, beside_tables_2_and_3(comparison))
+        parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
+    parts += server_models(comparison)
+    if comparison.setting["data"] in LITERATURE:
+        rows = LITERATURE[comparison.setting["data"]]
+        parts += ["## Closed and open questions in the literature", beside_literature(rows, comparison)]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings_and_systems(comparison: Comparison) -> str:
+    """The settings, the table of all systems, and how it is read."""
+    return "\n\n".join([_facts(comparison), _table_of(comparison), _reading(comparison)])
+
+
+def server_models(comparison: Comparison) -> list[str]:
+    """The table of models that the server itself holds, with its heading and how it is read; empty if none does."""
+    if not with_server_models(comparison):
+        return []
+    return ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
+
+
+def corrected(comparison: Comparison) -> dict[str, float]:
+    """The p value against the reference of every row that shares a seed with it, corrected after Holm."""
+    rows, reference = comparison.rows, comparison.rows[comparison.reference]
+    others = {label: each for label, each in rows.items() if each is not reference and paired(each, reference)}
+    return holm({label: gain(each, reference).p for label, each in others.items()})
+
+
+def gains(comparison: Comparison, label: str) -> tuple[Gain | None, Gain | None]:
+    """A row's gain from pictures and its gain from federation; None where the table has no row to compare with."""
+    rows = comparison.rows
+    pairs = (comparison.pair(label, others) for others in (comparison.without_picture, comparison.alone))
+    pictures, federation = (gain(rows[label], rows[other]) if other else None for other in pairs)
+    return pictures, federation
+
+
+def _table_of(comparison: Comparison) -> str:
+    tested, reference = corrected(comparison), comparison.reference
+    sites = [for_markdown(site, NAME) for site in comparison.sites]
+    compared = [f"p against {for_markdown(reference)}", "from pictures", "from federation"]
+    averages = comparison.averages(reference)
+    head = ["system", "seeds", *sites, *averages, *compared, "late", "bytes up", "bytes down", "s", "trained"]
+    rows = []
+    for label, runs in comparison.rows.items():
+        first = runs[0]
+        cost = ["", "", "", ""]
+        if first.parameters:
+            cost = [f"{first.bytes_up:,.0f}", f"{first.bytes_down:,.0f}", f"{first.seconds:.1f}"]
+            cost.append(f"{first.parameters:,}")
+        p = "reference" if label == reference else p_cell(tested[label]) if label in tested else ABSENT
+        accuracies = map(cell, (*by_site(runs).values(), *comparison.averages(label).values()))
+        both = map(gain_cell, gains(comparison, label))
+        rows.append([for_markdown(label), str(len(runs)), *accuracies, p, *both, _late_cell(runs), *cost])
+    return table(head, rows)
+
+
+def beside_printed(printed: PrintedTable, outcomes: Outcomes, unseen: Sequence[str] = ()) -> str:
+    """The paper's table in its own layout, with its figures and ours, and what differs in each row.
+
+    `unseen`: the sites that only test. Where the paper leaves a cell of a row empty, so is ours.
+    """
+    tested = next(iter(outcomes.values()))[0].right if outcomes else {}
+    places = {heading: place.sites(list(tested), unseen) for heading, place in printed.columns.items()}
+    head = [""]
+    for heading, place in printed.columns.items():
+        named = place.number is not None and places[heading]
+        head += [f"{heading} (paper)", f"{for_markdown(places[heading][0], NAME) if named else heading} (here)"]
+    rows = []
+    for row in printed.rows:
+        runs = outcomes.get(row.label + PERSONAL, ()) if printed.personal else ()
+        ours = by_site(runs) if (runs := runs or outcomes.get(row.label, ())) else {}
+        cells = []
+        for heading, figure in zip(printed.columns, row.figures, strict=True):
+            means = [100 * ours[site].mean for site in places[heading] if site in ours]
+            leaves_out = figure is None and any(each is not None for each in row.figures)
+            here = f"{fmean(means):.2f}" if means and not leaves_out else ABSENT
+            cells += [ABSENT if figure is None else f"{figure:.2f}", here]
+        rows.append([row.name, *cells, row.differs])
+    return "\n\n".join([table([*head, "what differs"], rows), *printed.notes])
+
+
+def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
+    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs.
+
+    The last row is the best of this table's baselines.
+    """
+    head = ["", *(f"{kind} ({which})" for kind in ("closed", "open", "together") for which in ("paper", "here"))]
+    best = comparison.reference
+    rows = [
+        [
+            model.name,
+            *_pairs((model.closed, model.open, model.together), comparison, model.label),
+            model.source,
+            model.differs,
+        ]
+        for model in models
+    ]
+    rows.append([f"here: {for_markdown(best)}", *_pairs((None, None, None), comparison, best), "this table", ABSENT])
+    return "\n\n".join([table([*head, "source", "what differs"], rows), LITERATURE_NOTE])
+
+
+def _pairs(printed: Sequence[float | None], comparison: Comparison, label: str) -> list[str]:
+    """The printed figure of each kind of questions, and the system's share of all test rows of that kind."""
+    runs = comparison.rows.get(label, ())
+    ours = (of_kind(runs, True), of_kind(runs, False), runs if comparison.questions == "all" else ())
+    cells = []
+    for figure, own in zip(printed, ours, strict=True):
+        cells += [ABSENT if figure is None else f"{figure:.1f}", f"{100 * over_rows(own):.1f}" if own else ABSENT]
+    return cells
+
+
+def _facts(comparison: Comparison) -> str:
+    setting, ran = comparison.setting, [options for options in comparison.options.values() if options]
+    common = {name: value for name, value in setting["budget"].items() if any(each.get(name) == value for each in ran)}
+    own: dict[str, list[str]] = {}
+    for label, options in comparison.options.items():
+        apart = {
+            name: options[name] for name in setting["budget"] if options.get(name, common.get(name)) != common.get(name)
+        }
+        if apart:
+            own.setdefault(listed(apart), []).append(label)
+    others = "".join(f" {', '.join(map(for_markdown, labels))}: {values}." for values, labels in own.items())
+    budget = listed(common) or "each method's own budget"
+    return (
+        f"Data {for_markdown(setting['data'])}, {for_markdown(str(setting['split'].get('kind')))} split, "
+        f"{len(comparison.sites)} sites, {for_markdown(setting['regime'])}; backbone "
+        f"{for_markdown(setting['backbone'])}, frozen but for what is trained; {for_markdown(budget)}.{others}"
+    )
+
+
+def listed(options: Mapping[str, Any]) -> str:
+    """Options as text, such as `rounds 15, keep best`."""
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def _reading(comparison: Comparison) -> str:
+    both = comparison.questions == "all"
+    kinds = "closed and open" if both else comparison.questions
+    types = _TYPES if comparison.types else ""
+    together = (
+        "Sites, p and gains are of both kinds together; each average is over the sites that have such questions. "
+    )
+    return (
+        f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and its 95 % interval over patients "
+        "and seeds (Wilson with effective rows). "
+        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: of the t of the paired difference "
+        f"from {for_markdown(comparison.reference)}, the best of the baselines, over patients and seeds, corrected "
+        "after Holm for all rows. From pictures: points of the average more than the same system on black pictures; "
+        "from federation: more than the same model alone with equal steps; each with its 95 % interval over patients "
+        "and seeds, not corrected. Of a single seed every interval is by patient alone. "
+        "(personal): each site's own model before the last mean, of the same run. Late: by how many points the mean of "
+        "the sites' validation rows is higher at its best round than at the best of the first two thirds of the "
+        "rounds. Bytes per site and round; s are processor seconds per round, of all sites together, without decoding "
+        f"pictures. All runs together: {comparison.seconds / 3600:.1f} processor hours."
+    )
+
+
+_TYPES = (
+    "Yes/no, number and other are types of answers, as in VQA v2: a number stands alone, in digits or as a word up to "
+    "twelve. "
+)
+
+
+_UNSEEN = (
+    "Seen: the mean over sites that train; unseen: over sites that only test the others' last mean, where rows of "
+    "training alone, and majority and prior, have learned from the site's own training rows. "
+)
+
+
+def cell(summary: SeedSummary) -> str:
+    """`61.2 ± 1.4 [52, 70]`, in per cent."""
+    low, high = summary.interval
+    return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def p_cell(p: float) -> str:
+    """`0.023`, or `<0.001`."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def gain_cell(difference: Gain | None) -> str:
+    """`+2.1 [-0.4, 4.6]`, in points; a dash where there is nothing to compare with."""
+    if difference is None:
+        return ABSENT
+    if difference.interval is None:
+        return f"{100 * difference.mean:+.1f}"
+    low, high = difference.interval
+    return f"{100 * difference.mean:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _late_cell(runs: Sequence[RunOutcome]) -> str:
+    """What the last third of the rounds still gains on validation rows, in points, as the mean over seeds."""
+    curves = [run.validation_curve for run in runs]
+    return f"{100 * fmean(map(late_gain, curves)):.1f}" if all(len(curve) > 2 for curve in curves) else ""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: the first column aligned to the left, the others to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

