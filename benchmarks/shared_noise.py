@@ -1,12 +1,14 @@
 """Measures what the sites of a stepwise job release under differential privacy: by each site's own noise, and by noise
 that they share.
 
-The federation is drawn: sites of the phantom set, `SITESxPATIENTS`, of which 65 % train. A run is a whole job of
-`fedavg`, its server loop and its sites' handlers in one process; a mean is taken of what sites send, in clear, which
-masks leave as it is. Beside it stand the same job without privacy, each site's own training without privacy, with
-the steps of a stepwise job by default, and the question-only prior.
+A federation is drawn, `SITESxPATIENTS` of the phantom set, of which 65 % train; or it is a published set, `slake:3`
+with three hospitals of each organ. A run is a whole job of `fedavg`, its server loop and its sites' handlers in one
+process; a mean is taken of what sites send, in clear, which masks leave as it is. Beside it stand the same job without
+privacy, each site's own training without privacy, with the steps of a stepwise job by default, and the question-only
+prior.
 
     python benchmarks/shared_noise.py --sites 10x100 20x250 --seeds 0 1 --lines FILE
+    python benchmarks/shared_noise.py --sites slake:3 --data-root "$MEDFEDVQA_DATA" --lines FILE
     python benchmarks/shared_noise.py --lines FILE --table
 
 `--lines` gets a line of JSON for each run: which test rows each site answers right. Lines that are there are not
@@ -15,21 +17,24 @@ repeated.
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from audits import Kind
 from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.averaging import Averaging
-from medfedvqa.data import Split, load_site, phantom
+from medfedvqa.data import Split, hospitals, load_site, organs, phantom
 from medfedvqa.evaluation.baselines import question_prior_right
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
-from medfedvqa.models import Backbone, bundled_for, load_backbone
+from medfedvqa.models import bundled_for, load_backbone
 from medfedvqa.training import Site
 from medfedvqa.version import code_version
 from privacy import DPSettings
+from privacy.forecast import Pilot, noise_over_signal
 
 DEFAULT = {"schedule": "stepwise", "tuning": "classifier", "weighting": "uniform", "answers": "closed"}
 OPTIONS = {**DEFAULT, "rounds": 60, "learning_rate": 0.02, "decay_every": 40, "dropout": 0.0}
@@ -38,22 +43,28 @@ CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
 """The clipping norm, and the sites that may collude or drop out beside those that share noise."""
 STEP = 325
 """Patients of all sites together in a step, on average."""
-ARMS = ("none", "none, default steps", "alone", "prior", "shared", "local")
+ARMS = ("none", "none, default steps", "alone", "prior", "majority", "shared", "local")
 
 
 class Federation:
     """The sites of one seed, in this process."""
 
-    def __init__(self, shape: str, seed: int, backbone: Backbone) -> None:
-        count, patients = map(int, shape.split("x"))
-        phantom.PATIENTS_OF_MANY, self.seed = patients, seed
-        split, answers = Split("official", seed), create("fedavg", OPTIONS).public_answers
-        loaded = {name: load_site("phantom", None, name, split, seed, answers) for name in phantom.organs(count)}
+    def __init__(self, shape: str, seed: int, root: Path | None) -> None:
+        data, _, count = shape.rpartition(":")
+        if data:
+            root = root and root / data
+            names = hospitals.names(organs(data, root), int(count))
+        else:
+            many, phantom.PATIENTS_OF_MANY = map(int, shape.split("x"))
+            data, root, names = "phantom", None, phantom.organs(many)
+        self.seed, split, answers = seed, Split("official", seed), create("fedavg", OPTIONS).public_answers
+        loaded = {name: load_site(data, root, name, split, seed, answers) for name in names}
+        backbone = load_backbone(bundled_for(data))
         self.sites = {name: Site(name, rows, backbone, "cpu", seed) for name, rows in loaded.items()}
 
     def method(self, arm: str, epsilon: float | None) -> Averaging[Any]:
         """The job of an arm."""
-        patients = [len(np.unique(site.data.train.patients.numpy())) for site in self.sites.values()]
+        patients = self.patients
         rate = round(min(1.0, STEP / sum(patients)), 3)
         if epsilon is None:
             rows = int(rate * np.mean([len(site.data.train) for site in self.sites.values()]))
@@ -67,11 +78,28 @@ class Federation:
         assert isinstance(made, Averaging)
         return made
 
+    def ratio(self, arm: str, epsilon: float | None) -> float | None:
+        """The noise beside the signal, as `privacy plan --federation` states it; None without privacy."""
+        if epsilon is None:
+            return None
+        method, one = self.method(arm, epsilon), next(iter(self.sites.values()))
+        uploads = [task.up for task in method.final_exchange(one.backbone.shape).tasks]
+        numbers = max(sum(math.prod(t.shape) for t in up if t.kind is Kind.PARAMETERS) for up in uploads)
+        events = [event for task in method.plan() for event in task.events]
+        return noise_over_signal(events, numbers, len(self.sites), float(np.mean(self.patients)))
+
+    @property
+    def patients(self) -> list[int]:
+        """In training, by site."""
+        return [len(np.unique(site.data.train.patients.numpy())) for site in self.sites.values()]
+
     def right(self, arm: str, epsilon: float | None) -> dict[str, list[bool]]:
         """Whether each test row is answered right, by site."""
         method = self.method(arm, epsilon)
         if arm == "prior":
             return {n: question_prior_right(s.data.train, s.data.test).tolist() for n, s in self.sites.items()}
+        if arm == "majority":
+            return {n: (s.data.test.answers == s.data.train.answers.mode()[0]).tolist() for n, s in self.sites.items()}
         if arm == "alone":
             ended = {name: method.trained_alone(site, method.config.rounds) for name, site in self.sites.items()}
             models = {name: {key: value.numpy() for key, value in ended[name]["values"].items()} for name in ended}
@@ -95,21 +123,30 @@ class Federation:
 
 
 def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown: the mean over sites, for each seed, in per cent."""
-    yield "| sites x patients | epsilon | noise | right, by seed | mean |"
-    yield "|---|---:|---|---:|---:|"
+    """Markdown: the mean over sites, for each seed, in per cent, and what the rule of `privacy plan` expects."""
+    yield "| sites x patients | epsilon | noise | right, by seed | mean | noise over signal | rule |"
+    yield "|---|---:|---|---:|---:|---:|---:|"
     cells: dict[tuple[Any, ...], list[float]] = {}
     for line in lines:
         means = [100 * np.mean([bit == "1" for bit in bits]) for bits in line["right"].values()]
-        cells.setdefault((line["sites"], line["epsilon"] or "none", line["arm"]), []).append(float(np.mean(means)))
-    for (shape, epsilon, arm), means in cells.items():
-        yield f"| {shape} | {epsilon} | {arm} | {', '.join(f'{m:.1f}' for m in means)} | {np.mean(means):.1f} |"
+        cell = line["sites"], line["epsilon"], line["arm"], line.get("noise_over_signal")
+        cells.setdefault(cell, []).append(float(np.mean(means)))
+    for (shape, epsilon, arm, ratio), means in cells.items():
+        expected, beside = "", "" if ratio is None else f"{ratio:.2f}"
+        if ratio is not None:
+            majority, alone, together = (
+                float(np.mean(cells[shape, None, name, None])) for name in ("majority", "alone", "none, default steps")
+            )
+            expected = " to ".join(f"{share:.1f}" for share in Pilot(majority, alone, together).released(ratio))
+        by_seed = ", ".join(f"{mean:.1f}" for mean in means)
+        yield f"| {shape} | {epsilon or 'none'} | {arm} | {by_seed} | {np.mean(means):.1f} | {beside} | {expected} |"
 
 
 def main() -> None:
     """Run what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", nargs="+", default=["10x100", "20x250"], help="federations, as 10x100")
+    parser.add_argument("--sites", nargs="+", default=["10x100", "20x250"], help="federations, as 10x100 or slake:3")
+    parser.add_argument("--data-root", type=Path, help="the folder of published sets")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--epsilons", nargs="+", type=float, default=[8.0, 1.0])
     parser.add_argument("--lines", type=Path, required=True, help="file of raw lines, which grows")
@@ -117,10 +154,9 @@ def main() -> None:
     given = parser.parse_args()
     lines = [json.loads(line) for line in given.lines.read_text().splitlines()] if given.lines.exists() else []
     known = {(line["sites"], line["seed"], line["arm"], line["epsilon"]) for line in lines}
-    backbone = None if given.table else load_backbone(bundled_for("phantom"))
-    for shape in () if backbone is None else given.sites:
+    for shape in () if given.table else given.sites:
         for seed in given.seeds:
-            federation = Federation(shape, seed, backbone)
+            federation = Federation(shape, seed, given.data_root)
             for arm in ARMS:
                 for epsilon in given.epsilons if arm in ("local", "shared") else [None]:
                     if (shape, seed, arm, epsilon) in known:
@@ -130,6 +166,7 @@ def main() -> None:
                         for name, rows in federation.right(arm, epsilon).items()
                     }
                     line = {"sites": shape, "seed": seed, "arm": arm, "epsilon": epsilon, "right": right}
+                    line |= {"noise_over_signal": federation.ratio(arm, epsilon)}
                     line |= {"options": OPTIONS, "version": code_version()}
                     lines.append(line)
                     with given.lines.open("a", encoding="utf-8") as file:

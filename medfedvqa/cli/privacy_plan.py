@@ -1,8 +1,13 @@
 """`medfedvqa privacy plan`: the epsilon that a job would cost."""
 
 import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from audits import SitePolicy
     from medfedvqa.federation.job import JobSpec
     from privacy import DPEvent
+    from privacy.forecast import Pilot
 
 
 def plan_command(
@@ -29,6 +35,16 @@ def plan_command(
         Literal["masks", "crypten"] | None, typer.Option(help="The job on shares, as `medfedvqa run --secagg` runs it.")
     ] = None,
     site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
+    federation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SITESxPATIENTS", help="What the noise would cost so many sites, each with so many patients."
+        ),
+    ] = None,
+    pilot: Annotated[
+        Path | None,
+        typer.Option(help="A run without privacy, by which to say from how many patients joining pays."),
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
@@ -40,10 +56,13 @@ def plan_command(
     if job.dp is None:
         raise ConfigError("a job without differential privacy has no epsilon: give --epsilon, or --dp noise=...")
     planned = [task.events for task in job.build().plan()]
+    forecast = _forecast(job, planned, federation, pilot)
     if as_json:
-        typer.echo(json.dumps(_record(planned, job.dp.delta), indent=2))
+        typer.echo(json.dumps(_record(planned, job.dp.delta) | {"forecast": forecast}, indent=2))
     else:
         _show(planned, job.dp.delta)
+        for line in _forecast_words(forecast):
+            Terminal().print(line, highlight=False)
     if site is not None:
         policy = config_of(site).policy
         _check_policy(policy, job, [tuple(e.against(policy.colluders or 0) for e in events) for events in planned])
@@ -58,8 +77,6 @@ def _milestones(tasks: int) -> list[int]:
 
 
 def _record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from privacy import merge_steps, spent
 
     costs = [
@@ -89,6 +106,90 @@ def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
     if any(event.observer for event in outside):
         table.add_row("all, if no site colludes", *cells(spent(outside, delta)))
     console.print(table)
+
+
+def _forecast(
+    job: "JobSpec", planned: list[tuple["DPEvent", ...]], federation: str | None, pilot: Path | None
+) -> dict[str, Any] | None:
+    """What `privacy.forecast` expects for a federation; None where none is given. Raises `ConfigError`."""
+    from audits import Kind
+    from privacy.errors import AccountingError
+    from privacy.forecast import kept, noise_over_signal
+
+    if federation is None:
+        if pilot is not None:
+            raise ConfigError("a pilot says nothing without the size of the federation: give --federation 10x100 too")
+        return None
+    size = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,6})", federation)
+    if size is None:
+        raise ConfigError("--federation is sites and patients in training at each, as 10x100")
+    sites, patients = map(int, size.groups())
+    uploads = [task.up for task in job.exchange().tasks]
+    numbers = max(sum(math.prod(t.shape) for t in up if t.kind is Kind.PARAMETERS) for up in uploads)
+    try:
+        ratio = noise_over_signal(list(chain(*planned)), numbers, sites, patients)
+    except AccountingError as error:
+        raise ConfigError(str(error)) from None
+    forecast = {
+        "sites": sites,
+        "patients": patients,
+        "numbers": numbers,
+        "noise_over_signal": ratio,
+        "kept": kept(ratio),
+    }
+    if pilot is None:
+        return forecast
+    before = pilot_of(pilot)
+    return forecast | {
+        **asdict(before),
+        "released": before.released(ratio),
+        "patients_needed": before.patients_needed(ratio, patients),
+    }
+
+
+def pilot_of(run: Path) -> "Pilot":
+    """The accuracies of a run, each the mean over its sites. Raises `ConfigError` for a run that does not give them."""
+    from medfedvqa.library.run_results import Results
+    from privacy.forecast import Pilot
+
+    document = Results.read(run).document
+    if document["dp"] is not None:
+        raise ConfigError("the pilot was private itself: give the folder of a run without --epsilon")
+    ways: list[list[float]] = []
+    for site in document["sites"].values():
+        majority, alone = site["baselines"]["majority"], site["baselines"]["alone"]
+        if site["accuracy"] is None or majority is None or alone is None:
+            raise ConfigError("the pilot does not say what each site reaches alone: run it with -O finish_epochs=1")
+        ways.append([majority["accuracy"], alone["accuracy"], site["accuracy"]])
+    return Pilot(*(fmean(way) for way in zip(*ways, strict=True)))
+
+
+def _forecast_words(forecast: dict[str, Any] | None) -> Iterator[str]:
+    """The forecast in sentences."""
+    if forecast is None:
+        return
+    least, most = forecast["kept"]
+    yield (
+        f"{forecast['sites']} sites with {forecast['patients']} patients each train {forecast['numbers']:,} numbers. "
+        f"The noise is {forecast['noise_over_signal']:.2g} times as long as the patients' steps can be. That leaves "
+        f"{least:.0%} to {most:.0%} of what the sites gain together over the most frequent answer."
+    )
+    if "released" not in forecast:
+        return
+    low, high = forecast["released"]
+    yield (
+        f"In the pilot the most frequent answer is right in {forecast['majority']:.1%}, sites alone in "
+        f"{forecast['alone']:.1%}, together in {forecast['together']:.1%}. The released model would be in {low:.1%} to "
+        f"{high:.1%}."
+    )
+    if forecast["patients_needed"] is None:
+        yield "Not worth it: in the pilot the sites were as good alone, even without noise."
+        return
+    worth = (
+        "Worth it" if low > forecast["alone"] else "Not worth it" if high <= forecast["alone"] else "It may be worth it"
+    )
+    few, many = forecast["patients_needed"]
+    yield f"{worth}: the released model beats training alone from {few:,} to {many:,} patients a site."
 
 
 def _check_policy(policy: "SitePolicy", job: "JobSpec", planned: list[tuple["DPEvent", ...]]) -> None:
