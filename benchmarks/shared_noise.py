@@ -127,17 +127,20 @@ def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
     yield "| sites x patients | epsilon | noise | right, by seed | mean | noise over signal | rule |"
     yield "|---|---:|---|---:|---:|---:|---:|"
     cells: dict[tuple[Any, ...], list[float]] = {}
-    for line in lines:
+    ratios: dict[tuple[Any, ...], list[float]] = {}
+    for line in sorted(lines, key=lambda line: line["sites"]):
         means = [100 * np.mean([bit == "1" for bit in bits]) for bits in line["right"].values()]
-        cell = line["sites"], line["epsilon"], line["arm"], line.get("noise_over_signal")
+        cell = line["sites"], line["epsilon"], line["arm"]
         cells.setdefault(cell, []).append(float(np.mean(means)))
-    for (shape, epsilon, arm, ratio), means in cells.items():
-        expected, beside = "", "" if ratio is None else f"{ratio:.2f}"
-        if ratio is not None:
-            majority, alone, together = (
-                float(np.mean(cells[shape, None, name, None])) for name in ("majority", "alone", "none, default steps")
-            )
-            expected = " to ".join(f"{share:.1f}" for share in Pilot(majority, alone, together).released(ratio))
+        if line["epsilon"] is not None:
+            ratios.setdefault(cell, []).append(line["noise_over_signal"])
+    for (shape, epsilon, arm), means in cells.items():
+        expected = beside = ""
+        if epsilon is not None:
+            ratio = float(np.mean(ratios[shape, epsilon, arm]))
+            free = (cells[shape, None, name] for name in ("majority", "alone", "none, default steps"))
+            released = Pilot(*(float(np.mean(way)) for way in free)).released(ratio)
+            expected, beside = " to ".join(f"{share:.1f}" for share in released), f"{ratio:.2f}"
         by_seed = ", ".join(f"{mean:.1f}" for mean in means)
         yield f"| {shape} | {epsilon or 'none'} | {arm} | {by_seed} | {np.mean(means):.1f} | {beside} | {expected} |"
 
