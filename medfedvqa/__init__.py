@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from medfedvqa.library.data_set import Data, SiteCounts, load
     from medfedvqa.library.method_options import Option, method_names, options
     from medfedvqa.library.run_job import run
-    from medfedvqa.library.run_results import Results
-    from medfedvqa.library.site_results import SiteResults
+    from medfedvqa.library.run_results import Results, SiteResults
     from medfedvqa.library.training_job import Job
     from medfedvqa.version import VERSION as __version__
 

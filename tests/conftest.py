@@ -33,8 +33,8 @@ from medfedvqa.models import (
 )
 from medfedvqa.models.bundled import build
 from medfedvqa.papers.networks import albef_files, vault_files
-from medfedvqa.papers.networks.albef import AlbefBackbone
-from medfedvqa.papers.networks.vault import VaultBackbone
+from medfedvqa.papers.networks.albef_files import AlbefBackbone
+from medfedvqa.papers.networks.vault_files import VaultBackbone
 from medfedvqa.papers.networks.vilt import ViltBackbone
 from medfedvqa.papers.networks.vilt_files import ARCHITECTURES
 from medfedvqa.research.pretraining.train import write_weights

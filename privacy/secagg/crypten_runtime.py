@@ -10,7 +10,7 @@ What is changed, for the whole process, by importing this module:
 - Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element: it is refused. That of
   `privacy.secagg.masked_opening` uses dealt pairs, is one exchange, and errs by at most one step, always.
 - Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, each of which is
-  a message through a server. That of `privacy.secagg.comparison` takes two.
+  a message through a server. That of `privacy.secagg.reliability` takes two.
 - Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked_opening` take
   one.
 

@@ -1,7 +1,7 @@
 """Secrets that are opened under dealt masks, and what can then be computed without another message.
 
 A secret z is shown once as z + r, where r is uniform and dealt. It is then a combination, with public factors, of
-dealt numbers; so are z itself, z without its low bits, and whether z is below a limit (`privacy.secagg.comparison`).
+dealt numbers; so are z itself, z without its low bits, and whether z is below a limit (`privacy.secagg.reliability`).
 A product of such combinations needs the products of their dealt numbers, and the dealer deals these.
 """
 

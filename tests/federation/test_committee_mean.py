@@ -15,9 +15,9 @@ from medfedvqa.core import MeanOnShares, Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt
-from medfedvqa.federation.committee_replies import check_repeatable
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.secure_hub import check_repeatable
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime

@@ -26,8 +26,7 @@ from medfedvqa.backup.back_up import back_up
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile
-from privacy.budget_limits import Limits
-from privacy.ledger import Ledger
+from privacy.ledger import Ledger, Limits
 from privacy.ledger_replay import PlannedTask
 from privacy.mechanisms import Use
 from privacy.mechanisms.laplace import Laplace

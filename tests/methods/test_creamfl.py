@@ -17,7 +17,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, load_backbone, shape_of
 from medfedvqa.papers import public_server
 from medfedvqa.papers.methods.creamfl.ensemble import aggregate
-from medfedvqa.papers.methods.creamfl.retrieval_and_answers import server_score
+from medfedvqa.papers.methods.creamfl.method import server_score
 from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer
 from privacy import DPSettings, PrivateStep
 

@@ -28,8 +28,8 @@ def simple_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("privacy.ledger_replay.spent", spent)
     monkeypatch.setattr("privacy.ledger_accounts.spent", spent)
     monkeypatch.setattr("privacy.ledger.spent", spent)
-    monkeypatch.setattr("privacy.budget_limits.spent", spent)
-    monkeypatch.setattr("privacy.budget_limits.fitting", fitting)
+    monkeypatch.setattr("privacy.ledger.spent", spent)
+    monkeypatch.setattr("privacy.ledger.fitting", fitting)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ DELTA = 1e-3
 FORK_SITES = """
 import os, signal, sys
 from pathlib import Path
-import privacy.ledger_accounts, privacy.ledger_replay, privacy.ledger, privacy.budget_limits
+import privacy.ledger_accounts, privacy.ledger_replay, privacy.ledger
 from privacy import SampledGaussian
 from privacy.accounting import PrivacyCost
 from privacy.ledger import BudgetRefused, Ledger, Limits, PlannedTask
@@ -35,8 +35,8 @@ def spent(events, delta):
     total = float(sum(event.steps for event in events))
     return PrivacyCost(epsilon=total, rdp=total, prv=total, mu=total, delta=delta)
 
-privacy.ledger_accounts.spent = privacy.ledger_replay.spent = privacy.ledger.spent = privacy.budget_limits.spent = spent
-privacy.budget_limits.fitting = lambda limit, delta, already, rounds: 0
+privacy.ledger_accounts.spent = privacy.ledger_replay.spent = privacy.ledger.spent = privacy.ledger.spent = spent
+privacy.ledger.fitting = lambda limit, delta, already, rounds: 0
 
 def say(wire, *words):
     os.write(wire, (" ".join(map(str, words)) + "\\n").encode())

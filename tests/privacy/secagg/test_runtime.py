@@ -15,9 +15,9 @@ from tiers import examples
 from torch.distributed import ReduceOp
 
 from privacy.secagg import SecureAggregationError
-from privacy.secagg.comparison import below
 from privacy.secagg.crypten_runtime import Party, ring, tensor
 from privacy.secagg.masked_opening import open_masked, product, truncate
+from privacy.secagg.reliability import below
 
 FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT = torch.int64

@@ -5,12 +5,14 @@ size of its model and may see pictures, questions or both.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
@@ -32,25 +34,167 @@ from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import held_out_pairs, public_pairs
+from medfedvqa.data import PublicPairs, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation import ServerScore
+from medfedvqa.evaluation.retrieval import found_first
+from medfedvqa.methods.moon import contrast
 from medfedvqa.models import (
     IMAGE,
     TEXT,
+    Backbone,
     BackboneShape,
     PairedModel,
     Shapes,
     Values,
     check_apart,
 )
-from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, mean
-from medfedvqa.papers.methods.creamfl.public_pass import Contrast, PublicPass
-from medfedvqa.papers.methods.creamfl.retrieval_and_answers import server_score
-from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer, ServerConfig
+from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, inter_modal, mean
+from medfedvqa.papers.methods.creamfl.server_model import (
+    EnsembleServer,
+    ServerConfig,
+    features,
+    network,
+    numbers,
+    pairs_of,
+    untuned,
+)
 from medfedvqa.papers.public_outputs import SiteModel
 from medfedvqa.papers.public_server import check_trunk, one_thread, server_backbone
-from medfedvqa.training import FrozenRows, Site, Trainer, TrainingConfig, answer_losses
+from medfedvqa.training import FrozenRows, Penalty, Site, Trainer, TrainingConfig, answer_losses
 from privacy import Cost, DPSettings, Secagg, SeededChance
+
+# The test of CreamFL's server model, which is the paper's result (Sec. 4): retrieval, and answers to questions.
+#
+# Everything here is public and at the server: pictures, captions, questions and answers that no site holds.
+
+HEAD_EPOCHS = 50
+"""Passes of the answer head over the public set's questions."""
+
+
+def server_score(
+    server: EnsembleServer, backbone: Backbone, learned: PublicPairs, held_out: PublicPairs, seed: int
+) -> ServerScore:
+    """The score on the `held_out` pairs. For answers, a head learns from the questions about the `learned` ones.
+
+    The head stands on the server's representations as they are, and the server's model does not change.
+    """
+    with one_thread():
+        both = server.of(features(backbone, pairs_of(backbone, held_out)))
+        captions = numbers(held_out.captions)
+        first = torch.stack([(captions == number).nonzero()[0, 0] for number in range(int(captions.max()) + 1)])
+        image_to_text, text_to_image = found_first((both[IMAGE] @ both[TEXT][first].T).detach(), captions)
+        questions = held_out.questions
+        return ServerScore(
+            questions=len(questions),
+            correct=_answered(server, backbone, learned, held_out, seed),
+            pictures=len(held_out),
+            captions=len(first),
+            image_to_text=image_to_text,
+            text_to_image=text_to_image,
+        )
+
+
+def _answered(
+    server: EnsembleServer, backbone: Backbone, learned: PublicPairs, held_out: PublicPairs, seed: int
+) -> int:
+    """The held-out questions that a two-layer head on picture, question and their product answers right."""
+    space = tuple(sorted({*learned.questions.answers, *held_out.questions.answers}))
+    (train, right), (test, truth) = (_inputs(server, backbone, pairs, space) for pairs in (learned, held_out))
+    generator, config = torch.Generator().manual_seed(seed), server.config
+    head = network(train.shape[1], config.server_hidden, len(space), generator)
+    optimizer = torch.optim.Adam(head.parameters(), config.server_rate)
+    for _ in range(HEAD_EPOCHS):
+        for rows in torch.split(torch.randperm(len(train), generator=generator), config.public_rows):
+            optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(head(train[rows]), right[rows]))
+            optimizer.step()
+    return int((head(test).argmax(dim=1) == truth).sum())
+
+
+@torch.no_grad()
+def _inputs(
+    server: EnsembleServer, backbone: Backbone, pairs: PublicPairs, space: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The head's input for each question, [questions, 3 space], and the number of its answer, int64 [questions]."""
+    size = backbone.shape.image_size
+    rows = FrozenRows.of_questions(backbone.cache_of, size, untuned(backbone), pairs, space)
+    both = server.of(features(backbone, rows))
+    return torch.cat([both[IMAGE], both[TEXT], both[IMAGE] * both[TEXT]], dim=1), rows.answers
+
+
+# A site's side of CreamFL's public set: its model's representations, and their contrast with the server's.
+
+CHUNK = 64
+"""Public pairs that go through the model together in evaluation."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What of the contrast there is (Sec. 3.2), and its weight."""
+
+    gamma: float
+    temperature: float
+    inter: bool = True
+    """Whether a representation is held against the server's of all items in the other modality."""
+    intra: bool = True
+    """Whether it is held against the server's and the site's last one of the same item and modality."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether there is any."""
+        return self.gamma > 0 and (self.inter or self.intra)
+
+
+@dataclass(frozen=True)
+class PublicPass:
+    """The public pairs as a site's model sees them, and how it learns from them."""
+
+    model: PairedModel
+    pairs: FrozenRows
+    contrast: Contrast
+    rows: int
+    """Pairs per step."""
+
+    @property
+    def steps(self) -> int:
+        """The steps of one pass over all pairs."""
+        return -(-len(self.pairs) // self.rows)
+
+    @torch.no_grad()
+    def represent(self, values: Mapping[str, torch.Tensor]) -> Values:
+        """The unit vectors of all items, [items, space], by modality that the model sees."""
+        parts = [self._of(values, items) for items in torch.split(torch.arange(len(self.pairs)), CHUNK)]
+        return {modality: torch.cat([part[modality] for part in parts]) for modality in parts[0]}
+
+    def contrasts(
+        self, before: Mapping[str, torch.Tensor], projection: Values, server: Values, seed: int
+    ) -> Iterator[Penalty]:
+        """Endless steps over the pairs in random order: gamma times the contrasts, as functions of the VQA model.
+
+        `before`: all values that the round starts from; `projection`: those in training; `server`: representations.
+        """
+        generator, previous = torch.Generator().manual_seed(seed), self.represent(before)
+        how = self.contrast
+
+        def loss(items: torch.Tensor, values: Values) -> torch.Tensor:
+            partners = items.to(self.model.backbone.device)
+            terms = []
+            for modality, local in self._of({**values, **projection}, items).items():
+                if how.inter:
+                    terms.append(inter_modal(local, server[OTHER[modality]], partners, how.temperature))
+                if how.intra:
+                    pair = server[modality][partners], previous[modality][partners]
+                    terms.append(contrast(local, *pair, how.temperature))
+            return how.gamma * torch.stack(terms).sum(dim=0).mean()
+
+        while True:
+            for items in torch.split(torch.randperm(len(self.pairs), generator=generator), self.rows):
+                yield partial(loss, items)
+
+    def _of(self, values: Mapping[str, torch.Tensor], items: torch.Tensor) -> Values:
+        return self.model.represent(values, self.pairs.batch(items))
+
 
 Sees = Literal["image", "text", "multimodal"]
 MODALITIES: Mapping[Sees, tuple[str, ...]] = {"image": (IMAGE,), "text": (TEXT,), "multimodal": (IMAGE, TEXT)}

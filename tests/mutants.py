@@ -1,0 +1,157 @@
+"""Changes the code of audits, privacy and vault in many small ways, one at a time, and asks whether a test notices.
+
+    python tests/mutants.py --count 200 --seed 0
+
+A change is drawn among the places where a comparison, a sum, a number, a condition, a `raise` or a returned value
+stands. The tests nearest to it run on a copy of the project: those of its package that name most of what its file
+defines. A change that no test notices is printed with its place; it is a test to write, or code that nobody needs.
+"""
+
+import argparse
+import ast
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TESTS_OF = {
+    "audits": ("tests/audits", "tests/fuzz"),
+    "privacy": ("tests/privacy",),
+    "medfedvqa/vault": ("tests/vault",),
+}
+"""The folders of tests of each package whose code is changed."""
+NEAREST = 5
+"""Files of tests that are run for a change."""
+LIMIT = 300
+"""Seconds, after which a change that makes the tests hang counts as noticed."""
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the text between two offsets of a line, and what takes its place."""
+
+    path: Path
+    first: tuple[int, int]
+    """Line from 0, and the offset within it in bytes."""
+    last: tuple[int, int]
+    after: str
+
+    def applied(self, text: str) -> str:
+        """The file with the change."""
+        lines = [line.encode() for line in text.splitlines(keepends=True)]
+        before = b"".join([*lines[: self.first[0]], lines[self.first[0]][: self.first[1]]])
+        behind = b"".join([lines[self.last[0]][self.last[1] :], *lines[self.last[0] + 1 :]])
+        return (before + self.after.encode() + behind).decode()
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """All changes of a file, none of which touches a docstring, an annotation or an import for types."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for statement in function.body:
+                for node in ast.walk(statement):
+                    if (after := changed(node)) is not None:
+                        yield Mutant(path, *place(node), ast.unparse(after))
+
+
+def place(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where a node begins and ends."""
+    assert isinstance(node, ast.expr | ast.stmt) and node.end_lineno is not None and node.end_col_offset is not None
+    return (node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset)
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """The node with one change, in parentheses where it is an expression; None if it has no place for one."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPPED:
+        return ast.Compare(node.left, [SWAPPED[type(node.ops[0])]()], node.comparators)  # type: ignore[list-item]
+    if (
+        isinstance(node, ast.BinOp)
+        and type(node.op) in SWAPPED
+        and not isinstance(node.left, ast.Constant | ast.JoinedStr)
+    ):
+        return ast.BinOp(node.left, SWAPPED[type(node.op)](), node.right)  # type: ignore[arg-type]
+    if isinstance(node, ast.BoolOp):
+        return ast.BoolOp(SWAPPED[type(node.op)](), node.values)  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return ast.Constant(node.value + 1)
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        return ast.Pass()
+    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        return ast.Return(ast.Constant(None))
+    return None
+
+
+def nearest_tests(path: Path, root: Path) -> list[str]:
+    """The files of tests that name most of what a file of the project defines, or else those of its name."""
+    package = next(name for name in TESTS_OF if path.relative_to(root).as_posix().startswith(f"{name}/"))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    word = re.compile(rf"\b({'|'.join(sorted(names | {path.stem}))})\b")
+    tests = [test for folder in TESTS_OF[package] for test in sorted((root / folder).rglob("test_*.py"))]
+    ranked = sorted(
+        tests, key=lambda test: (path.stem not in test.stem, -len(set(word.findall(test.read_text("utf-8")))))
+    )
+    return [str(test.relative_to(root)) for test in ranked[:NEAREST]]
+
+
+def is_noticed(mutant: Mutant, root: Path) -> bool:
+    """Whether a test fails, or hangs, once a copy of the project has the change, which is then taken back."""
+    text = mutant.path.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not release"]
+    try:
+        mutant.path.write_text(mutant.applied(text), encoding="utf-8")
+        tests = nearest_tests(mutant.path, root)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, *tests], cwd=root, env=environment, capture_output=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        mutant.path.write_text(text, encoding="utf-8")
+    return done.returncode != 0
+
+
+def main() -> None:
+    """Draws changes, tries each, prints those that nobody noticed, and fails below the share that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "main"
+        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "site")
+        shutil.copytree(ROOT, root, ignore=ignored)
+        every = [m for package in TESTS_OF for path in sorted((root / package).rglob("*.py")) for m in mutants_of(path)]
+        drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
+        noticed = 0
+        for number, mutant in enumerate(drawn, 1):
+            if is_noticed(mutant, root):
+                noticed += 1
+            else:
+                line = mutant.path.read_text(encoding="utf-8").splitlines()[mutant.first[0]].strip()
+                place = f"{mutant.path.relative_to(root)}:{mutant.first[0] + 1}"
+                print(f"{place}: `{line}` with {mutant.after!r}: no test noticed", flush=True)
+            print(f"{number} of {len(drawn)}: {noticed} noticed", file=sys.stderr, flush=True)
+    print(f"{noticed} of {len(drawn)} changes noticed ({noticed / len(drawn):.0%}), of {len(every)} that there are")
+    if noticed < given.least * len(drawn):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
