@@ -47,6 +47,9 @@ class Clock:
     def monotonic_ns(self) -> int:
         return 10**9
 
+    def monotonic(self) -> float:
+        return 1.0
+
 
 def serve(run: Path, port: int = 0) -> AuditServer:
     """The pages on the logs of a run, which judge each by itself."""
