@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-release tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
+.PHONY: demo test test-all test-release mutants tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
@@ -35,9 +35,15 @@ test: $(VENV)/ready
 test-all: test
 	$(PYTEST) -n 3 -m "(slow or hypothesis or sampled) and not release" --hypothesis-profile=full
 
-# Before a release, after `make test-all`: repetitions, kills and long runs, and the verifier as a stranger installs it.
+# Before a release, after `make test-all`: repetitions, kills and long runs, the verifier as a stranger installs it, and
+# whether tests notice small changes of the code.
 test-release: $(VENV)/ready verify-wheel-test
 	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -n 2 -m release --hypothesis-profile=full
+	$(MAKE) mutants
+
+# Draws 200 small changes of audits, privacy and vault, and asks for each whether a test notices: an hour and a half.
+mutants: $(VENV)/ready
+	$(BIN)/python tests/mutants.py --count 200
 
 # Counts by tier, and the claims that `make test` leaves to the other tiers.
 tiers: $(VENV)/ready

@@ -3,7 +3,7 @@
     python tests/mutants.py --count 200 --seed 0
 
 A change is drawn among the places where a comparison, a sum, a number, a condition, a `raise` or a returned value
-stands. The tests nearest to it run on a copy of the project: those of its package that name most of what its file
+stands. The tests nearest to it run on a copy of the project: those that import its file, or name most of what it
 defines. A change that no test notices is printed with its place; it is a test to write, or code that nobody needs.
 """
 
@@ -20,12 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS_OF = {
-    "audits": ("tests/audits", "tests/fuzz"),
-    "privacy": ("tests/privacy",),
-    "medfedvqa/vault": ("tests/vault",),
-}
-"""The folders of tests of each package whose code is changed."""
+PACKAGES = ("audits", "privacy", "medfedvqa/vault")
+"""The packages whose code is changed."""
 NEAREST = 5
 """Files of tests that are run for a change."""
 LIMIT = 300
@@ -96,15 +92,22 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def nearest_tests(path: Path, root: Path) -> list[str]:
-    """The files of tests that name most of what a file of the project defines, or else those of its name."""
-    package = next(name for name in TESTS_OF if path.relative_to(root).as_posix().startswith(f"{name}/"))
+    """The files of tests that import a file of the project by its name, and those that name most of what it defines."""
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     word = re.compile(rf"\b({'|'.join(sorted(names | {path.stem}))})\b")
-    tests = [test for folder in TESTS_OF[package] for test in sorted((root / folder).rglob("test_*.py"))]
-    ranked = sorted(
-        tests, key=lambda test: (path.stem not in test.stem, -len(set(word.findall(test.read_text("utf-8")))))
-    )
+
+    def distance(test: Path) -> tuple[bool, bool, int]:
+        text = test.read_text(encoding="utf-8")
+        own_folder = test.relative_to(root / "tests").parts[0] in path.parts
+        return (
+            path.stem not in test.stem and f"from {module} import" not in text,
+            not own_folder,
+            -len({*word.findall(text)}),
+        )
+
+    ranked = sorted(sorted((root / "tests").rglob("test_*.py")), key=distance)
     return [str(test.relative_to(root)) for test in ranked[:NEAREST]]
 
 
@@ -137,7 +140,7 @@ def main() -> None:
         root = Path(folder) / "main"
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "site")
         shutil.copytree(ROOT, root, ignore=ignored)
-        every = [m for package in TESTS_OF for path in sorted((root / package).rglob("*.py")) for m in mutants_of(path)]
+        every = [m for package in PACKAGES for path in sorted((root / package).rglob("*.py")) for m in mutants_of(path)]
         drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
         noticed = 0
         for number, mutant in enumerate(drawn, 1):

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 from plug_in import FILES, LOOSE, NAME, VERSION, forget_methods, installed, sources
 
-from audits import CodeKind, JobCode, LogError
+from audits import CodeKind, JobCode, LogError, NewerFormat
 from audits.code import CodePart
 from medfedvqa import code_identity
 from medfedvqa.code_identity import ChangedCode, check_unchanged, remember, running_code
@@ -310,7 +310,8 @@ def test_imports_are_read_as_python_reads_them(source: str, named: set[str], tmp
 
 
 def test_a_record_of_code_is_read_strictly() -> None:
-    """Another order, an unknown kind, a path for a name, a part twice: none is what this version writes."""
+    """Another order, a path for a name, a part twice: none is what this version writes. An unknown kind is a
+    newer version's."""
     code = JobCode((CodePart(CodeKind.MODULE, None, None, "ab" * 32), CodePart(CodeKind.PROJECT, "p", "1", "cd" * 32)))
     record = code.record()
     assert JobCode.from_record(record) == code and code.parts[0].kind is CodeKind.PROJECT
@@ -318,12 +319,13 @@ def test_a_record_of_code_is_read_strictly() -> None:
     for parts in (
         [other, one],
         [one, other, other],
-        [one | {"kind": "x"}],
         [one | {"name": "/a"}],
         [one | {"more": 1}],
     ):
         with pytest.raises(LogError):
             JobCode.from_record({"parts": parts})
+    with pytest.raises(NewerFormat):
+        JobCode.from_record({"parts": [one | {"kind": "x"}]})
     for record in ({}, {"parts": None}, {"parts": [None]}, {"parts": [one], "more": 1}, {"parts": [one | {"name": 1}]}):
         with pytest.raises(LogError):
             JobCode.from_record(record)

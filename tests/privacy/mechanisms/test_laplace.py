@@ -146,3 +146,12 @@ def test_unfit_scales_are_refused(scale: float) -> None:
     """No event outside of what can be accounted for is made."""
     with pytest.raises(AccountingError):
         Laplace(scale)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.3, 7.0])
+def test_the_chi_squared_divergence_is_that_of_two_laplace_variables_one_apart(scale: float) -> None:
+    """By numerical integration of the square of one density over the other; steps add it up."""
+    ratio = integrate.quad(
+        lambda x: math.exp((abs(x - 1) - 2 * abs(x)) / scale) / (2 * scale), -60 * scale, 60 * scale, points=[0, 1]
+    )
+    assert Laplace(scale, 3).mu_squared == pytest.approx(3 * (ratio[0] - 1), rel=1e-6)
