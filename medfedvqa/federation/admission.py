@@ -55,6 +55,8 @@ class _History:
     """Whether another job was admitted under this one's id, which no submitter signs."""
     nonces: set[str] = field(default_factory=set)
     """The nonces of other jobs."""
+    permit: str = ""
+    """The permit under which this very job was admitted."""
     permits: set[str] = field(default_factory=set)
     """The permits of other jobs."""
     repeats: int = 0
@@ -77,7 +79,7 @@ class Admission:
     ) -> None:
         """`signature` is None for an engine that runs all sites on one machine, where nobody signs jobs."""
         self._config, self._job, self._job_id, self._log = config, job, job_id, log
-        self._signature, self._isolation = signature, isolation
+        self._signature, self._isolation, self._permit = signature, isolation, ""
 
     def decide(self) -> None:
         """Check signature and freshness, then the policy, and log a signed job as admitted. Raises `JobRefused`."""
@@ -92,6 +94,7 @@ class Admission:
                 self.refuse(*refusal)
             self._check_answers()
             self._check_exchange()
+            self._permit = history.permit
             permit = self.require_approval(history.permits)
             if (self._signature is not None or permit is not None) and not history.admitted:
                 self._remember(history, permit)
@@ -104,11 +107,12 @@ class Admission:
         if not self._config.approvers:
             return None
         actor = self._signature.actor if self._signature else ""
-        permit, code = approvals.permit(self._config, self._job.definition, actor, used)
+        permit, code = approvals.permit(self._config, self._job.definition, actor, used, self._permit)
         if permit is None:
             if code is Refusal.APPROVAL:
                 approvals.keep_waiting(self._config, self._job, actor)
             self.refuse(code)
+        self._permit = permit.permit
         return permit
 
     @contextmanager
@@ -164,6 +168,7 @@ class Admission:
             if entry.job == self._job_id:
                 history.ended |= entry.event in (Event.CLOSE, Event.REFUSAL)
                 history.admitted |= entry.event is Event.ADMITTED
+                history.permit = (entry.admission or {}).get("permit", history.permit)
                 history.other |= entry.event is Event.ADMITTED and not self._is_of(entry)
             elif entry.admission is not None:
                 _add(history, entry, definition, recent=entry.time >= since)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,40 @@ def test_a_withdrawal_stops_a_running_job_at_its_next_task(guarded: tuple[SiteCo
         "code": "declined",
         "definition": job.definition,
     }
+
+
+def test_a_run_ends_with_its_own_yes_whatever_another_run_was_given(
+    guarded: tuple[SiteConfig, Path], quick_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second yes for the same definition, of a month, does not carry a run whose own week is over."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    yes(guarded)
+    runtime = SiteRuntime(config, job, "two", signature=SIGNED)
+    try:
+        runtime.handle("start", 1, {})
+        yes(guarded, timedelta(days=30))
+        in_eight_days = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=8))
+        monkeypatch.setattr(approvals, "datetime", in_eight_days)
+        with pytest.raises(JobRefused) as refused:
+            runtime.handle("start", 1, {})
+        assert refused.value.code is Refusal.APPROVAL
+    finally:
+        runtime.close()
+
+
+def test_a_run_that_goes_on_after_a_kill_needs_its_own_yes_still(
+    guarded: tuple[SiteConfig, Path], quick_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log says by which yes it was admitted; the same run asks again, and a later yes is another run's."""
+    config, job = guarded[0], fresh(quick_job())
+    ask(config, job, "one")
+    yes(guarded)
+    assert ask(config, job, "two") is ask(config, job, "two") is None
+    yes(guarded, timedelta(days=30))
+    in_eight_days = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=8))
+    monkeypatch.setattr(approvals, "datetime", in_eight_days)
+    assert ask(config, job, "two") is Refusal.APPROVAL
 
 
 def forged(config: SiteConfig, job: JobSpec, key: AuditKey, **changes: Any) -> None:
