@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--sites", nargs="+", default=["10x100", "20x250"], help="federations, as 10x100 or slake:3")
     parser.add_argument("--data-root", type=Path, help="the folder of published sets")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--epsilons", nargs="+", type=float, default=[8.0, 1.0])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=[8.0, 3.0, 1.0])
     parser.add_argument("--lines", type=Path, required=True, help="file of raw lines, which grows")
     parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
