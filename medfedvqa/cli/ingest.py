@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -17,6 +18,10 @@ from medfedvqa.ingest.image_options import Options
 if TYPE_CHECKING:
     from medfedvqa.ingest.ingest import Watch
     from medfedvqa.ingest.store import Counts
+
+
+LINE_SECONDS = 60
+"""Seconds between two lines about the pace of a stage where there is no terminal."""
 
 
 def ingest(
@@ -114,23 +119,39 @@ def ingest(
 
 
 @contextmanager
-def _stage_bars(console: Terminal) -> "Iterator[Watch]":
-    """A function that shows the progress of each stage: as a bar on a terminal, as one line elsewhere."""
+def _stage_bars(console: Terminal, seconds: Callable[[], float] = monotonic) -> "Iterator[Watch]":
+    """A function that shows the progress of each stage, with its pace: as a bar on a terminal, as a line a minute
+    elsewhere. `seconds`: the clock."""
     from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
     description, bar, _, time_left = Progress.get_default_columns()
     columns = (description, bar, MofNCompleteColumn(), TimeElapsedColumn(), time_left)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
+        begun: dict[str, float] = {}
+        shown: dict[str, float] = {}
 
         def watch(stage: str, done: int, total: int) -> None:
+            now = seconds()
             if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=None)
+                bars[stage], begun[stage], shown[stage] = progress.add_task(stage, total=None), now, now
                 if not console.is_terminal:
                     console.print(stage)
-            progress.update(bars[stage], completed=done, total=total or None)
+            pace = _pace(done - 1, total - done, now - begun[stage]) if total else ""
+            progress.update(bars[stage], completed=done, total=total or None, description=f"{stage}{pace}")
+            if pace and not console.is_terminal and now - shown[stage] >= LINE_SECONDS:
+                shown[stage] = now
+                console.print(f"{stage}: {done:,} of {total:,}{pace}", soft_wrap=True)
 
         yield watch
+
+
+def _pace(done: int, left: int, seconds: float) -> str:
+    """How many are done in an hour, and the time that is left; nothing before one is done."""
+    if done < 1 or seconds <= 0:
+        return ""
+    minutes = round(left * seconds / done / 60)
+    return f", {done / seconds * 3600:,.0f} an hour, {minutes // 60}:{minutes % 60:02} hours left"
 
 
 def _show(console: Terminal, counts: "Counts") -> None:

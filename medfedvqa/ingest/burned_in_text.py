@@ -1,6 +1,6 @@
 """Finds text and codes that are burned into a picture, reads them, blanks what must go, and looks again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -21,91 +21,16 @@ from medfedvqa.ingest.text_finds import (
     is_off_anatomy,
     surroundings,
 )
+from medfedvqa.ingest.text_gate import CELL, TextGate
 from medfedvqa.ingest.text_lines import (
     Array,
-    Detector,
     bridge,
     detected_lines,
     grown,
-    level_and_upright,
     line_gap,
-    scaled,
     short_side,
-    thin_structures,
-    tiles,
+    small_lines,
 )
-
-# Detects small and faint text: first cheaply where rows of marks are, then closely, there alone.
-
-HEIGHTS = (5, 9, 17, 33)
-"""The heights in pixels of the rows that are looked for: letters of 4 to 48 pixels make them."""
-FOLDED = 16
-"""The height from which rows are looked for in blocks of 2 by 2 pixels, and from twice of it on in blocks of 4 by 4."""
-STRONGEST, LEAST = 60.0, 1.5
-"""Grey levels of a pixel's deviation from its neighbours: more does not count, and a row has this much on average."""
-EXCESS = 0.3
-"""By which share the deviation within a row exceeds that above and below it."""
-AROUND = 12
-"""Pixels around a row that are searched with it."""
-CLOSEST, LETTERS = 4.0, 32.0
-"""A row is enlarged up to this many times, up to this height in pixels: letters then have the height that the detector
-is made for."""
-
-
-def small_lines(picture: Array, detect: Detector) -> list[Array]:
-    """The corners of lines of text in a picture, uint8 [height, width], as float32 [4, 2] in its pixels."""
-    return level_and_upright(picture, lambda view: _level_lines(view, detect))
-
-
-def _level_lines(picture: Array, detect: Detector) -> list[Array]:
-    """The lines in level rows of marks."""
-    lines = list[Array]()
-    for height in HEIGHTS:
-        rows, scale = rows_of_marks(picture, height), min(CLOSEST, LETTERS / height)
-        for left, top, right, bottom in _places(rows):
-            place = scaled(np.ascontiguousarray(picture[top:bottom, left:right]), scale)
-            marked = cv2.resize(rows[top:bottom, left:right], place.shape[::-1], interpolation=cv2.INTER_NEAREST)
-            for (y, x, tile), (*_, marks) in zip(tiles(place), tiles(marked), strict=True):
-                if marks.any():
-                    outlines = detect(thin_structures(np.ascontiguousarray(tile)))
-                    lines += [((corners + (x, y)) / scale + (left, top)).astype(np.float32) for corners in outlines]
-    return lines
-
-
-def rows_of_marks(picture: Array, height: int) -> Array:
-    """Where level rows of marks of this height lie in a picture, uint8 [height, width]: 1 there, else 0.
-
-    Strokes of letters follow each other closely along a row, and above and below it there are fewer: an edge of an
-    organ crosses a row once, and grain is the same everywhere. So strokes are strong in three neighbouring places, and
-    stronger than on both sides, which are looked at twice: at a distance, and close to the letters, where a narrow
-    plate still is flat. Rows of `FOLDED` pixels or more are looked for in the mean strength of blocks of pixels.
-    """
-    strokes = np.minimum(np.abs(cv2.filter2D(picture, cv2.CV_32F, np.array([[-1, 2, -1]], np.float32))), STRONGEST)
-    if fold := height // FOLDED:
-        strokes = cv2.resize(strokes, None, fx=1 / (2 * fold), fy=1 / (2 * fold), interpolation=cv2.INTER_AREA)
-        height = round(height / (2 * fold))
-    within = cv2.erode(cv2.blur(strokes, (2 * height, height)), _points(2 * height, True)[None])
-    apart = cv2.dilate(cv2.blur(strokes, (6 * height, max(2, height // 2))), _points(3 * height // 2, False)[:, None])
-    close = cv2.dilate(cv2.blur(strokes, (6 * height, 2)), _points(height // 2 + 2, False)[:, None])
-    beside = np.minimum(apart, close)
-    rows = ((within >= LEAST) & (within - beside > EXCESS * (beside + 1))).astype(np.uint8)
-    opened = cv2.morphologyEx(rows, cv2.MORPH_OPEN, np.ones((2, 2), np.uint8))
-    return cv2.resize(opened, picture.shape[::-1], interpolation=cv2.INTER_NEAREST)
-
-
-def _points(distance: int, middle: bool) -> Array:
-    """A kernel of one point at this distance on each side, and of the middle if asked for."""
-    kernel = np.zeros(2 * distance + 1, np.uint8)
-    kernel[[0, -1]], kernel[distance] = 1, middle
-    return kernel
-
-
-def _places(rows: Array) -> Iterator[tuple[int, int, int, int]]:
-    """Left, top, right and bottom of each group of rows with its surroundings."""
-    wide = cv2.dilate(rows, np.ones((2 * AROUND + 1, 2 * AROUND + 1), np.uint8))
-    for left, top, width, height, _ in cv2.connectedComponentsWithStats(wide)[2][1:].tolist():
-        yield left, top, left + width, top + height
-
 
 # Finds QR codes and bar codes, which machines read and a text finder finds by luck alone.
 
@@ -163,7 +88,7 @@ class Look(Enum):
     """How a pass looks for text."""
 
     PLAIN = "as the picture is"
-    SMALL = "where rows of small marks are, among thin structures, much enlarged"
+    SMALL = "where small text may be, among thin structures, much enlarged"
     THIN = "among thin structures, enlarged"
 
 
@@ -223,7 +148,7 @@ class TextFinder:
     """Cleans pictures. A process loads it once."""
 
     def __init__(self) -> None:
-        self._reader = LineReader()
+        self._reader, self._gate = LineReader(), TextGate()
 
     def clean(
         self,
@@ -248,10 +173,12 @@ class TextFinder:
         finds = [_removed(box, _enlarged(box, factors), searched) for box in removed]
         searched = blanked(searched, [_enlarged(box, factors) for box in removed])
         stored = blanked(stored, list(removed))
-        earlier, stays = list[_Hit](), list[_Hit]()
+        earlier, stays, where = list[_Hit](), list[_Hit](), self._gate(searched)
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
-            hits = _no_part_of_marker(self._search(searched, look, is_known, blank_unread), stays)
+            if number == len(LOOKS):
+                where = np.maximum(where, self._gate(searched))
+            hits = _no_part_of_marker(self._search(searched, where, look, is_known, blank_unread), stays)
             hits += (
                 [] if number else [_Hit(corners, FindKind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
             )
@@ -265,6 +192,8 @@ class TextFinder:
             boxes = [find.box for find in new if find.decision == Decision.BLANKED]
             searched = blanked(searched, [_enlarged(box, factors) for box in boxes])
             stored = blanked(stored, boxes)
+            for left, top, right, bottom in (_enlarged(box, factors) for box in boxes):
+                where[-(-top // CELL) : bottom // CELL, -(-left // CELL) : right // CELL] = 0
             if number + 1 >= len(LOOKS) and not any(find.is_text for find in new):
                 break
         else:
@@ -274,10 +203,13 @@ class TextFinder:
             raise Quarantined(Reason.MOSTLY_TEXT)
         return picture
 
-    def _search(self, searched: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool) -> list[_Hit]:
+    def _search(
+        self, searched: Array, where: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool
+    ) -> list[_Hit]:
         """The lines of a pass that are something."""
         detect, faint = self._reader.detect, look != Look.PLAIN
-        lines = small_lines(searched, detect) if look == Look.SMALL else detected_lines(searched, detect, faint)
+        is_small = look == Look.SMALL
+        lines = small_lines(searched, where, detect) if is_small else detected_lines(searched, where, detect, faint)
         hits = []
         for corners in lines:
             box, reading = _box(corners), self._reader.read(searched, corners)

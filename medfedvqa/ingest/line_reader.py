@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import cv2
 import numpy as np
 
-from medfedvqa.ingest.text_finds import DOUBTFUL, Reading
+from medfedvqa.ingest.text_finds import CERTAIN, DOUBTFUL, Reading
 from medfedvqa.ingest.text_lines import thin_structures
 
 Array = np.ndarray
@@ -84,10 +84,14 @@ class LineReader:
         return [np.asarray(corners, np.float32) for corners in quadrangles or ()]
 
     def _upright(self, line: Array) -> Reading:
-        """The best reading in both polarities, as the line is and turned by half a circle."""
-        views = [_coloured(view) for turned in (line, np.rot90(line, 2)) for view in (turned, 255 - turned)]
-        results, _ = self._ocr.text_rec(views)
-        return max((Reading(str(text), float(confidence)) for text, confidence in results), key=_rank)
+        """The best reading in both polarities, as the line is and turned by half a circle; the first certain one."""
+        readings = list[Reading]()
+        for view in (view for turned in (line, np.rot90(line, 2)) for view in (turned, 255 - turned)):
+            ((text, confidence),), _ = self._ocr.text_rec([_coloured(view)])
+            readings.append(Reading(str(text), float(confidence)))
+            if readings[-1].is_certain and confidence >= CERTAIN:
+                break
+        return max(readings, key=_rank)
 
 
 def _rank(reading: Reading) -> tuple[bool, bool, float]:

@@ -121,9 +121,10 @@ def decide(
 
 def is_nothing(kind: FindKind, decision: Decision, reading: Reading, faint: bool) -> bool:
     """Whether an unread find is no text. `faint`: it is a thin structure alone, of which anatomy is full: there single
-    letters and doubtful readings are vessels, ribs and grain."""
+    letters and doubtful readings, and in the centre two letters, are vessels, ribs and grain."""
     if faint:
-        return kind == FindKind.UNREAD and (reading.letters < 2 or reading.confidence < FAINT)
+        least = 3 if decision == Decision.FLAGGED else 2
+        return kind == FindKind.UNREAD and (reading.letters < least or reading.confidence < FAINT)
     return decision == Decision.FLAGGED and reading.confidence < NOTHING
 
 

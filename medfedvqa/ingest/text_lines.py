@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterator
 import cv2
 import numpy as np
 
+from medfedvqa.ingest.text_gate import CELL
+
 Array = np.ndarray
 Detector = Callable[[Array], list[Array]]
 """Detects lines in a picture, uint8 [height, width]: the corners of each, float32 [4, 2]."""
+AROUND = 24
+"""Pixels about a marked cell, at the scale of the search, that the detector sees with it."""
+CLOSEST = 4.0
+"""How many times the places of small text are enlarged: letters then have the height that the detector is made for."""
 TILE, OVERLAP = 1024, 160
 """Most pixels a side of what the detector sees at once, and of what two neighbours share. Tiles of this size take a
 third of the time per pixel of those of 1,536, and their memory does not grow with the picture."""
@@ -24,27 +30,40 @@ STRIP = 24
 """The height in pixels at which a line's structures are compared."""
 
 
-def detected_lines(picture: Array, detect: Detector, faint: bool) -> list[Array]:
+def detected_lines(picture: Array, where: Array, detect: Detector, faint: bool) -> list[Array]:
     """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
 
-    A picture of more than a tile is also searched reduced to it, where large letters have the height that detectors are
-    made for and long lines are whole; so is the picture turned by a quarter of a circle. `faint`: among thin
-    structures, with equal contrast, enlarged; not turned, since that costs half as much again and found no line more.
+    `where`: the cells that may hold text, as `TextGate` gives them. A picture of more than a tile is also searched
+    reduced to it, where large letters have the height that detectors are made for and long lines are whole; so is the
+    picture turned by a quarter of a circle. `faint`: among thin structures, with equal contrast, enlarged; not turned,
+    since that costs half as much again and found no line more.
     """
-    if faint:
-        return merged(_lines_at_scales(picture, detect, faint))
-    return level_and_upright(picture, lambda view: _lines_at_scales(view, detect, faint))
+
+    def search(view: Array, cells: Array) -> list[Array]:
+        return [line for scale in scales(view.shape, faint) for line in lines_at(view, cells, scale, detect, faint)]
+
+    return merged(search(picture, where)) if faint else level_and_upright(picture, where, search)
 
 
-def level_and_upright(picture: Array, search: Callable[[Array], list[Array]]) -> list[Array]:
+def small_lines(picture: Array, where: Array, detect: Detector) -> list[Array]:
+    """The lines of small text, which are looked for among thin structures, much enlarged, where small text may be."""
+    small = np.where(where == 2, where, 0)
+    return level_and_upright(picture, small, lambda view, cells: lines_at(view, cells, CLOSEST, detect, True))
+
+
+def level_and_upright(picture: Array, where: Array, search: Callable[[Array, Array], list[Array]]) -> list[Array]:
     """The corners of the lines that a search finds in a picture, and of the upright ones that it finds in the picture
     turned by a quarter of a circle.
 
     The detector leaves out words and letters of upright lines, which are level in the turned picture. Level lines are
     left to the picture as it is: their corners would be other ones in the turned picture.
     """
-    lines, turned = search(picture), np.ascontiguousarray(np.rot90(picture))
-    for corners in search(turned):
+    lines, turned, rest = search(picture, where), np.ascontiguousarray(np.rot90(picture)), where.copy()
+    for corners in lines:
+        (left, top), (right, bottom) = (corners.min(axis=0) / CELL).astype(int), (corners.max(axis=0) / CELL).astype(int)
+        if right - left > 2 * (bottom - top):
+            rest[max(0, top) : bottom + 1, max(0, left) : right + 1] = 0
+    for corners in search(turned, np.ascontiguousarray(np.rot90(rest))):
         width, height = np.ptp(corners, axis=0)
         if width >= height:
             x, y = picture.shape[1] - corners[:, 1], corners[:, 0]
@@ -52,18 +71,32 @@ def level_and_upright(picture: Array, search: Callable[[Array], list[Array]]) ->
     return merged(lines)
 
 
-def _lines_at_scales(picture: Array, detect: Detector, faint: bool) -> list[Array]:
-    """The lines in a picture as it is."""
+def lines_at(picture: Array, where: Array, scale: float, detect: Detector, faint: bool) -> list[Array]:
+    """The lines in a picture at a scale, in the picture's pixels."""
     lines = list[Array]()
-    for scale in scales(picture.shape, faint):
-        view = scaled(picture, scale)
-        view = thin_structures(view) if faint else view
-        lines += [
-            (corners + np.asarray((left, top), np.float32)) / np.float32(scale)
-            for top, left, tile in tiles(view)
-            for corners in detect(tile)
-        ]
+    for corner, tile in marked_tiles(picture, where, scale):
+        outlines = detect(thin_structures(tile) if faint else tile)
+        lines += [(corners / scale + corner).astype(np.float32) for corners in outlines]
     return lines
+
+
+def marked_tiles(picture: Array, where: Array, scale: float) -> Iterator[tuple[Array, Array]]:
+    """The tiles of a picture at a scale that hold marked cells, with `AROUND` pixels about them: the place of their
+    upper left corner in the picture, and their pixels."""
+    reach = max(1, round(AROUND / scale / CELL))
+    wide = cv2.dilate(np.minimum(where, 1), np.ones((2 * reach + 1, 2 * reach + 1), np.uint8))
+    for left, top, width, height, _ in cv2.connectedComponentsWithStats(wide)[2][1:].tolist():
+        marks = where[top : top + height, left : left + width]
+        part = picture[CELL * top : CELL * (top + height), CELL * left : CELL * (left + width)]
+        view = scaled(part, scale)
+        for y, x, tile in tiles(view):
+            (upper, lower), (start, end) = (
+                (int(first / scale / CELL), int(np.ceil((first + size) / scale / CELL)))
+                for first, size in zip((y, x), tile.shape, strict=True)
+            )
+            if marks[upper:lower, start:end].any():
+                place = np.float32([x / scale + CELL * left, y / scale + CELL * top])
+                yield place, np.ascontiguousarray(tile)
 
 
 def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:

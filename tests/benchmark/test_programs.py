@@ -29,6 +29,7 @@ SMALLEST = {
     "sharing_costs": "--rounds 2 --sites 3",
     "split_steps": "--trunks butd --trunk-width 16 --rows 4 --repeats 1",
     "start_up": "--repetitions 1",
+    "text_gate": "train {data} --shorter 2000 --out {out}/gate.onnx",
     "throughput": "--data phantom --rows 2 --batches 1",
     "trojan": "{out}/runs --shares 0.0 --seeds 1 --triggers inverted",
     "upgrade": "{root}",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from pydicom.uid import generate_uid
 from small_dicom import dicom_bytes, small_dicom
 
 import medfedvqa.ingest.ingest as ingestion
+from medfedvqa.cli.ingest import _stage_bars
+from medfedvqa.cli.terminal import Terminal
 
 LIMITS = ("--side", "64", "--memory", "2048", "--workers", "1")
 
@@ -102,3 +105,21 @@ def test_a_person_blanks_more_by_command_and_accepts_all(medfedvqa, hospital: Pa
     done = medfedvqa(*command, "--json")
     counts = json.loads(done.stdout[: done.stdout.index("\n}") + 2])
     assert counts["reviewed"] == counts["stored"] == 8 and counts["redacted"] == 1
+
+
+def test_without_a_terminal_each_minute_shows_the_pace_and_the_time_that_is_left() -> None:
+    """A hospital's log of 6,000 pictures: one a second from the first on; no line for a folder of unknown size."""
+    output, now = StringIO(), [0.0]
+    with _stage_bars(Terminal(file=output), lambda: now[0]) as watch:
+        watch("looking through the folder", 1, 0)
+        now[0] = 500
+        watch("looking through the folder", 2, 0)
+        for number in range(1, 182):
+            watch("reading images", number, 6000)
+            now[0] += 1
+    lines = output.getvalue().splitlines()
+    assert lines[:2] == ["looking through the folder", "reading images"]
+    assert lines[2:] == [
+        f"reading images: {done} of 6,000, 3,600 an hour, {left} hours left"
+        for done, left in ((61, "1:39"), (121, "1:38"), (181, "1:37"))
+    ]

@@ -118,17 +118,20 @@ def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> No
     picture[10:50, 150:158] = 255
     picture[20:26, 20:90] = 255
 
-    def level_lines(view: np.ndarray) -> list[np.ndarray]:
+    where = np.arange(8 * 25, dtype=np.uint8).reshape(8, 25)
+
+    def level_lines(view: np.ndarray, cells: np.ndarray) -> list[np.ndarray]:
+        assert np.array_equal(cells, where if view.shape == picture.shape else np.rot90(where))
         return [box for box in bright_boxes(view) if np.ptp(box[:, 0]) > np.ptp(box[:, 1])]
 
-    level, upright = level_and_upright(picture, level_lines)
+    level, upright = level_and_upright(picture, where, level_lines)
     assert np.array_equal(level, line(20, 90, 20, 6))
     assert upright.min(axis=0).tolist() == [150, 10] and upright.max(axis=0).tolist() == [158, 50]
 
-    def coarse_if_turned(view: np.ndarray) -> list[np.ndarray]:
+    def coarse_if_turned(view: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
         return [box + np.float32(2 * (view.shape != picture.shape)) for box in bright_boxes(view)]
 
-    lines = level_and_upright(picture, coarse_if_turned)
+    lines = level_and_upright(picture, where, coarse_if_turned)
     assert any(np.array_equal(corners, level) for corners in lines) and len(lines) == 2
 
 
