@@ -113,19 +113,21 @@ def bright_boxes(picture: np.ndarray) -> list[np.ndarray]:
 
 
 def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> None:
-    """At their places in the picture; a level line has the corners of the picture as it is, and these alone."""
+    """At their places in the picture; a level line has the corners of the picture as it is, and these alone, and its
+    cells are not searched again."""
     picture = np.zeros((60, 200), np.uint8)
     picture[10:50, 150:158] = 255
     picture[20:26, 20:90] = 255
 
-    where = np.arange(8 * 25, dtype=np.uint8).reshape(8, 25)
+    where, seen = np.arange(8 * 25, dtype=np.uint8).reshape(8, 25), list[np.ndarray]()
 
     def level_lines(view: np.ndarray, cells: np.ndarray) -> list[np.ndarray]:
-        assert np.array_equal(cells, where if view.shape == picture.shape else np.rot90(where))
+        seen.append(cells if view.shape == picture.shape else np.rot90(cells, -1))
         return [box for box in bright_boxes(view) if np.ptp(box[:, 0]) > np.ptp(box[:, 1])]
 
     level, upright = level_and_upright(picture, where, level_lines)
-    assert np.array_equal(level, line(20, 90, 20, 6))
+    assert np.array_equal(level, line(20, 90, 20, 6)) and np.array_equal(seen[0], where)
+    assert not seen[1][2:4, 2:12].any() and np.array_equal(seen[1][:, 12:], where[:, 12:])
     assert upright.min(axis=0).tolist() == [150, 10] and upright.max(axis=0).tolist() == [158, 50]
 
     def coarse_if_turned(view: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
