@@ -22,15 +22,7 @@ from medfedvqa.ingest.text_finds import (
     surroundings,
 )
 from medfedvqa.ingest.text_gate import CELL, TextGate
-from medfedvqa.ingest.text_lines import (
-    Array,
-    bridge,
-    detected_lines,
-    grown,
-    line_gap,
-    short_side,
-    small_lines,
-)
+from medfedvqa.ingest.text_lines import Array, bridge, detected_lines, grown, line_gap, short_side, small_lines
 
 # Finds QR codes and bar codes, which machines read and a text finder finds by luck alone.
 

@@ -40,11 +40,11 @@ from medfedvqa.ingest.store import (
     Manifest,
     counts_of_pictures,
     read_manifest,
+    withdrawn_patients,
     write_lists,
     write_manifest,
 )
 from medfedvqa.ingest.table_finds import TableOptions
-from medfedvqa.ingest.withdrawal_list import withdrawn_patients
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
@@ -245,17 +245,8 @@ def _drop_outdated(
         if record.verdict == "stored":
             again |= named and (not _intact(out, record) or (marked and not record.marks))
             if not named:
-                journal.records[source] = record.model_copy(
-                    update={
-                        "verdict": "unasked",
-                        "image": None,
-                        "sources": "",
-                        "number": "",
-                        "nameless": False,
-                        "secrets": [],
-                        "marks": [],
-                    }
-                )
+                unasked = {"verdict": "unasked", "image": None, "sources": "", "number": "", "nameless": False}
+                journal.records[source] = record.model_copy(update={**unasked, "secrets": [], "marks": []})
         if record.verdict == "unasked":
             again |= named
         if again:

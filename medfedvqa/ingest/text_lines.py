@@ -60,7 +60,10 @@ def level_and_upright(picture: Array, where: Array, search: Callable[[Array, Arr
     """
     lines, turned, rest = search(picture, where), np.ascontiguousarray(np.rot90(picture)), where.copy()
     for corners in lines:
-        (left, top), (right, bottom) = (corners.min(axis=0) / CELL).astype(int), (corners.max(axis=0) / CELL).astype(int)
+        (left, top), (right, bottom) = (
+            (corners.min(axis=0) / CELL).astype(int),
+            (corners.max(axis=0) / CELL).astype(int),
+        )
         if right - left > 2 * (bottom - top):
             rest[max(0, top) : bottom + 1, max(0, left) : right + 1] = 0
     for corners in search(turned, np.ascontiguousarray(np.rot90(rest))):

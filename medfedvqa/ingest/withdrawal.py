@@ -24,12 +24,12 @@ from medfedvqa.ingest.store import (
     Image,
     Manifest,
     StoredRow,
+    add_withdrawals,
     counts_of_pictures,
     read_store,
     write_lists,
     write_manifest,
 )
-from medfedvqa.ingest.withdrawal_list import add_withdrawals
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,5 @@ def _counts(manifest: Manifest, removed: int, images: Collection[Image], rows: i
     counts = manifest.counts.model_dump(mode="json")
     quarantined = Counter(counts["quarantined"])
     quarantined[Reason.WITHDRAWN.value] += removed
-    return (
-        counts
-        | counts_of_pictures(images)
-        | {
-            "stored": counts["stored"] - removed,
-            "quarantined": dict(quarantined),
-            "rows": rows,
-        }
-    )
+    changed = {"stored": counts["stored"] - removed, "quarantined": dict(quarantined), "rows": rows}
+    return counts | counts_of_pictures(images) | changed

@@ -14,9 +14,8 @@ from medfedvqa.ingest.find_list import folder_of_finds
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds
 from medfedvqa.ingest.review_sheet import write_sheet
-from medfedvqa.ingest.store import read_store
+from medfedvqa.ingest.store import WITHDRAWN, read_store
 from medfedvqa.ingest.withdrawal import withdraw
-from medfedvqa.ingest.withdrawal_list import WITHDRAWN
 
 
 def film(make_picture: Callable, number: int):
