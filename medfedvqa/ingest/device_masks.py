@@ -12,7 +12,7 @@ read.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -154,7 +154,7 @@ def _clusters(members: Iterable[tuple[Region, ...]]) -> list[_Cluster]:
     clusters = list[_Cluster]()
     for number, boxes in enumerate(members):
         for box in boxes:
-            cluster = next((cluster for cluster in clusters if _is_alike(cluster.boxes[0], box)), None)
+            cluster = next((cluster for cluster in clusters if is_alike(cluster.boxes[0], box)), None)
             if cluster is None:
                 clusters.append(_Cluster([box], {number}))
             else:
@@ -163,13 +163,20 @@ def _clusters(members: Iterable[tuple[Region, ...]]) -> list[_Cluster]:
     return clusters
 
 
-def _is_alike(one: Region, other: Region) -> bool:
+def is_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two boxes share most of their union."""
+    common = common_area(one, other)
+    return common >= ALIKE * (area(one) + area(other) - common)
+
+
+def common_area(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of pixels that two boxes share."""
     width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
-    common = max(0, width) * max(0, height)
-    return common >= ALIKE * (_area(one) + _area(other) - common)
+    return max(0, width) * max(0, height)
 
 
-def _area(box: Region) -> int:
+def area(box: Sequence[int]) -> int:
+    """The number of a box's pixels."""
     return (box[2] - box[0]) * (box[3] - box[1])
 
 

@@ -21,7 +21,6 @@ from medfedvqa.ingest.cohort_register import CohortCheck
 from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
-from medfedvqa.ingest.ingestion_journal import IngestionJournal, Record, quarantine_lines
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.organs import checked_organs
 from medfedvqa.ingest.patient_sources import PatientSources, SourceDigests, read_persons, table_facts
@@ -37,8 +36,11 @@ from medfedvqa.ingest.store import (
     MANIFEST,
     PICTURES,
     QUARANTINE,
+    IngestionJournal,
     Manifest,
+    Record,
     counts_of_pictures,
+    quarantine_lines,
     read_manifest,
     withdrawn_patients,
     write_lists,

@@ -8,11 +8,10 @@ from pathlib import PurePosixPath
 from typing import Self
 
 from medfedvqa.ingest.identifier_search import identifiers_in, without
-from medfedvqa.ingest.ingestion_journal import Record
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.questions import IngestedQuestion, contradictions, name_of_image, topic
 from medfedvqa.ingest.refusal_reasons import RowReason
-from medfedvqa.ingest.store import Image, Split, StoredRow
+from medfedvqa.ingest.store import Image, Record, Split, StoredRow
 
 PARTS: tuple[tuple[Split, float], ...] = (("train", 0.70), ("validate", 0.15), ("test", 0.15))
 """Shares of the parts among patients whose questions name no split. A patient's keyed digest chooses the part, so it

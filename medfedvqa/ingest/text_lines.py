@@ -98,7 +98,7 @@ def marked_tiles(picture: Array, where: Array, scale: float) -> Iterator[tuple[A
                 for first, size in zip((y, x), tile.shape, strict=True)
             )
             if marks[upper:lower, start:end].any():
-                place = np.float32([x / scale + CELL * left, y / scale + CELL * top])
+                place = np.asarray((x / scale + CELL * left, y / scale + CELL * top), np.float32)
                 yield place, np.ascontiguousarray(tile)
 
 

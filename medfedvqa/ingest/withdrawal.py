@@ -11,7 +11,6 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import folder_of_finds, keep_finds
 from medfedvqa.ingest.ingest import check_continuation
-from medfedvqa.ingest.ingestion_journal import IngestionJournal
 from medfedvqa.ingest.patient_sources import PatientSources, read_persons
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.refusal_reasons import Reason
@@ -22,6 +21,7 @@ from medfedvqa.ingest.store import (
     LOCK,
     PICTURES,
     Image,
+    IngestionJournal,
     Manifest,
     StoredRow,
     add_withdrawals,
