@@ -28,6 +28,8 @@ FLOOR = 2.0**-50
 for float32 lose, 2**-126 each."""
 MOST_NUMBERS = 2**22
 """What gradients of single patients may take at a time: 16 MB."""
+FREE_SHARE = 2.0**-10
+"""The share of a clipping norm that no patient uses, see `clip_weights`."""
 MOST_CANCELLED = 32.0
 """A patient whose rows cancel to less than their lengths by this is summed alone: next to its large numbers the small
 ones of others would be rounded away. Independent Gaussian rows cancel to this when there are 1,000 of them."""
@@ -68,6 +70,9 @@ class GradientContribution(Protocol):
     def squared_norms(self) -> torch.Tensor:
         """At least the squared norm of each patient's gradient, float64 [patients]."""
 
+    def separate(self) -> "Separate":
+        """The same as gradients of the value for each patient."""
+
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Add the sum over patients with `weights`, float64 [patients], to `total`, float64 of the value's shape."""
 
@@ -81,6 +86,9 @@ class Separate:
 
     def squared_norms(self) -> torch.Tensor:
         return self.each.flatten(1).double().square().sum(1)
+
+    def separate(self) -> "Separate":
+        return self
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         total += _weighted(self.each, weights).sum(0)
@@ -202,11 +210,25 @@ class Lookups:
         weighted = _weighted(self.each, self.segments.of_rows(weights))
         total.index_add_(0, self.rows, weighted.view(-1, *total.shape[1:]))
 
+    def separate(self) -> Separate:
+        owners = torch.arange(len(self.segments.counts), device=self.rows.device)
+        each = self.each.new_zeros(len(owners), *self.value.shape)
+        each[owners.repeat_interleave(self.segments.counts), self.rows] = self.each.view(-1, *self.value.shape[1:])
+        return Separate(self.value, each)
+
 
 def merge(parts: Sequence[Separate]) -> Separate:
     """The sum of gradients of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
+
+
+def separate(parts: Sequence[GradientContribution]) -> Gradients:
+    """Each patient's gradient of each value, `[patients, *shape]`. Needs memory for all of them."""
+    by_value: dict[torch.Tensor, list[Separate]] = {}
+    for part in parts:
+        by_value.setdefault(part.value, []).append(part.separate())
+    return {value: merge(each).each for value, each in by_value.items()}
 
 
 def _padded(each: torch.Tensor, value: torch.Tensor, first: int) -> torch.Tensor:
@@ -242,4 +264,4 @@ def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
     of that reserve is for a forward pass over one patient more, which rounds the others' rows differently; half is for
     rounding both sums to the noise's grid, see `grid_step`.
     """
-    return (clip * (1 - 2.0**-10) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)
+    return (clip * (1 - FREE_SHARE) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)

@@ -45,6 +45,9 @@ class PrivateStep:
         """
         if {part.value for part in contributions} != self._sums.keys():
             raise SettingsError("a trained parameter took no part in the loss: freeze it, or use it")
+        self._accumulate(contributions, sound)
+
+    def _accumulate(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
         norms = torch.stack([part.squared_norms() for part in contributions]).sum(0).sqrt()
         sound = sound & (norms < LONGEST * self._clip)
         weights = clip_weights(norms, self._clip).where(sound, 0.0)
@@ -73,8 +76,12 @@ class PrivateStep:
         noise_values = randomness.rounded_normal(sum(sizes), deviation)
         for (parameter, total), part in zip(sums.items(), torch.split(noise_values, sizes), strict=True):
             noisy[parameter] = total + part.view_as(total).to(total.device)
-            parameter.grad = (noisy[parameter] * (step / divisor)).to(parameter.dtype)
+        self._set_gradients(noisy, step, noise, divisor)
         return noisy
+
+    def _set_gradients(self, noisy: Gradients, step: float, noise: float, divisor: float) -> None:
+        for parameter, total in noisy.items():
+            parameter.grad = (total * (step / divisor)).to(parameter.dtype)
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:

@@ -87,6 +87,9 @@ class DPSettings:
     """Honest sites at least whose noise a masked sum has; each adds one over the root of it (1: each adds all)."""
     colluders: int = 0
     """Sites beside them that may tell the server their noise; a sum of fewer sites than both together is not opened."""
+    engine: Literal["own", "opacus"] = "own"
+    """Who clips, adds and scales patients' gradients: this project, or Opacus' `DPOptimizer`, which needs memory for
+    each patient's whole gradient. Noise and unit are the same."""
 
     def __post_init__(self) -> None:
         choices = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]

@@ -255,7 +255,7 @@ class Recording:
             add(step, parts, sound)
             for place, key in enumerate([*self._draw][self._passed : self._passed + len(sound)]):
                 if key in self._watched:
-                    alone = PrivateStep(step._sums, step._clip)
+                    alone = type(step)(step._sums, step._clip)
                     add(alone, parts, sound & (torch.arange(len(sound), device=sound.device) == place))
                     self._own[key] = _copies(alone._sums.values())
             self._passed += len(sound)

@@ -161,8 +161,9 @@ class JobSpec(JobChoices, frozen=True):
     def _content(self, exclude: set[str]) -> dict[str, Any]:
         """The fields as plain JSON. What earlier versions do not know is left out where it is not used."""
         content = self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
-        if self.dp is not None and not self.dp.is_shared:
-            content["dp"] = {name: value for name, value in content["dp"].items() if name not in SHARING}
+        if self.dp is not None:
+            unused = (*(() if self.dp.is_shared else SHARING), *(() if self.dp.engine != "own" else ("engine",)))
+            content["dp"] = {name: value for name, value in content["dp"].items() if name not in unused}
         return content
 
     def _check_committee_bears_colluders(self) -> None:

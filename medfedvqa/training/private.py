@@ -7,6 +7,8 @@ from its place in a batch, not from a job's seed. The optimiser sees noisy gradi
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +29,9 @@ from privacy import (
     expanded,
     owned,
 )
+
+if TYPE_CHECKING:
+    from privacy.opacus_step import StepCount
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +71,12 @@ class PrivateGradients:
         sampler = PatientSampler(
             self.train.patients, self.site.data.patients, settings.sample_rate, settings.patient_rows, randomness
         )
-        for _ in range(self.config.private_steps(settings)):
+        steps = self.config.private_steps(settings)
+        for _ in range(steps):
             yield tuple(Sample(tuple(sampler.sample()), PatientStreams(randomness.secret())) for _ in range(passes))
+        if settings.engine == "opacus":
+            self._counted.check(steps * passes)
+            self._counted.history.clear()
 
     def fill(self, values: Values, loss: RowLoss, sample: Sample) -> Values:
         """Sets each value's gradient: the noisy sum over the expected number of patients, which is public.
@@ -75,7 +84,7 @@ class PrivateGradients:
         Returns the noisy sums by name, in whole steps of their grid.
         """
         settings, noise = self.privacy.settings, self.privacy.noise
-        step = PrivateStep(values.values(), settings.clip, settings.sharers)
+        step = self._step(values)
         for first in range(0, len(sample.patients), settings.physical_patients):
             chunk = sample.patients[first : first + settings.physical_patients]
             self._add(step, values, loss, chunk, sample.streams)
@@ -83,6 +92,22 @@ class PrivateGradients:
             logger.warning("%d patients without a finite gradient contributed nothing to a step", step.unbounded)
         noisy = step.finish(noise.gradients, settings.expected_patients, self.site.randomness)
         return {name: noisy[value] for name, value in values.items()}
+
+    def _step(self, values: Values) -> PrivateStep:
+        """A step of the engine that the settings name."""
+        settings = self.privacy.settings
+        if settings.engine == "own":
+            return PrivateStep(values.values(), settings.clip, settings.sharers)
+        from privacy.opacus_step import OpacusStep  # only here, as Opacus takes seconds to load
+
+        return OpacusStep(values.values(), settings.clip, settings.sharers, settings.sample_rate, self._counted)
+
+    @cached_property
+    def _counted(self) -> "StepCount":
+        """What Opacus counts of a round's steps."""
+        from privacy.opacus_step import StepCount
+
+        return StepCount()
 
     def _add(
         self, step: PrivateStep, values: Values, loss: RowLoss, chunk: tuple[torch.Tensor, ...], streams: PatientStreams

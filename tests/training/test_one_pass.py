@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tuned_kinds import SMALL, TUNING, loss_of, method_fields, perturbed
 
-from medfedvqa.core import Method, create, method_type
+from medfedvqa.core import create
 from medfedvqa.models import Backbone, Values
 from medfedvqa.papers.networks.trunks.grid import TRUNKS
 from medfedvqa.training import Privacy, Site, Trainer
@@ -17,8 +18,6 @@ from privacy import DPSettings, PatientChance, PatientSampler, PatientStreams, P
 from privacy.clipping import clip_weights
 
 SETTINGS = DPSettings(noise=1.0, count_noise=1.0, sample_rate=1.0, patient_rows=3, expected_patients=4)
-TUNING = ("classifier", "adapter", "lora", "prompt", "bias", "blocks", "full")
-SMALL = {"rounds": 2, "hidden": 8, "blocks": 1, "reduction": 4, "rank": 2, "answers": "closed"}
 CASES = [
     *(("fedavg", {"tuning": kind, "weighting": "uniform", "blocks": None if kind == "full" else 1}) for kind in TUNING),
     ("fedavg", {"tuning": "adapter", "weighting": "uniform", "views": 3}),
@@ -116,21 +115,3 @@ def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
         most = 5e-4 if trunk.shape.image_size == 64 else 2e-4
         assert float((found - expected).norm()) <= most * float(expected.norm())
         assert 0 < float(found.norm()) <= (1 + 2e-4) * float(expected.norm())
-
-
-def method_fields(name: str) -> set[str]:
-    """The options that a method has."""
-    return set(method_type(name).config_type.model_fields)
-
-
-def perturbed(values: Values) -> Values:
-    """Values that are not at a point where gradients vanish, as those of new low-rank updates do."""
-    generator = torch.Generator().manual_seed(9)
-    return {name: value + 0.02 * torch.randn(value.shape, generator=generator) for name, value in values.items()}
-
-
-def loss_of(method: Method, trainer: Trainer, state: dict[str, Any], start: Values) -> Any:
-    """The loss of a round's rows, whichever way the method makes it."""
-    if hasattr(method, "taught"):
-        return method.taught(trainer.model, state["values"])
-    return method.row_loss(trainer, state, start)
