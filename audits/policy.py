@@ -18,8 +18,9 @@ class Offer:
     """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any.
 
     With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
-    `crypten_means`: these take means with CrypTen, instead of the server under masks. `colluders`: where its sites
-    share noise, how many of them may tell the server theirs; None where each site's own noise is enough.
+    `crypten_means`: these take means with CrypTen; `masked_means`: the server takes means under masks.
+    `colluders`: where its sites share noise, how many of them may tell the server theirs; None where each site's own
+    noise is enough.
     """
 
     min_sites: int = 1
@@ -32,13 +33,15 @@ class Offer:
     mixture_share: float = 0.0
     """The largest share of one site's values in another site's mixture."""
     colluders: int | None = None
+    masked_means: bool = False
 
 
 @dataclass(frozen=True)
 class SitePolicy:
     """Which methods may run, which kinds of tensors may cross the site's border, and what a job must offer.
 
-    Raises `PolicyError` if a budget is stated that jobs without differential privacy could pass by.
+    Raises `PolicyError` if a budget is stated that jobs without differential privacy could pass by, or if two demands
+    exclude each other.
     """
 
     methods: tuple[str, ...]
@@ -68,6 +71,8 @@ class SitePolicy:
     """The fewest sites that must compute."""
     require_masks: bool = False
     """Whether means on shares must be under masks, and not by members with CrypTen."""
+    require_crypten: bool = False
+    """Whether means on shares must be by members with CrypTen, and not under masks."""
     min_difference: int = 2
     """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
     min_count: int = 10
@@ -97,6 +102,8 @@ class SitePolicy:
     def __post_init__(self) -> None:
         if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
             raise PolicyError("a policy that limits epsilon also says 'require_dp: true': other jobs have no epsilon")
+        if self.require_masks and self.require_crypten:
+            raise PolicyError("means are computed under masks or with CrypTen: demand one, or leave both to the job")
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> "SitePolicy":
@@ -158,6 +165,8 @@ class SitePolicy:
             return Refusal.COMMITTEE, ReleaseFault.MEMBERS.format(count=self.min_committee)
         if self.require_masks and job.crypten_means:
             return Refusal.MASKS, Refusal.MASKS.sentence
+        if self.require_crypten and job.masked_means:
+            return Refusal.CRYPTEN, Refusal.CRYPTEN.sentence
         if job.mixture_share > self.max_mixture_share:
             return Refusal.MIXTURE, Refusal.MIXTURE.sentence
         return None
@@ -278,6 +287,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "committee": (_texts, "a list of names"),
     "min_committee": (_least_committee, "a whole number, at least 3"),
     "require_masks": (_flag, "true or false"),
+    "require_crypten": (_flag, "true or false"),
     "min_difference": (_least_difference, "a whole number, at least 2"),
     "min_count": (_count, "a whole number, at least 1"),
     "allowed_backbones": (_texts, "a list of names"),

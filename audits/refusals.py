@@ -37,6 +37,7 @@ class Refusal(StrEnum):
     SITES = "sites"
     COMMITTEE = "committee"
     MASKS = "masks"
+    CRYPTEN = "crypten"
     MIXTURE = "mixture"
     APPROVAL = "approval"
     DECLINED = "declined"
@@ -93,6 +94,8 @@ _SENTENCES = {
     Refusal.SITES: "the site takes part with more sites only than the job asks for",
     Refusal.COMMITTEE: "the job and the site's policy do not agree on who computes on shares",
     Refusal.MASKS: "the site takes part in means under masks only, and in this job sites compute them with CrypTen",
+    Refusal.CRYPTEN: "the site takes part in means with CrypTen only, and this job takes them under masks: give "
+    "`secagg` as 'crypten'",
     Refusal.MIXTURE: "one site's values may have more weight in another's mixture than the site allows: ask for a "
     "smaller `most_share`, where the method has it",
     Refusal.APPROVAL: "the job waits for a person of the site to approve it: submit it again once that has happened",

@@ -141,13 +141,13 @@ class JobSpec(JobChoices, frozen=True):
         rule = self.members_rule()
         members = rule.size if rule.named else min(rule.size, sites)
         delta, unit = (self.dp.delta, self.dp.unit) if self.dp else (None, None)
-        from medfedvqa.core import CommitteeMean
+        from medfedvqa.core import CommitteeMean, MeanOnShares
 
         method = self.build()
-        by_crypten = any(isinstance(how, CommitteeMean) for how in method.aggregated.values())
+        means = [isinstance(how, CommitteeMean) for how in method.aggregated.values() if isinstance(how, MeanOnShares)]
         colluders = self.dp.colluders if self.dp and self.dp.is_shared else None
-        offered = (sites, bool(self.secagg), delta, unit, members, rule.named, by_crypten)
-        return Offer(*offered, mixture_share=method.mixture_share, colluders=colluders)
+        offered = (sites, bool(self.secagg), delta, unit, members, rule.named, any(means))
+        return Offer(*offered, method.mixture_share, colluders, masked_means=not all(means))
 
     @property
     def definition(self) -> str:

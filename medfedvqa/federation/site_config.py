@@ -115,6 +115,8 @@ policy:
   min_committee: {min_committee}
   # Whether means must be computed under masks, which bear sites that die, and not by those sites with CrypTen.
   require_masks: {require_masks}
+  # Or whether the members of the committee must compute means with CrypTen, and not the server under masks.
+  require_crypten: {require_crypten}
   # Without differential privacy: the fewest sites whose sum may follow from sums over different sites, of this job and
   # all earlier ones that this site was in. 2: no single site's; 3: nor two sites', one of which could subtract itself.
   min_difference: {min_difference}
@@ -154,7 +156,7 @@ DEFAULTS: dict[str, Any] = {
     "colluders": None,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
     "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
-    "min_committee": 3, "require_masks": False, "min_difference": 2, "min_count": 10,
+    "min_committee": 3, "require_masks": False, "require_crypten": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
     "max_mixture_share": 1.0, "require_audited_methods": False,

@@ -58,6 +58,7 @@ class Policy(Frozen):
     committee: tuple[str, ...]
     min_committee: int
     require_masks: bool = False
+    require_crypten: bool = False
     min_difference: int = 2
     min_count: int = 1
     """Earlier versions had no such limit."""

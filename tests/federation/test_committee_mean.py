@@ -10,7 +10,8 @@ import pytest
 from in_process import Engine
 from untrained import Averaged, AveragedAtSites, assert_alike, given
 
-from audits import JobRefused, Outcome, Protection, Refusal, read, verify
+from audits import JobRefused, Outcome, Protection, Refusal, SitePolicy, read, verify
+from audits.errors import PolicyError
 from medfedvqa.core import MeanOnShares, Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
@@ -300,6 +301,21 @@ def test_a_site_may_demand_masks(job_on_shares: Make) -> None:
     assert refused.value.code is Refusal.MASKS
     masked = JobSpec.from_dict(job.to_dict() | {"secagg": True})
     assert ask(Engine(configs, masked), "start", THREE, {}).keys() == {*THREE}
+
+
+def test_a_site_may_demand_crypten(job_on_shares: Make) -> None:
+    """It then refuses means under masks by a code of their own before the job starts, takes part in those with CrypTen,
+    and lets methods run that take no mean on shares; nobody can demand both."""
+    configs, job = job_on_shares(Averaged, THREE, allowed={"require_crypten": True}, **CRYPTEN)
+    masked = JobSpec.from_dict(job.to_dict() | {"secagg": True})
+    with pytest.raises(JobRefused) as refused:
+        SiteRuntime(configs["chest"], masked, "one").handle("start", 1, {})
+    assert refused.value.code is Refusal.CRYPTEN and "'crypten'" in str(refused.value.code.sentence)
+    assert ask(Engine(configs, job), "start", THREE, {}).keys() == {*THREE}
+    for other in ({"method": "prompt_pfl", "secagg": True}, {"method": "fedavg"}):
+        assert not JobSpec.from_dict({**other, "options": {"answers": "closed"}}).offer().masked_means
+    with pytest.raises(PolicyError, match="demand one"):
+        SitePolicy.from_mapping({"methods": [], "kinds": [], "require_masks": True, "require_crypten": True})
 
 
 def test_masks_is_another_word_for_true() -> None:
