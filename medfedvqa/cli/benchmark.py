@@ -43,6 +43,7 @@ def benchmark(
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     questions: options.QuestionsOption = "closed",
+    sites: options.CutOption = "organ",
     unseen: Annotated[
         str, typer.Option(help="Sites, with commas between, that never train and test the others' last mean.")
     ] = "",
@@ -66,7 +67,7 @@ def benchmark(
     if from_files:
         given: dict[str, object] = {"--methods": methods, "--data": data, "--data-root": data_root, "--scale": scale}
         given |= {"--rounds": rounds, "--local-epochs": local_epochs, "-O": option, "--tuned": tuned}
-        given |= {"--questions": questions != "closed", "--unseen": unseen}
+        given |= {"--questions": questions != "closed", "--unseen": unseen, "--sites": sites != "organ"}
         _from_files(from_files, [name for name, value in given.items() if value], out, as_json, quiet)
         return
     from medfedvqa.cli.run import announced
@@ -75,9 +76,9 @@ def benchmark(
     from medfedvqa.research.benchmark.grid import results
 
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
-    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
+    grid = planned_grid(methods, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions, sites)
     grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
-    grid = replace(grid, regime=regime_with(unseen, grid.organs))
+    grid = replace(grid, regime=regime_with(unseen, grid))
     if scale:
         path = scaled(progress, numbers(scale), replace(grid, organs=()), workers)
         Terminal(quiet=quiet or as_json).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
@@ -98,17 +99,20 @@ def planned_grid(
     out: Path,
     tuned: Path | None = None,
     questions: options.QuestionsName = "closed",
+    cut: str = "organ",
 ) -> "Grid":
     """The runs that a command's options ask for; `changes` are those of the common budget.
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
-    from medfedvqa.data import organs
+    from medfedvqa.data.cuts import Cut
     from medfedvqa.data.data_roots import find_root
+    from medfedvqa.data.hospitals import sites_of
     from medfedvqa.data.image_classes import classes
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
     from medfedvqa.research.benchmark.grid import Grid
+    from medfedvqa.research.benchmark.regimes import Regime
     from medfedvqa.research.benchmark.systems import BUDGET
 
     device = resolved(device)
@@ -117,7 +121,7 @@ def planned_grid(
     name = "" if backbone == "auto" else backbone
     systems = chosen(systems, tuned, data=reader, backbone=backbone_for(name, reader))
     check_budget(systems, changes)
-    sites, budget = organs(reader, root), BUDGET | dict(changes)
+    sites, budget = sites_of(Cut.of(cut), reader, root, questions), BUDGET | dict(changes)
     answers = classes(root) if reader == "image-classes" and root is not None else ()
     return Grid(
         reader,
@@ -132,6 +136,7 @@ def planned_grid(
         devices=device,
         questions=questions,
         answers=answers,
+        regime=Regime(cut=cut),
     )
 
 
@@ -187,17 +192,18 @@ def named_systems(listed: str) -> "tuple[System, ...]":
     return systems_named(names)
 
 
-def regime_with(listed: str, sites: tuple[str, ...]) -> "Regime":
-    """The regime in which the listed sites never train. Raises `ConfigError` for other names, or if none is left."""
+def regime_with(listed: str, grid: "Grid") -> "Regime":
+    """The grid's regime in which the listed sites never train. Raises `ConfigError` for other names, or if none
+    is left."""
     from medfedvqa.near_miss import check_name
-    from medfedvqa.research.benchmark.regimes import Regime
 
+    sites = grid.organs
     unseen = tuple(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
     for name in unseen:
         check_name("site", name, sites, f"the sites are {', '.join(sites)}", " in this data")
     if len(unseen) == len(sites):
         raise ConfigError("--unseen names all sites: leave at least one to train")
-    return Regime(unseen=unseen)
+    return replace(grid.regime, unseen=unseen)
 
 
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ def demo(
     progress = announced("medfedvqa demo: hospitals train together and alone, within minutes", quiet)
     # What follows imports torch, which takes seconds.
     from medfedvqa.cli.terminal import Terminal, sentence
+    from medfedvqa.data.cuts import Cut
     from medfedvqa.data.data_roots import DRAWN, PHANTOM, first_root
     from medfedvqa.evaluation.explanation import explained
     from medfedvqa.library.data_set import Data
@@ -49,7 +50,7 @@ def demo(
     if reader == PHANTOM:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)
     out = out or new_folder("demo", METHOD)
-    data = Data(reader, root, DRAWN_HOSPITALS if reader == PHANTOM else HOSPITALS)
+    data = Data(reader, root, Cut("hospital", DRAWN_HOSPITALS if reader == PHANTOM else HOSPITALS))
     launch = launch_of(Job(METHOD, method_options=DEMO_OPTIONS), data, "simulator", device=device, out=out)
     results = watched(launch, "simulator", progress)
     finish(launch, results, as_json, quiet)

@@ -118,6 +118,15 @@ MethodOptions = Annotated[
 OrgansOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Only this site, named by its organ; repeatable. Default: all.")
 ]
+CutOption = Annotated[
+    str,
+    typer.Option(
+        "--sites",
+        metavar="CUT",
+        help="How the set is cut into sites, patients whole: organ, hospital:N (of each organ), question-type, "
+        "modality, halves:N (at random), dirichlet:ALPHA or quantity:ALPHA (a further :N for the number of sites).",
+    ),
+]
 OwnOrganOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
 ]

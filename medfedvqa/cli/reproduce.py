@@ -40,6 +40,7 @@ def reproduce(
             "the first ones for a second table of the kind."
         ),
     ] = "",
+    sites: options.CutOption = "organ",
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
     backbone_file: options.BackboneFileOption = None,
@@ -80,12 +81,12 @@ def reproduce(
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     grid = planned_grid(
         *(",".join(labels), data or asked.data, data_root, backbone, changes, seeds, device, cache, folder),
-        *(tuned, questions),
+        *(tuned, questions, sites),
     )
     grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
     grid = on_paper_s_sites(with_budget(grid, protocol, changes), protocol)
     if unseen:
-        grid = replace(grid, regime=regime_with(unseen, grid.organs))
+        grid = replace(grid, regime=regime_with(unseen, grid))
     if isinstance(protocol, Scale):
         path = scaled(progress, list(protocol.counts), replace(grid, organs=()), workers)
         Terminal(quiet=quiet).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)

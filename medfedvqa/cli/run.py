@@ -45,6 +45,7 @@ def run(
     hospitals: Annotated[
         int, typer.Option(help="Hospitals of each organ: its patients are dealt out to so many sites.", min=1, max=99)
     ] = 1,
+    sites: options.CutOption = "organ",
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
     choices: Choices = NO_CHOICES,
@@ -77,7 +78,7 @@ def run(
     progress = announced(f"medfedvqa run {method}: loading PyTorch and checking the job", quiet)
     # These modules import torch, which takes seconds.
     from medfedvqa.data.data_roots import DRAWN, find_root
-    from medfedvqa.library.data_set import Data
+    from medfedvqa.library.data_set import Data, cut_of
     from medfedvqa.library.run_job import launch_of
     from medfedvqa.library.training_job import Job
 
@@ -95,7 +96,7 @@ def run(
     )
     launch = launch_of(
         job,
-        Data(reader, root, hospitals),
+        Data(reader, root, cut_of(sites, hospitals)),
         engine,
         sites=tuple(site or ()),
         device=device,

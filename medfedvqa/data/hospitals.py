@@ -1,6 +1,5 @@
 """Several hospitals of one organ: a site's patients dealt out, whole, by a digest of each patient's key alone."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from medfedvqa.data.cuts import Cut, patient_digest
 from medfedvqa.data.layouts import absent, of_reader
-from medfedvqa.data.partition import Split
+from medfedvqa.data.partition import Questions, Split
 from medfedvqa.data.readers import read
 from medfedvqa.data.schema import load_file
 from medfedvqa.data.site_data import Examples, SiteData, build_site
@@ -37,20 +37,35 @@ class Hospital:
 def load_site(
     reader: str, root: Path | None, site: str, split: Split, seed: int = 0, answers: tuple[str, ...] | None = None
 ) -> SiteData:
-    """The data of one site: an organ of a data set, or one of several hospitals of it, as in `lung-1of2`.
+    """The data of one site: an organ of a data set, one of several hospitals of it, as `lung-1of2`, or a site of a cut.
 
     `seed` draws the phantom set, `answers` is a declared answer space. Raises `DataError` as `read`, `partition` and
     `answer_space` do, for a list that `public_list` refuses, and for missing files of pictures, which are decoded
-    later; and `ConfigError` as `hospitals` does.
+    later; and `ConfigError` as `hospitals` and `Cut.divided` do, or for a cut that leaves the site empty.
     """
-    hospital = named(site)
+    cut = Cut.of_site(site)
+    hospital = None if cut else named(site)
     organ = hospital.organ if hospital else site
-    data = read(reader, root, organ, seed)
+    data = read(reader, root, None if cut else organ, seed)
+    if cut:
+        data = cut.divided(data, split)
+        if {"train", "test"} - {row.split for row in data.rows if row.organ == site}:
+            raise ConfigError(f"the cut '{cut}' leaves '{site}' without training or test rows: name other sites alone")
     built = build_site(data, organ, split, answers)
     if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
         more = ": `medfedvqa data check` names all" if of_reader(reader) else ""
         raise DataError(f"row {missing[0].index}: its picture is missing or empty, as {len(missing)} are{more}")
     return replace(hospitals(built, hospital.count)[hospital.number - 1], organ=site) if hospital else built
+
+
+def sites_of(cut: Cut, reader: str, root: Path | None, questions: Questions = "closed") -> tuple[str, ...]:
+    """The names of a set's sites under a cut, which have such questions. Raises as `read` and `Cut.names` do."""
+    data = read(reader, root)
+    return (
+        names(data.organs, cut.sites or 1)
+        if cut.kind in ("organ", "hospital")
+        else cut.names(data, Split(questions=questions))
+    )
 
 
 def names(organs: Sequence[str], count: int) -> tuple[str, ...]:
@@ -113,7 +128,4 @@ def rows_of(rows: Examples, patients: Sequence[int]) -> Examples:
 def by_digest(data: SiteData, patients: torch.Tensor) -> list[int]:
     """The distinct patients in order of the digests of their keys."""
 
-    def digest(patient: int) -> bytes:
-        return hashlib.sha256(f"medfedvqa study {data.patients[patient]}".encode("utf-8", "surrogatepass")).digest()
-
-    return sorted(set(patients.tolist()), key=digest)
+    return sorted(set(patients.tolist()), key=lambda patient: patient_digest(data.patients[patient]))

@@ -88,14 +88,15 @@ def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:
     if not asked:
         kind = "" if split.questions == "all" else f"{split.questions} "
         raise DataError(f"the organ '{organ}' has no {kind}questions: check the data root and 'questions'")
-    names = [_part(row, split, data.validates(organ)) for row in asked]
+    names = [part_of(row, split, data.validates(organ)) for row in asked]
     train, validate, test = (
         tuple(row for row, name in zip(asked, names, strict=True) if name == part) for part in PARTS
     )
     return PartitionRows(train, validate, test)
 
 
-def _part(row: Row, split: Split, publishes_validation: bool) -> str:
+def part_of(row: Row, split: Split, publishes_validation: bool) -> str:
+    """The part of a row of the split's questions."""
     place = split.place(row.patient)
     if split.kind == "patient":
         first, second, _ = split.fractions

@@ -143,8 +143,8 @@ def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
         for part, members in zip(PARTS, np.split(patients, ends[:-1]), strict=True):
             part_scenes = _scenes(site, members.tolist(), generator)
             scenes |= part_scenes
-            for image, question, answer in _questions(site, part_scenes, generator):
-                rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image))
+            for image, question, answer, kind in _questions(site, part_scenes, generator):
+                rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image, kind))
     return VQAData("phantom", tuple(names), rows, partial(_load, scenes), publishes_validation=True)
 
 
@@ -191,16 +191,16 @@ def _scenes(site: PhantomSite, patients: Sequence[str], generator: np.random.Gen
 
 def _questions(
     site: PhantomSite, scenes: Mapping[Path, Scene], generator: np.random.Generator
-) -> list[tuple[Path, str, str]]:
-    """Tuples of image, question and answer, picture by picture."""
-    rows: list[tuple[Path, str, str]] = []
+) -> list[tuple[Path, str, str, str]]:
+    """Tuples of image, question, answer and type, picture by picture."""
+    rows: list[tuple[Path, str, str, str]] = []
     for kind, times in site.questions.items():
         question = QUESTIONS[kind]
         for number, pair in enumerate(_opposites(question, scenes, generator)):
             for time in range(times):
                 words = question.wordings[(number + time) % len(question.wordings)]
                 words = words.format(anatomy=site.anatomy, organ=ENLARGED[site.anatomy])
-                rows.extend((image, words, answer) for image, answer in zip(pair, question.answers, strict=True))
+                rows.extend((image, words, answer, kind) for image, answer in zip(pair, question.answers, strict=True))
     order = {image: position for position, image in enumerate(scenes)}
     return sorted(rows, key=lambda row: order[row[0]])
 

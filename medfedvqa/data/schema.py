@@ -28,6 +28,10 @@ class Row:
     """The privacy unit: VQA-RAD's case, SLAKE's image, the phantom's patient."""
     image: Path = field(repr=False)
     """The picture's file, or the picture's name in a set that draws its pictures."""
+    question_type: str = field(default="", repr=False)
+    """What the question asks for, as published; empty where the set does not say."""
+    modality: str = field(default="", repr=False)
+    """How the picture was taken, as published; empty where the set does not say."""
 
     def __post_init__(self) -> None:
         if not self.patient.strip():

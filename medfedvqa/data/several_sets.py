@@ -25,8 +25,8 @@ def joined(together: str, sets: Mapping[str, VQAData]) -> VQAData:
         name=together,
         organs=tuple(of),
         rows=rows,
-        load=partial(_load, {site: data.load for site, data in of.items()}),
-        load_coloured=partial(_load, {site: data.coloured for site, data in of.items()}),
+        load=partial(_load, {name: data.load for name, data in sets.items()}),
+        load_coloured=partial(_load, {name: data.coloured for name, data in sets.items()}),
         publishes_validation=frozenset(site for site, data in of.items() if data.publishes_validation),
     )
 
@@ -36,4 +36,4 @@ def _site(name: str, organ: str) -> str:
 
 
 def _load(loads: Mapping[str, Callable[[Row, int], torch.Tensor]], row: Row, size: int) -> torch.Tensor:
-    return loads[row.organ](row, size)
+    return loads[row.patient.partition("/")[0]](row, size)

@@ -84,4 +84,6 @@ def _row(raw: dict[str, object], index: int, split: str, folder: Path) -> Row:
         answer=answer,
         patient=name,
         image=folder / name,
+        question_type=str(raw.get("content_type") or ""),
+        modality=str(raw.get("modality") or ""),
     )

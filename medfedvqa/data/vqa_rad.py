@@ -16,6 +16,8 @@ IMAGES = ("VQA_RAD Image Folder", "images", "imgs")
 ORGANS = {"CHEST": "chest", "ABD": "abdomen", "HEAD": "head"}
 PLACES = folded({**ORGANS, "abdomen": "abdomen"})
 SPLITS = {"freeform": "train", "para": "train", "test_freeform": "test", "test_para": "test"}
+_TYPO = {"PRSE": "PRES"}
+"""Types of questions that the published file misspells."""
 FIELDS = {
     "organ": "image_organ",
     "phrase type": "phrase_type",
@@ -50,7 +52,7 @@ def _files(root: Path) -> dict[str, Path]:
     return {"": root / QUESTIONS}
 
 
-def _row(raw: object, index: int, folder: Path, split: str, has_cases: bool) -> Row:
+def _row(raw: dict[str, object], index: int, folder: Path, split: str, has_cases: bool) -> Row:
     fields = FIELDS if has_cases else {ours: name for ours, name in FIELDS.items() if ours != "case"}
     organ, phrase, answer_type, question, answer, name, *case = texts(raw, index, fields)
     if organ.casefold() not in PLACES:
@@ -66,6 +68,7 @@ def _row(raw: object, index: int, folder: Path, split: str, has_cases: bool) -> 
         answer=answer,
         patient=case[0] if case else name,
         image=folder / name,
+        question_type=_TYPO.get(kind := str(raw.get("question_type") or "").partition(",")[0].strip(), kind),
     )
 
 

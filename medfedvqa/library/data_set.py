@@ -1,14 +1,15 @@
 """A data set whose organs are the sites of a federation."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfedvqa.data import SiteData, Split, VQAData, load_site, read, register_reader
+from medfedvqa.data.cuts import Cut
 from medfedvqa.data.data_roots import PHANTOM, find_root
-from medfedvqa.data.hospitals import MOST_HOSPITALS, names
+from medfedvqa.data.hospitals import sites_of
 from medfedvqa.data.layouts import expected, hint
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.library.frames import frame_of
@@ -33,18 +34,13 @@ class SiteCounts:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set. Each organ, or each of its hospitals, is a site. Nothing is read before it is needed."""
+    """A data set and its cut into sites, by default one for each organ. Nothing is read before it is needed."""
 
     name: str
     """The reader's name, as `vqa-rad`."""
     root: Path | None = None
     """The folder of the set; None for the phantom set, which is drawn at random."""
-    hospitals: int = 1
-    """The number of hospitals among which the patients of each organ are dealt out."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.hospitals <= MOST_HOSPITALS:
-            raise ConfigError(f"'hospitals' of each organ are 1 to {MOST_HOSPITALS}")
+    cut: Cut = Cut()
 
     @cached_property
     def organs(self) -> tuple[str, ...]:
@@ -53,8 +49,8 @@ class Data:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites: those of the organs, or as `lung-1of2` of their hospitals."""
-        return names(self.organs, self.hospitals)
+        """The names of the sites: those of the organs, or as `lung-1of2` of their hospitals, or those of a cut."""
+        return sites_of(self.cut, self.name, self.root)
 
     def counts(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> dict[str, SiteCounts]:
         """The counts of each site under this split. `seed` draws the split and the phantom set. Raises `DataError`."""
@@ -76,14 +72,17 @@ def _counts(site: SiteData) -> SiteCounts:
     )
 
 
-def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None, hospitals: int = 1) -> Data:
+def load(
+    data: str | Callable[[Path], VQAData], root: str | Path | None = None, hospitals: int = 1, sites: str = "organ"
+) -> Data:
     """The data set of this name, or the one that your own function reads.
 
     `data` is `vqa-rad`, `slake`, `store`, `image-classes` or `phantom`, or several as in `vqa-rad+slake`; or a function
     from a folder to a `medfedvqa.data.VQAData`, which
     is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
     one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder. `hospitals`: among how many the
-    patients of each organ are dealt out, whole; each hospital is a site.
+    patients of each organ are dealt out, whole; each hospital is a site. `sites` cuts the set in another way: see
+    `medfedvqa.data.cuts`.
 
     Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
     """
@@ -91,17 +90,24 @@ def load(data: str | Callable[[Path], VQAData], root: str | Path | None = None, 
     if folder is not None and not folder.is_dir():
         raise DataError(f"there is no folder '{folder}': give the folder of the data set")
     if callable(data):
-        return _read_by(data, folder)
+        return replace(_read_by(data, folder), cut=cut_of(sites, hospitals))
     if data == PHANTOM and folder is not None:
         raise ConfigError("the phantom set is drawn and has no folder: leave out 'root'")
     try:
-        return Data(*find_root(data, folder), hospitals)
+        return Data(*find_root(data, folder), cut_of(sites, hospitals))
     except DataError:
         if not expected(data):
             raise
         where, more = (f"in '{folder}'", hint(folder)) if folder else ("there", "")
         wanted = f"give 'root', the folder that holds {expected(data)}{more}"
         raise DataError(f"no {data} data is {where}: {wanted}") from None
+
+
+def cut_of(sites: str, hospitals: int = 1) -> Cut:
+    """The cut that these options ask for. Raises `ConfigError`."""
+    if hospitals != 1 and sites != "organ":
+        raise ConfigError(f"hospitals of each organ are a cut by themselves: write sites as 'hospital:{hospitals}'")
+    return Cut.of(sites if hospitals == 1 else f"hospital:{hospitals}")
 
 
 def _read_by(function: Callable[[Path], VQAData], folder: Path | None) -> Data:

@@ -9,8 +9,9 @@ from medfedvqa import plugins
 from medfedvqa.backbone_names import parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
+from medfedvqa.data.cuts import Cut
 from medfedvqa.data.data_roots import PHANTOM
-from medfedvqa.data.hospitals import named
+from medfedvqa.data.hospitals import named, sites_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.near_miss import check_name
@@ -56,5 +57,8 @@ def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> 
     """Raises `ConfigError` for a site that a published set does not have. The phantom set draws any site."""
     if reader != PHANTOM and sites:
         names = organs(reader, root)
-        for name in (hospital.organ if (hospital := named(site)) else site for site in sites):
-            check_name("site", name, names, f"the sites of {reader} are {', '.join(names)}")
+        for site in sites:
+            cut, hospital = Cut.of_site(site), named(site)
+            known = sites_of(cut, reader, root, "all") if cut else names
+            name = hospital.organ if hospital and not cut else site
+            check_name("site", name, known, f"the sites of {reader} are {', '.join(known)}")

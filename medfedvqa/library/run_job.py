@@ -8,6 +8,8 @@ from typing import TypeGuard, get_args
 
 from medfedvqa.core import method_type
 from medfedvqa.data import is_registered
+from medfedvqa.data.cuts import Cut
+from medfedvqa.data.hospitals import sites_of
 from medfedvqa.devices import Precision, resolved
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch
@@ -71,7 +73,9 @@ def launch_of(
     _check_processes(job, data, engine_of(engine))
     if cache is not None and engine != "local":
         raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")
-    sites = tuple(sites) or (data.sites if data.hospitals > 1 else ())
+    sites = tuple(sites) or (
+        sites_of(data.cut, data.name, data.root, job.spec(data).split.questions) if data.cut != Cut() else ()
+    )
     check_site_names(data.name, data.root, tuple(sites))
     folder = new_folder(job.method, data.name) if out is None else Path(out)
     files = backbone_files

@@ -68,8 +68,9 @@ def test_the_table_has_an_average_of_each_kind_of_site() -> None:
 
 def test_names_of_unseen_sites_are_checked() -> None:
     """Another site, or all of them."""
-    assert regime_with("b , b,", ("a", "b")) == Regime(unseen=("b",)) and regime_with("", ("a",)) == Regime()
+    grid = Grid("phantom", None, Path(), (), 1, {}, ("a", "b"))
+    assert regime_with("b , b,", grid) == Regime(unseen=("b",)) and regime_with("", grid) == Regime()
     with pytest.raises(ConfigError, match="there is no site 'c' in this data: the sites are a, b"):
-        regime_with("c", ("a", "b"))
+        regime_with("c", grid)
     with pytest.raises(ConfigError, match="leave at least one to train"):
-        regime_with("a,b", ("a", "b"))
+        regime_with("a,b", grid)

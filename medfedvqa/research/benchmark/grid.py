@@ -114,7 +114,10 @@ class Grid:
             options |= self._unseen(system, options)
         if options.get("mixing") == "organ":
             places = [(site, self.regime.organ(site)) for site in self.sites]
-            options["groups"] = [[site for site, place in places if place == organ] for organ in self.organs]
+            options["groups"] = [
+                [site for site, place in places if place == organ]
+                for organ in dict.fromkeys(place for _, place in places)
+            ]
         if (self.questions == "closed" and not self.answers) or "answers" in options:
             return options
         names_closed = create(system.method, options, secagg=system.secagg).public_answers == CLOSED_ANSWERS

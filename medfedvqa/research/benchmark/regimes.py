@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from medfedvqa.data import Examples, SiteData
-from medfedvqa.data.hospitals import by_digest, hospitals, rows_of
+from medfedvqa.data.hospitals import by_digest, hospitals, organ_of, rows_of
 from medfedvqa.research.benchmark.results_file import ALL_ROWS
 
 EVERY = 1_000_000
@@ -32,19 +32,22 @@ class Regime:
     """Whether the sites of the joining one's organ are not among the others."""
     unseen: tuple[str, ...] = ()
     """The sites that never train what is shared, and test the others' last mean."""
+    cut: str = "organ"
+    """The cut of the set that `organs` are the sites of."""
 
     @property
     def name(self) -> str:
         """The name in tables and results."""
+        cut = "" if self.cut == "organ" else f"sites by {self.cut}"
         if self.unseen:
-            return f"{' and '.join(self.unseen)} unseen"
+            return ", ".join(filter(None, (cut, f"{' and '.join(self.unseen)} unseen")))
         if self.joining is not None:
             count = "all" if self.joining >= EVERY else f"{self.joining}"
             return f"joining with {count} labelled patients{', organ new' if self.new_organ else ''}"
         if self.hospitals > 1:
             wrong = f", {100 * self.mislabelled:g} % of the first one's labels exchanged" if self.mislabelled else ""
             return f"{self.hospitals} hospitals per organ{wrong}"
-        return ALL_ROWS if self.share == 1 else f"{100 * self.share:g} % of the rows"
+        return cut or (ALL_ROWS if self.share == 1 else f"{100 * self.share:g} % of the rows")
 
     def sites(self, organs: Sequence[str]) -> tuple[str, ...]:
         """The names of the sites."""
@@ -71,7 +74,7 @@ class Regime:
 
     def organ(self, site: str) -> str:
         """The organ of a site."""
-        return site.rpartition("-")[0] if self.hospitals > 1 else site
+        return site.rpartition("-")[0] if self.hospitals > 1 else organ_of(site)
 
     def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data for one model of all rows: an unseen site has no training and no validation rows."""

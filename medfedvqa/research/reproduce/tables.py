@@ -21,7 +21,6 @@ from medfedvqa.research.benchmark.benchmark_table import (
 from medfedvqa.research.benchmark.comparison import Comparison
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.printed import PrintedTable
-from medfedvqa.research.benchmark.regimes import Regime
 from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS
 from medfedvqa.research.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
 from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks
@@ -98,7 +97,7 @@ def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
         grid = replace(grid, organs=phantom.organs(protocol.sites))
     unseen = min(protocol.unseen, max(1, len(grid.organs) // 3)) if protocol.unseen else 0
     begin = 0 if protocol.first_unseen else len(grid.organs) - unseen
-    return replace(grid, regime=Regime(unseen=grid.organs[begin : begin + unseen]))
+    return replace(grid, regime=replace(grid.regime, unseen=grid.organs[begin : begin + unseen]))
 
 
 def runnable(grid: Grid) -> tuple[Grid, list[str]]:

@@ -1,0 +1,153 @@
+"""Other cuts of a data set into sites than by organ: by question type, by modality, at random, by Dirichlet draws.
+
+A patient is whole: it is at one site only. Where a site holds one kind of rows, a patient's other rows are left out.
+Dirichlet draws follow T. Hsu, H. Qi and M. Brown, "Measuring the Effects of Non-Identical Data Distribution for
+Federated Visual Classification", 2019, with organs for classes, and whole patients.
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from medfedvqa.data.partition import PARTS, Split, part_of
+from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.errors import ConfigError
+
+MOST_SITES = 99
+DRAWS = 100
+"""Dirichlet draws until one leaves no site empty; then the cut is refused."""
+FORMS = "organ, hospital:N, question-type, modality, halves:N, dirichlet:ALPHA, quantity:ALPHA"
+_KINDS = {"question-type": "type", "modality": "modality"}
+_DEALT = ("halves", "dirichlet", "quantity")
+_TEXT = re.compile(
+    r"(organ|question-type|modality|(hospital|halves)(:[0-9]+)|(dirichlet|quantity)(:[0-9.]+)(:[0-9]+)?)"
+)
+_NAME = re.compile(r"(halves|dirichlet|quantity)(?:-([0-9]+(?:p[0-9]+)?))?-[1-9][0-9]?of([1-9][0-9]?)")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a set is cut into sites. `sites`: the number of sites, of hospitals for each organ; 0: as many as organs."""
+
+    kind: str = "organ"
+    sites: int = 0
+    alpha: float = 0.0
+    """The concentration of Dirichlet draws: the smaller, the more unlike are the sites."""
+
+    @classmethod
+    def of(cls, text: str) -> "Cut":
+        """The cut that an option's text names. Raises `ConfigError`."""
+        match = _TEXT.fullmatch(text)
+        words = text.split(":")
+        try:
+            if match is None:
+                raise ValueError
+            alpha = float(words[1]) if words[0] in ("dirichlet", "quantity") else 0.0
+            number = int(words[-1]) if len(words) > 1 + (alpha > 0) else 0
+            if words[0] in ("dirichlet", "quantity") and not 0.001 <= alpha <= 1000:
+                raise ValueError
+        except ValueError:
+            raise ConfigError(f"'{text}' is no cut of data into sites: write one of {FORMS}") from None
+        if len(words) > 1 + (alpha > 0) and not 1 <= number <= MOST_SITES:
+            raise ConfigError(f"a cut has 1 to {MOST_SITES} sites: write another number than {words[-1]}")
+        return cls(words[0], number, alpha)
+
+    @classmethod
+    def of_site(cls, site: str) -> "Cut | None":
+        """The cut whose site has this name; None for an organ and a hospital of one."""
+        if match := _NAME.fullmatch(site):
+            return cls(match[1], int(match[3]), float((match[2] or "0").replace("p", ".")))
+        return next((cls(kind) for kind, prefix in _KINDS.items() if site.startswith(f"{prefix}-")), None)
+
+    def __str__(self) -> str:
+        numbers = [f"{self.alpha:g}"] * (self.alpha > 0) + [str(self.sites)] * (self.sites > 0)
+        return ":".join([self.kind, *numbers])
+
+    def names(self, data: VQAData, split: Split) -> tuple[str, ...]:
+        """The names of the sites that have questions of the split.
+
+        Raises `ConfigError` for a set whose rows do not name what they are cut by.
+        """
+        if self.kind in _DEALT:
+            stem, count = self.kind + (f"-{self.alpha:g}".replace(".", "p") if self.alpha else ""), self._count(data)
+            return tuple(f"{stem}-{number}of{count}" for number in range(1, count + 1))
+        found = sorted({name for row in data.rows if split.asks(row) and (name := self._kind_of(row))})
+        if not found:
+            raise ConfigError(f"no row of {data.name} names its {self.kind}: cut the set in another way")
+        return tuple(found)
+
+    def divided(self, data: VQAData, split: Split) -> VQAData:
+        """The set with the names of these sites for organs, of the split's rows. Raises `ConfigError`."""
+        if self.kind == "hospital":
+            raise ConfigError("hospitals are cut of an organ's rows alone")
+        asked = [
+            replace(row, split=part_of(row, split, data.validates(row.organ)))
+            for row in data.rows
+            if split.asks(row) and (self.kind in _DEALT or self._kind_of(row))
+        ]
+        names = self.names(data, split)
+        place = self._by_kind(asked) if self.kind in _KINDS else self._dealt(names, asked, split.seed)
+        rows = [
+            replace(row, organ=place[row.patient])
+            for row in asked
+            if self.kind in _DEALT or self._kind_of(row) == place[row.patient]
+        ]
+        return replace(data, organs=names, rows=rows, publishes_validation=True)
+
+    def _count(self, data: VQAData) -> int:
+        return self.sites or len(data.organs)
+
+    def _kind_of(self, row: Row) -> str:
+        text = row.question_type if self.kind == "question-type" else row.modality
+        slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        return f"{_KINDS[self.kind]}-{slug}"[:32] if slug else ""
+
+    def _by_kind(self, rows: Sequence[Row]) -> dict[str, str]:
+        """Each patient's site: of the kinds that the patient has rows of, the one with the fewest rows so far."""
+        place, sizes = dict[str, str](), defaultdict[tuple[str, str], int](int)
+        for part, patients in _patients(rows).items():
+            for patient, own in patients:
+                kinds = sorted({self._kind_of(row) for row in own})
+                place[patient] = min(kinds, key=lambda kind: (sizes[part, kind], kind))
+                sizes[part, place[patient]] += sum(self._kind_of(row) == place[patient] for row in own)
+        return place
+
+    def _dealt(self, names: Sequence[str], rows: Sequence[Row], seed: int) -> dict[str, str]:
+        """Each patient's site. Patients of each part are dealt out apart, so that a site has its share of each part."""
+        by_class: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_class[row.organ if self.kind == "dirichlet" else ""].append(row)
+        wanted = {(name, part) for name in names for part in ("train", "test")}
+        for draw in range(DRAWS if self.alpha else 1):
+            generator, place = np.random.default_rng([seed, draw]), dict[str, str]()
+            for _, own in sorted(by_class.items()):
+                shares = generator.dirichlet([self.alpha] * len(names)) if self.alpha else [1 / len(names)] * len(names)
+                for patients in _patients(own).values():
+                    ends = np.round(np.cumsum(shares) * len(patients)).astype(int)
+                    sites = np.searchsorted(ends, np.arange(len(patients)), side="right").clip(max=len(names) - 1)
+                    place |= {key: names[site] for (key, _), site in zip(patients, sites.tolist(), strict=True)}
+            if wanted <= {(place[row.patient], row.split) for row in rows}:
+                return place
+        times = f" in {DRAWS} draws" if self.alpha else ""
+        raise ConfigError(f"the cut '{self}' leaves a site without training or test rows{times}: ask for fewer sites")
+
+
+def patient_digest(key: str) -> bytes:
+    """What patients are put in order by, so that their order says nothing of them."""
+    return hashlib.sha256(f"medfedvqa study {key}".encode("utf-8", "surrogatepass")).digest()
+
+
+def _patients(rows: Iterable[Row]) -> dict[str, list[tuple[str, list[Row]]]]:
+    """The patients, in order of digests of their keys, with their rows, by the rarest of the parts that they are in."""
+    own: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        own[row.patient].append(row)
+    grouped: dict[str, list[tuple[str, list[Row]]]] = {part: [] for part in reversed(PARTS)}
+    for patient in sorted(own, key=patient_digest):
+        parts = {row.split for row in own[patient]}
+        grouped[next(part for part in grouped if part in parts)].append((patient, own[patient]))
+    return grouped
