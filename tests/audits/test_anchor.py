@@ -24,7 +24,7 @@ from audits import (
     read,
     verify,
 )
-from audits.checkpoint import NoteFile, signed_checkpoint
+from audits.checkpoint import TAIL, NoteFile, signed_checkpoint
 from audits.errors import ForkFound
 from audits.retention import RETENTION_DAYS, ExpiryResult, expire
 from audits.tree import consistent
@@ -136,6 +136,21 @@ def test_a_log_that_was_cut_behind_its_checkpoint_takes_nothing(tmp_path: Path) 
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     with pytest.raises(LogError, match="before its last signed checkpoint"):
         opened(tmp_path).append(Event.OPEN)
+
+
+def test_a_file_of_checkpoints_that_ends_in_no_note_is_not_continued(tmp_path: Path) -> None:
+    """A torn note is cut off; more of what is no note than a crash can leave is damage, and says so."""
+    key = AuditKey.at(tmp_path / "key", "chest")
+    file = NoteFile(tmp_path / "checkpoints")
+    file.append([signed_checkpoint(key, 1, bytes(32))])
+    with file.path.open("ab") as torn:
+        torn.write(b"torn")
+    file.append([signed_checkpoint(key, 2, bytes(32))])
+    assert [size for size, _ in NoteFile(file.path).heads()] == [1, 2]
+    with file.path.open("ab") as damaged:
+        damaged.write(b"x" * 2 * TAIL)
+    with pytest.raises(NoteError, match="ends in what is no note"):
+        NoteFile(file.path).append([signed_checkpoint(key, 3, bytes(32))])
 
 
 def test_a_rewritten_log_is_not_signed_again(tmp_path: Path) -> None:
