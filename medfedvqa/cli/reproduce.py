@@ -1,9 +1,10 @@
 """`medfedvqa reproduce`: the tables and figures of the founding papers, each with a command or the reason why not."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +14,7 @@ from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.research.benchmark.grid import Grid
-    from medfedvqa.research.reproduce.entries import PaperEntry, Program
+    from medfedvqa.research.reproduce.entries import PaperEntry, PrintedSetting, Program
 
 PAGE = "reproduced.md"
 WARNING = "The pictures show rows of patients: they must not leave this machine."
@@ -40,20 +41,26 @@ def reproduce(
             "the first ones for a second table of the kind."
         ),
     ] = "",
-    sites: options.CutOption = "organ",
+    sites: options.CutOption = "",
+    as_printed: Annotated[
+        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O counts first.")
+    ] = False,
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
     backbone_file: options.BackboneFileOption = None,
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
-    questions: options.QuestionsOption = "closed",
+    questions: Annotated[
+        options.QuestionsName | None, typer.Option(help="Kind of questions. Default: the entry's.", show_default=False)
+    ] = None,
     workers: options.WorkersOption = 1,
     device: options.DeviceOption = "auto",
     cache: options.CacheOption = None,
     tuned: options.TunedOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs, which resume. Default: reproduced/PAPER-ENTRY.")
+        Path | None,
+        typer.Option(help="Folder of the runs, which resume. Default: reproduced/PAPER-ENTRY, or -as-printed."),
     ] = None,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -64,7 +71,8 @@ def reproduce(
 
     chosen = paper_of(paper)
     asked = entry_of(chosen, entry)
-    folder, protocol = out or Path("reproduced") / f"{chosen.name}-{asked.name}", asked.protocol
+    stem = f"{chosen.name}-{asked.name}{'-as-printed' if as_printed else ''}"
+    folder, protocol = out or Path("reproduced") / stem, asked.protocol
     if isinstance(protocol, Absent):
         raise ConfigError(f"'{asked.name}' of '{chosen.name}' is not run here: {protocol.reason}")
     check_folder(folder)
@@ -75,23 +83,29 @@ def reproduce(
 
     progress = announced(f"medfedvqa reproduce {chosen.name} {asked.name}: loading PyTorch and the data", quiet)
     from medfedvqa.cli.benchmark import planned_grid, regime_with, scaled
+    from medfedvqa.research.reproduce import printed_settings
     from medfedvqa.research.reproduce.tables import labels_of, on_paper_s_sites, with_budget
 
     labels = labels_of(protocol, rows)
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
+    settings = (*chosen.settings, *asked.settings)
+    set_by_paper = {each.option for each in settings} if as_printed else set()
+    common = {name: value for name, value in changes.items() if name not in set_by_paper}
     grid = planned_grid(
-        *(",".join(labels), data or asked.data, data_root, backbone, changes, seeds, device, cache, folder),
-        *(tuned, questions, sites),
+        *(",".join(labels), data or asked.data, data_root, backbone, common, seeds, device, cache, folder),
+        *(tuned, questions or asked.questions, sites or asked.sites),
     )
     grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
     grid = on_paper_s_sites(with_budget(grid, protocol, changes), protocol)
     if unseen:
         grid = replace(grid, regime=regime_with(unseen, grid))
+    if as_printed:
+        grid = replace(printed_settings.as_printed(grid, settings, changes), fractions=asked.fractions)
     if isinstance(protocol, Scale):
         path = scaled(progress, list(protocol.counts), replace(grid, organs=()), workers)
         Terminal(quiet=quiet).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
     else:
-        _write(asked, grid, progress, workers, quiet)
+        _write(asked, grid, progress, workers, quiet, settings, changes if as_printed else None)
 
 
 def list_command(
@@ -137,7 +151,15 @@ def _run_program(program: "Program", folder: Path) -> None:
         raise ConfigError(f"benchmarks/{program.name}.py failed: what it printed says why")
 
 
-def _write(entry: "PaperEntry", grid: "Grid", progress: Terminal, workers: int, quiet: bool) -> None:
+def _write(
+    entry: "PaperEntry",
+    grid: "Grid",
+    progress: Terminal,
+    workers: int,
+    quiet: bool,
+    settings: "Sequence[PrintedSetting]",
+    changes: "Mapping[str, Any] | None",
+) -> None:
     """Run what is missing, write the page or the pictures, and show the page."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.cli.benchmark import complete
@@ -164,7 +186,7 @@ def _write(entry: "PaperEntry", grid: "Grid", progress: Terminal, workers: int, 
         grid, remarks = tables.runnable(grid)
         complete(progress, grid, workers)
         comparison = compared(results(grid))
-        text = tables.page(entry, protocol, comparison, remarks, grid.backbone)
+        text = tables.page(entry, protocol, comparison, remarks, grid, settings, changes)
         if isinstance(protocol, PaperTable) and protocol.curve:
             draw_convergence(grid.out, comparison.rows)
     path = write_whole(grid.out / PAGE, text.encode())

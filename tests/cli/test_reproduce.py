@@ -51,9 +51,19 @@ def test_a_smallest_run_of_a_table_ends_with_its_page(medfedvqa: Command, tmp_pa
     assert done.returncode == 0 and "# Table 2: four scenes train, two are unseen" in done.stdout
     rows = {line.split(" | ")[0].strip("| "): line for line in done.stdout.splitlines() if line.startswith("| ")}
     assert rows["DT"].count("–") == 4 and rows["FedAvg"].count("–") == 0 and "| 45.37 |" in rows["FedAvg"]
-    assert "site-005 and site-006 unseen" in done.stdout and "What differs in all rows: GQA by scene" in done.stdout
+    assert "site-005 and site-006 unseen" in done.stdout and "phantom in place of GQA by scene" in done.stdout
     again = medfedvqa(*command)
     assert "finished" in done.stderr and "finished" not in again.stderr and again.stdout == done.stdout
+
+
+@pytest.mark.slow
+def test_a_row_runs_as_printed_with_a_change_and_the_page_says_both(medfedvqa: Command, tmp_path: Path) -> None:
+    """The prompt paper's Table 2, split 85 to 15 by patient."""
+    done = medfedvqa("reproduce", "prompt-pfl", "table2", "--rows", "PM", "--as-printed", "-O", "alpha=0", *SMALL,
+                     "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0 and "your own count first: rounds, local_epochs, alpha" in done.stdout, done.stdout
+    assert "alpha: 0.0 in place of 0.5 (section 3.1)" in done.stdout and "rate:" not in done.stdout
+    assert "patient split" in done.stdout and "learning_rate 0.01" in done.stdout
 
 
 def test_a_picture_of_labels_is_for_its_owner_alone(medfedvqa: Command, tmp_path: Path) -> None:

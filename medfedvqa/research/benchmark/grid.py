@@ -67,6 +67,8 @@ class Grid:
     """Where runs train; of several with commas between, a run takes the one that is free."""
     lines: Path | None = None
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
+    fractions: tuple[float, float, float] | None = None
+    """The shares of a split by patient; None: the published split."""
     questions: Questions = "closed"
     """The kind of questions that systems train on and are tested with."""
     answers: tuple[str, ...] = ()
@@ -78,6 +80,11 @@ class Grid:
     def sites(self) -> tuple[str, ...]:
         """The names of the sites."""
         return self.regime.sites(self.organs)
+
+    @property
+    def split(self) -> str:
+        """The split in a word."""
+        return "by patient " + "/".join(f"{100 * x:g}" for x in self.fractions if x) if self.fractions else "official"
 
     @property
     def results_file(self) -> Path:
@@ -99,7 +106,8 @@ class Grid:
                 "method": system.method,
                 "options": self._options(system),
                 "data": self.reader,
-                "split": {"kind": "official", "seed": seed, "questions": self.questions},
+                "split": {"kind": "official", "seed": seed, "questions": self.questions}
+                | ({"kind": "patient", "fractions": self.fractions} if self.fractions else {}),
                 "backbone": backbone,
                 "seed": seed,
                 "secagg": system.secagg,

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from medfedvqa.data.cuts import Cut
+
 PM = "prompt_pfl (PM)"
 ABLATIONS = {
     "AS1": "prompt_pfl AS1 (no prompts; not shared)",
@@ -27,9 +29,13 @@ class Place:
     """Those that train, those that only test, or none, where nothing here is of that kind."""
     number: int | None = None
     """One of these sites, from 0; None: all of them."""
+    cut: str = ""
+    """The only cut into sites whose mean stands here; empty: any."""
 
     def sites(self, sites: Sequence[str], unseen: Collection[str] = ()) -> tuple[str, ...]:
         """Which of a table's sites these are; empty if it has none of them."""
+        if self.cut and sites and self.cut != (Cut.of_site(sites[0]) or Cut()).kind:
+            return ()
         kinds = {"all": sites, "seen": [each for each in sites if each not in unseen], "unseen": unseen, "none": ()}
         chosen = [each for each in sites if each in kinds[self.of] and self.site in ("", each)]
         return tuple(chosen if self.number is None else chosen[self.number : self.number + 1])

@@ -4,9 +4,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from medfedvqa.data import Questions
 from medfedvqa.research.benchmark.printed import PrintedTable
 
+FACT = "@"
+"""Begins the name of what a run is of, in place of an option: its data, backbone, questions, split and sites."""
 Drawn = Literal["labels", "samples", "forgotten", "prompts", "similarity", "attention"]
+
+
+@dataclass(frozen=True)
+class PrintedSetting:
+    """A setting that a paper prints."""
+
+    option: str
+    """The option that sets it, or `FACT` and what it is of; empty where nothing sets it here."""
+    value: Any
+    """The option's value for it; of a name a part of it."""
+    words: str
+    printed: str
+    """The value as the paper has it."""
+    section: str
+    instead: Any = None
+    """The value that this project's rows have in its place; without an option, what is here instead."""
+    methods: tuple[str, ...] = ()
+    """The methods whose option it is; empty: all that have it."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +107,18 @@ class PaperEntry:
     title: str
     protocol: Protocol
     differs: str = ""
-    """What differs from the paper in all rows."""
+    """What differs from the paper, for an entry that is no table of runs: of these it is computed."""
     data: str = ""
     """The data set that it is about, where it is one that can be had; empty for the command's default."""
     data_root: bool = False
     """Whether nothing runs without a folder of the user's own."""
+    questions: Questions = "closed"
+    sites: str = "organ"
+    """The cut into sites that the entry is about."""
+    fractions: tuple[float, float, float] | None = None
+    """The split by patient as printed; None: the published one."""
+    settings: tuple[PrintedSetting, ...] = ()
+    """Those of this entry beside those of the paper."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +130,5 @@ class Paper:
     """Its place among the five, from 0."""
     title: str
     entries: tuple[PaperEntry, ...]
+    settings: tuple[PrintedSetting, ...] = ()
+    """What the paper prints of how it trains."""

@@ -24,6 +24,7 @@ from medfedvqa.research.benchmark.printed import PrintedTable
 from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS
 from medfedvqa.research.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
 from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks
+from medfedvqa.research.reproduce.printed_settings import Difference, Settings, common, differences, sentences
 
 UNTRAINED = "bag of words"
 """The system that stands for none: it says which data are read, and is not run."""
@@ -79,6 +80,17 @@ def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
     return replace(printed, rows=rows)
 
 
+def with_differences(printed: PrintedTable, found: Mapping[str, Sequence[Difference]]) -> PrintedTable:
+    """The table, whose rows say what their own run has in place of what the paper prints, beside what all have."""
+    alike = common(found)
+    rows = tuple(
+        replace(row, differs="; ".join(filter(None, (row.differs, *(str(d) for d in own if d not in alike)))))
+        for row in printed.rows
+        for own in [found.get(row.label, ())]
+    )
+    return replace(printed, rows=rows)
+
+
 def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
     """The grid with the paper's budget, as far as `changes` sets no other. A new period replaces the paper's rounds."""
     own = {
@@ -120,18 +132,29 @@ def runnable(grid: Grid) -> tuple[Grid, list[str]]:
 
 
 def page(
-    entry: PaperEntry, protocol: PaperTable | Trunks, comparison: Comparison, remarks: Sequence[str], backbone: str = ""
+    entry: PaperEntry,
+    protocol: PaperTable | Trunks,
+    comparison: Comparison,
+    remarks: Sequence[str],
+    grid: Grid,
+    settings: Settings = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run."""
+    """The page in Markdown: the paper's figures beside this run's, what differs, and the whole table of the run.
+
+    `settings`: what the paper prints. `changes`: the user's own options beside `--as-printed`; None without it.
+    """
+    found = differences(grid, settings)
     if isinstance(protocol, Trunks):
         lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
         parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
         parts += [tests(comparison)] if SPLIT in protocol.columns else []
     else:
-        printed = on_backbone(protocol.printed, backbone)
+        printed = with_differences(on_backbone(protocol.printed, grid.backbone), found)
         parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]
+    parts += sentences(found, changes or {}, changes is not None)
     if entry.differs:
-        parts.append(f"What differs in all rows: {entry.differs}.")
+        parts.append(f"What differs beside: {entry.differs}.")
     ran = {label: listed(options) for label, options in comparison.options.items() if options}
     parts += [
         "Options of each row, as its runs recorded them:",

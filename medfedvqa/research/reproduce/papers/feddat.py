@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 
 from medfedvqa.research.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, Scale
+from medfedvqa.research.reproduce.entries import (
+    FACT,
+    Absent,
+    Paper,
+    PaperEntry,
+    PaperPicture,
+    PaperTable,
+    PrintedSetting,
+    Scale,
+)
 
 BUDGET = {"rounds": 20, "local_epochs": 1}
 """Section 4.3 calls 5 rounds a quarter of the budget; the code's local epoch is one."""
@@ -12,6 +21,20 @@ NOWHERE = Place(of="none")
 CLIENTS = (
     "medical sets, or organs of one, in place of five VQA sets, whose chosen rows are not published: "
     "`--data vqa-rad+slake`; the backbone is a CLIP unless --backbone names a ViLT, VAuLT or ALBEF"
+)
+_DAT = ("feddat",)
+_4_1, _3_5 = "section 4.1", "section 3.5"
+SETTINGS = (
+    PrintedSetting(f"{FACT}data", "vizwiz+", "data", "five VQA sets, whose chosen rows are not published", _4_1),
+    PrintedSetting(f"{FACT}backbone", "vilt", "backbone", "ViLT, VAuLT or ALBEF by row", _4_1),
+    PrintedSetting("rounds", 20, "rounds", "20, of which 5 are a quarter", "section 4.3"),
+    PrintedSetting("local_epochs", 1, "passes of a round", "1", "released code"),
+    PrintedSetting("direction", "paper", "direction of distillation", "KL(student || teacher)", "Eq. 5", None, _DAT),
+    PrintedSetting("loss", "ce", "loss on answers", "cross-entropy", "Eq. 6", None, _DAT),
+    PrintedSetting("ramp_rounds", 5, "ramp of alpha and beta", "exponential, no constants", _3_5, None, _DAT),
+    PrintedSetting("head_update", "both", "trained with the teacher", "all", "Algorithm 1, line 8", None, _DAT),
+    PrintedSetting("local_adapter", "own", "beginning of A_c", "each client's own", _3_5, None, _DAT),
+    PrintedSetting("", None, "rate, batch, optimiser", "searched; in an appendix", _4_1, "the options below"),
 )
 METHODS = {
     "clf-L": "frozen features",
@@ -27,8 +50,6 @@ METHODS = {
 DIFFERS = {
     "prompt": "the prompts themselves are averaged, there a network that makes them",
     "clf-L": "a head that multiplies tanh units",
-    "full*": "the rate",
-    "full-L": "the rate",
 }
 ARCHITECTURES = {"VAuLT": "vault-b32", "ALBEF": "albef-b16"}
 """The backbones whose rows are runs of their own."""
@@ -100,7 +121,7 @@ TABLE_2 = PrintedTable(
 )
 TABLE_3 = PrintedTable(
     "Table 3: averages on Function, Scene and Task; means of three seeds",
-    {"Function": NOWHERE, "Scene": NOWHERE, "Task": NOWHERE},
+    {"Function": Place(cut="question-type"), "Scene": Place(cut="organ"), "Task": NOWHERE},
     _by_backbone(
         {
             "ViLT": """
@@ -130,13 +151,13 @@ TABLE_3 = PrintedTable(
 )
 TABLE_4 = PrintedTable(
     "Table 4: parts of the teacher, and what is tested; ViLT, means of three seeds",
-    {"Domain": Place(), "Function": NOWHERE, "Scene": NOWHERE},
+    {"Domain": Place(cut="organ"), "Function": Place(cut="question-type"), "Scene": NOWHERE},
     (
         PrintedRow("Adapter", (57.13, 48.37, 31.07), "FedAvg adapter local head", ""),
         PrintedRow("w/o A_s copy", (58.24, 50.62, 33.04), "FedDAT without frozen", ""),
         PrintedRow("w/o A_c", (57.87, 50.93, 32.45), "FedDAT without local", ""),
         PrintedRow("w/o MKD", (58.41, 52.82, 36.98), "FedDAT without MKD", ""),
-        PrintedRow("FedDAT", (61.11, 54.39, 39.35), "FedDAT", "no ramp-up, whose constants are not printed"),
+        PrintedRow("FedDAT", (61.11, 54.39, 39.35), "FedDAT", ""),
         PrintedRow("inference A_c + A_s", (58.45, 50.42, 35.61), "FedDAT: both adapters tested", ""),
         PrintedRow("inference A_c", (55.87, 46.14, 32.84), "FedDAT: local adapter tested", ""),
     ),
@@ -151,8 +172,8 @@ FIG_5 = PrintedTable(
     ("The paper draws its curves and prints none: `convergence.svg` has those of this run, on validation rows.",),
 )
 CLOVE = (
-    "CLOVE and CLiMB are not published in the form that the paper cut: their columns have no figures here, and the "
-    "averages of the given sets stand in the table of all systems"
+    "CLOVE and CLiMB are not published in the form that the paper cut: Function is a site for each type of questions "
+    "(`--sites question-type`), Scene one for each organ (`--sites organ`), and Task has no figures here"
 )
 
 PAPER = Paper(
@@ -169,17 +190,21 @@ PAPER = Paper(
             data_root=True,
         ),
         PaperEntry(
-            "table2", "PEFT methods, a VQA set for each client", PaperTable(TABLE_2, BUDGET), CLIENTS, "vqa-rad+slake"
+            "table2", "PEFT methods, a VQA set for each client", PaperTable(TABLE_2, BUDGET), data="vqa-rad+slake"
         ),
         PaperEntry(
-            "table3", "PEFT methods by function, scene and task", PaperTable(TABLE_3, BUDGET), f"{CLIENTS}; {CLOVE}"
+            "table3",
+            "PEFT methods by function, scene and task",
+            PaperTable(TABLE_3, BUDGET),
+            CLOVE,
+            sites="question-type",
         ),
-        PaperEntry("table4", "ablations", PaperTable(TABLE_4, BUDGET), f"{CLIENTS}; {CLOVE}", "vqa-rad+slake"),
+        PaperEntry("table4", "ablations", PaperTable(TABLE_4, BUDGET), CLOVE, "vqa-rad+slake"),
         PaperEntry("fig1", "the training procedure", SCHEME),
         PaperEntry("fig2", "the dual-adapter teacher", SCHEME),
         PaperEntry("fig3", "mutual distillation", SCHEME),
         PaperEntry("fig4", "examples of the clients' rows", PaperPicture("samples"), CLIENTS, "vqa-rad+slake"),
-        PaperEntry("fig5", "accuracy by round", PaperTable(FIG_5, BUDGET, curve=True), CLIENTS, "vqa-rad+slake"),
+        PaperEntry("fig5", "accuracy by round", PaperTable(FIG_5, BUDGET, curve=True), data="vqa-rad+slake"),
         PaperEntry(
             "fig6",
             "accuracy by number of clients",
@@ -188,4 +213,5 @@ PAPER = Paper(
             "phantom",
         ),
     ),
+    SETTINGS,
 )

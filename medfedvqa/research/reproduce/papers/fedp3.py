@@ -1,7 +1,16 @@
 """M. Lao et al., "FedVQA: Personalized Federated Visual Question Answering over Heterogeneous Scenes", ACM MM 2023."""
 
 from medfedvqa.research.benchmark.printed import Place, PrintedRow, PrintedTable
-from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, PaperPicture, PaperTable, PrintedCounts
+from medfedvqa.research.reproduce.entries import (
+    FACT,
+    Absent,
+    Paper,
+    PaperEntry,
+    PaperPicture,
+    PaperTable,
+    PrintedCounts,
+    PrintedSetting,
+)
 
 BUDGET = {"rounds": 5, "local_epochs": 2, "batch_rows": 32, "answers": "public"}
 """Section 4.2; the list is this project's, 614 answers in place of 1,642."""
@@ -10,9 +19,28 @@ DATA = (
     "GQA by scene, whose chosen rows are not published; here organs stand for scenes. ViLT there, a CLIP here unless "
     f"--backbone names a ViLT; {ANSWERS}; the rate, since the head is new"
 )
+_4_2, _P3 = "section 4.2", ("fedp3",)
+SETTINGS = (
+    PrintedSetting(f"{FACT}data", "gqa", "data", "GQA by scene, whose chosen rows are not published", "section 4.1"),
+    PrintedSetting(f"{FACT}backbone", "vilt", "backbone", "ViLT", _4_2),
+    PrintedSetting(f"{FACT}training sites", 4, "sites that train", "4", _4_2),
+    PrintedSetting(f"{FACT}unseen sites", 2, "unseen sites", "2", _4_2),
+    PrintedSetting("rounds", 5, "rounds", "5", _4_2),
+    PrintedSetting("local_epochs", 2, "passes of a round", "2", _4_2),
+    PrintedSetting("batch_rows", 32, "rows of a batch", "32", _4_2),
+    PrintedSetting("optimizer", "adamw", "optimiser", "AdamW", _4_2),
+    PrintedSetting("learning_rate", 1e-4, "rate", "1e-4", _4_2, 3e-4),
+    PrintedSetting("tuning", "blocks", "tuned part", "the last 3 layers", _4_2, "blocks"),
+    PrintedSetting("blocks", 3, "tuned layers", "3", _4_2, 3),
+    PrintedSetting("fusion", "concat", "joining of features", "one vector of ViLT", _4_2),
+    PrintedSetting("question_input", "tower", "question in the head", "within that vector", _4_2),
+    PrintedSetting("normed", True, "LayerNorm in the head", "yes", _4_2),
+    PrintedSetting("weight", 1.0, "lambda", "1", _4_2, 0.03, _P3),
+    PrintedSetting("top", 20, "answers in pairs", "20", "section 4.4", None, _P3),
+    PrintedSetting("", None, "answers", "1,642", _4_2, "the 614 of VQA-RAD's and SLAKE's training rows"),
+)
 LOCAL_GLOBAL = {"Avg.(Loc)": Place(of="seen"), "Avg.(Glo)": Place(of="unseen")}
 SAME = ""
-WEIGHT = "lambda 0.03 in place of 1, which holds a new head where it began"
 METHODS = {
     "DT": ("local last 3 blocks", "at unseen sites nothing, as in the paper"),
     "FedAvg": ("FedAvg last 3 blocks", SAME),
@@ -24,7 +52,7 @@ METHODS = {
     "SP": ("SP", "weight 3,000, unsaid there"),
     "CRD": ("CRD", "negatives of the batch, in place of a memory"),
     "DKD": ("DKD", "weights 1 and 8, unsaid there"),
-    "FedP3": ("FedP3", WEIGHT),
+    "FedP3": ("FedP3", SAME),
     "CT": ("centralised last 3 blocks", "trained on the rows of the seen sites"),
 }
 
@@ -72,12 +100,12 @@ ABLATIONS = {
     "KP, T = 1": ("KP T = 1", SAME),
     "KP, T = 2": ("KP T = 2", "times tau^2, which Eq. 4 lacks"),
     "KP, T = 3": ("KP T = 3", "times tau^2, which Eq. 4 lacks"),
-    "PP, all answers": ("FedP3 all answers", WEIGHT),
-    "r = mu": ("FedP3 random filter", WEIGHT),
-    "r = pS": ("FedP3 student filter", WEIGHT),
-    "r = pT": ("FedP3 teacher filter", WEIGHT),
-    "Equ. (10), which is Eq. 11": ("FedP3 Eq. 11 filter", WEIGHT),
-    "Equ. (11), which is Eq. 12": ("FedP3", WEIGHT),
+    "PP, all answers": ("FedP3 all answers", SAME),
+    "r = mu": ("FedP3 random filter", SAME),
+    "r = pS": ("FedP3 student filter", SAME),
+    "r = pT": ("FedP3 teacher filter", SAME),
+    "Equ. (10), which is Eq. 11": ("FedP3 Eq. 11 filter", SAME),
+    "Equ. (11), which is Eq. 12": ("FedP3", SAME),
 }
 UNPRINTED = {
     "KP, T = 2, as Eq. 4 is printed": ("KP T = 2 without tau^2", "a row of this project"),
@@ -154,14 +182,14 @@ PAPER = Paper(
             ),
             DATA,
         ),
-        PaperEntry("table2", "methods, four seen and two unseen scenes", PaperTable(TABLE_2, BUDGET, 6, 2), DATA),
+        PaperEntry("table2", "methods, four seen and two unseen scenes", PaperTable(TABLE_2, BUDGET, 6, 2)),
         PaperEntry(
             "table3",
             "methods, other seen and unseen scenes",
             PaperTable(TABLE_3, BUDGET, 6, 2, first_unseen=True),
-            f"{DATA}; the first sites are unseen, as the last are for Table 2",
+            "the first sites are unseen, as the last are for Table 2",
         ),
-        PaperEntry("table4", "ablations on the scenes of Table 2", PaperTable(TABLE_4, BUDGET, 6, 2), DATA),
+        PaperEntry("table4", "ablations on the scenes of Table 2", PaperTable(TABLE_4, BUDGET, 6, 2)),
         PaperEntry(
             "table5",
             "sub-categories of the scenes",
@@ -173,12 +201,12 @@ PAPER = Paper(
             "table6",
             "ablations on the scenes of Table 3",
             PaperTable(TABLE_6, BUDGET, 6, 2, first_unseen=True),
-            f"{DATA}; the first sites are unseen, as the last are for Table 4",
+            "the first sites are unseen, as the last are for Table 4",
         ),
         PaperEntry("fig1", "the federated setting", SCHEME),
         PaperEntry("fig2", "answers of one scene and of several", PaperPicture("labels"), DATA),
         PaperEntry("fig3", "the three parts of the method", SCHEME),
-        PaperEntry("fig4", "accuracy by number of answers N", PaperTable(FIG_4, BUDGET, 6, 2), f"{DATA}; {WEIGHT}"),
+        PaperEntry("fig4", "accuracy by number of answers N", PaperTable(FIG_4, BUDGET, 6, 2)),
         PaperEntry(
             "fig5",
             "forgotten answers of two examples",
@@ -186,7 +214,7 @@ PAPER = Paper(
             f"{DATA}; {TRAINED}",
         ),
         PaperEntry("fig6", "label distributions by scene", PaperPicture("labels"), DATA),
-        PaperEntry("fig7", "accuracy by lambda", PaperTable(FIG_7, BUDGET, 6, 2), DATA),
+        PaperEntry("fig7", "accuracy by lambda", PaperTable(FIG_7, BUDGET, 6, 2)),
         PaperEntry(
             "fig8",
             "forgotten answers of four examples",
@@ -194,4 +222,5 @@ PAPER = Paper(
             f"{DATA}; {TRAINED}",
         ),
     ),
+    SETTINGS,
 )

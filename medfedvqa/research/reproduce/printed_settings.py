@@ -1,0 +1,93 @@
+"""What a paper prints of its settings beside those of a run: which differ, and a table's rows as they are printed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from medfedvqa.core import method_type
+from medfedvqa.research.benchmark.grid import Grid
+from medfedvqa.research.benchmark.systems import System
+from medfedvqa.research.reproduce.entries import FACT, PrintedSetting
+
+Settings = Sequence[PrintedSetting]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting of a run that is not the paper's."""
+
+    setting: PrintedSetting
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.setting.words}: {self.here} in place of {self.setting.printed} ({self.setting.section})"
+
+
+def as_printed(grid: Grid, settings: Settings, changes: Mapping[str, Any]) -> Grid:
+    """The grid with the paper's settings in the rows that have them, but for those of `changes`, which count first.
+
+    A row keeps a value by which it is a row of its own, as a lambda of a figure over lambda.
+    """
+    return replace(grid, systems=tuple(_printed(system, settings, changes) for system in grid.systems))
+
+
+def _printed(system: System, settings: Settings, changes: Mapping[str, Any]) -> System:
+    options = dict(system.options)
+    for setting in _of(settings, system.method):
+        if setting.option in method_type(system.method).config_type.model_fields and (
+            options.get(setting.option, setting.instead) == setting.instead
+        ):
+            options[setting.option] = changes.get(setting.option, setting.value)
+    return replace(system, options=options)
+
+
+def _of(settings: Settings, method: str) -> list[PrintedSetting]:
+    return [each for each in settings if not each.methods or method in each.methods]
+
+
+def differences(grid: Grid, settings: Settings) -> dict[str, list[Difference]]:
+    """For each row's system, by label, what its job has in place of what the paper prints."""
+    return {system.label: list(_differences(grid, system, settings)) for system in grid.systems}
+
+
+def _differences(grid: Grid, system: System, settings: Settings) -> Sequence[Difference]:
+    job, unseen = grid.job(system, 0), len(grid.regime.unseen)
+    facts = job.build().config.model_dump(mode="json") | {
+        f"{FACT}data": grid.reader,
+        f"{FACT}backbone": job.backbone.partition("@")[0],
+        f"{FACT}questions": grid.questions,
+        f"{FACT}split": grid.split,
+        f"{FACT}cut": grid.regime.cut,
+        f"{FACT}training sites": len(grid.sites) - unseen,
+        f"{FACT}unseen sites": unseen,
+    }
+    found = []
+    for setting in _of(settings, system.method):
+        if not setting.option:
+            found.append(Difference(setting, setting.instead))
+        elif setting.option in facts and not _same(setting, here := facts[setting.option]):
+            found.append(Difference(setting, "none" if here in (None, "") else str(here)))
+    return found
+
+
+def _same(setting: PrintedSetting, here: Any) -> bool:
+    if setting.option.startswith(FACT) and isinstance(setting.value, str):
+        return setting.value in str(here).lower()
+    return bool(here == (list(setting.value) if isinstance(setting.value, tuple) else setting.value))
+
+
+def common(found: Mapping[str, Sequence[Difference]]) -> list[Difference]:
+    """The differences that all rows have alike."""
+    first, *others = found.values()
+    return [each for each in first if all(each in other for other in others)]
+
+
+def sentences(found: Mapping[str, Sequence[Difference]], changes: Mapping[str, Any], printed: bool) -> list[str]:
+    """What differs in all rows, and whether the paper's settings and the user's own count."""
+    lines, alike = [], common(found)
+    if printed:
+        own = f"; your own count first: {', '.join(changes)}" if changes else ""
+        lines.append(f"Rows have the settings that the paper prints, as far as options set them{own}.")
+    if alike:
+        lines += ["What differs in all rows, by the options of these runs:", "\n".join(f"- {each}" for each in alike)]
+    return lines
