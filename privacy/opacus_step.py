@@ -67,7 +67,8 @@ class OpacusStep(PrivateStep):
     def _accumulate(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
         each = separate(contributions)
         self.unbounded += int((~sound).sum())
-        self._take({value: each[value].double() for value in self._stand_ins})
+        kept = {value: each[value].double().transpose(0, -1).where(sound, 0.0).transpose(0, -1) for value in each}
+        self._take(kept)
         self._optimizer.clip_and_accumulate()
         self._sums = {value: stand_in.summed_grad for value, stand_in in self._stand_ins.items()}
 

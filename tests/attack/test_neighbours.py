@@ -91,17 +91,20 @@ def neighbours(single: Backbone) -> Neighbours:
     return Neighbours(phantom.read(("site-001",)), "site-001", single)
 
 
-def found(neighbours: Neighbours, kind: type[Method[Any]], rate: float = 1.0) -> Mapping[str, TaskFinding]:
+def found(
+    neighbours: Neighbours, kind: type[Method[Any]], rate: float = 1.0, engine: str = "own"
+) -> Mapping[str, TaskFinding]:
     """By task."""
-    dp = DPSettings(noise=1.0, count_noise=1.0, sample_rate=rate, patient_rows=4)
+    dp = DPSettings(noise=1.0, count_noise=1.0, sample_rate=rate, patient_rows=4, engine=engine)
     method = kind(kind.config_type.model_validate(OPTIONS), dp)
     return {finding.task: finding for finding in findings(neighbours, method)}
 
 
+@pytest.mark.parametrize("engine", ["own", "opacus"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_a_method_without_a_leak_passes(neighbours: Neighbours, rate: float) -> None:
-    """A patient moves the sum by its own contribution, nearly C, and nothing else."""
-    tasks = found(neighbours, Clean, rate)
+def test_a_method_without_a_leak_passes(neighbours: Neighbours, rate: float, engine: str) -> None:
+    """A patient moves the sum by its own contribution, nearly C, and nothing else; so it does in Opacus' optimiser."""
+    tasks = found(neighbours, Clean, rate, engine)
     assert set(tasks) == {"start", "train"} and all(each.passed for each in tasks.values())
     assert all(each.steps == 2 and 0.9 < each.sum_moved <= 1 for each in tasks.values())
 

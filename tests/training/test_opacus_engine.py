@@ -121,6 +121,16 @@ def test_one_patient_more_moves_a_sum_by_that_patient_alone() -> None:
     assert sums[0] - sums[1] == pytest.approx(min(float(each[0]), 1.3 * RESERVE), abs=1e-6)
 
 
+def test_a_patient_who_is_not_sound_contributes_nothing() -> None:
+    """Whatever its gradients are, also of values with two dimensions; it is counted."""
+    values = [torch.zeros(2, 3, requires_grad=True), torch.zeros(4, requires_grad=True)]
+    each = [torch.ones(3, *value.shape) for value in values]
+    step = OpacusStep(values, 100.0)
+    step.add([Separate(v, e) for v, e in zip(values, each, strict=True)], torch.tensor([True, False, True]))
+    assert all(torch.equal(total, torch.full_like(total, 2)) for total in step._sums.values())
+    assert step.unbounded == 1
+
+
 def test_nobody_drawn_is_noise_alone(site: Callable[..., Site]) -> None:
     """An empty sample still releases a step, so that it shows nobody's absence."""
     trainer, values, loss = made(replace(site("here"), randomness=RepeatableRandomness(3)), *KINDS[0], "opacus", 0.5)
