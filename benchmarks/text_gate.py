@@ -208,7 +208,7 @@ def train(data: Path, out: Path, shorter: int) -> None:
             optimiser.step()
             schedule.step()
             if step % 50 == 0 or step == count:
-                print(f"stage {stage}, step {step}: loss {float(loss / weight.sum()):.4f}", flush=True)
+                print(f"stage {stage}, step {step}: loss {(loss / weight.sum()).item():.4f}", flush=True)
     write(model, out)
 
 
