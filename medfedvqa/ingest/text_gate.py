@@ -15,7 +15,7 @@ LEVELS = (1, 2, 4, 8)
 """How many times a picture is reduced. The network knows capitals of 4 to 18 pixels at each level."""
 LEAST = 0.2
 """The network's least value, 0 to 1, in a cell that may hold text."""
-STRIP, HALO = 1024, 128
+STRIP, HALO = 512, 128
 """Rows that it sees at once, and those above and below that it sees with them; multiples of `CELL`."""
 CONTEXT, GRAIN, STRONG, MOST = 33, 3.0, 30.0, 4.0
 """Pixels around each one whose mean is taken off, and grey levels that are added to their deviation; grey levels that
