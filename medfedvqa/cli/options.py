@@ -23,8 +23,8 @@ QuestionsName = Literal["closed", "open", "all"]
 
 def method_words(incomplete: str) -> list[str]:
     """Names of methods, for completion in a shell. They are read from the sources, since an import takes seconds."""
-    folder = Path(__file__).parents[1] / "methods"
-    texts = (path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    folders = (Path(__file__).parents[1] / place for place in ("methods", "papers/methods"))
+    texts = (path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     names = {name for text in texts for name in findall(r'^    name = "(\w+)"$', text, MULTILINE)}
     names |= {entry.name for entry in entry_points(group=ENTRY_POINTS)}
     return sorted(name for name in names if name.startswith(incomplete))

@@ -82,7 +82,7 @@ def test_options_that_something_else_decides_are_refused(
 
 
 def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path) -> None:
-    """It runs, and the page says with which options, from the run's record."""
+    """It runs, and the page says with which options, from the run's record, and what the paper prints instead."""
     small = ("--seeds", "1", "--rounds", "1", "--local-epochs", "1", "-O", "local_unit=batches", "-O", "hidden=4")
     typed = ("reproduce", "prompt-pfl", "table1", "--rows", "AS1", *DATA, *small, "-O", "learning_rate=0.002")
     done = medfedvqa(*typed, "--out", str(tmp_path))
@@ -91,7 +91,7 @@ def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path)
     assert {"rounds": 1, "hidden": 4, "learning_rate": 0.002}.items() <= ran.options.items()
     line = f"- {AS1}: " + ", ".join(f"{name} {value}" for name, value in ran.options.items())
     assert line.replace("_", "") in done.stdout.replace("\\", "").replace("_", "")
-    assert "0.002 in place" not in done.stdout
+    assert "rate: 0.002 in place of 0.01" in done.stdout
 
 
 def test_values_reach_the_job_of_commands_of_one_method(medfedvqa: Command, tmp_path: Path) -> None:
