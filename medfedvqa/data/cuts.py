@@ -75,25 +75,25 @@ class Cut:
         if self.kind in _DEALT:
             stem, count = self.kind + (f"-{self.alpha:g}".replace(".", "p") if self.alpha else ""), self._count(data)
             return tuple(f"{stem}-{number}of{count}" for number in range(1, count + 1))
-        found = sorted({name for row in data.rows if split.asks(row) and (name := self._kind_of(row))})
-        if not found:
+        names = sorted({name for row in data.rows if split.asks(row) and (name := self._kind_of(row))})
+        if not names:
             raise ConfigError(f"no row of {data.name} names its {self.kind}: cut the set in another way")
-        return tuple(found)
+        return tuple(names)
 
     def divided(self, data: VQAData, split: Split) -> VQAData:
         """The set with the names of these sites for organs, of the split's rows. Raises `ConfigError`."""
         if self.kind == "hospital":
             raise ConfigError("hospitals are cut of an organ's rows alone")
-        asked = [
+        rows_asked = [
             replace(row, split=part_of(row, split, data.validates(row.organ)))
             for row in data.rows
             if split.asks(row) and (self.kind in _DEALT or self._kind_of(row))
         ]
         names = self.names(data, split)
-        place = self._by_kind(asked) if self.kind in _KINDS else self._dealt(names, asked, split.seed)
+        place = self._by_kind(rows_asked) if self.kind in _KINDS else self._dealt(names, rows_asked, split.seed)
         rows = [
             replace(row, organ=place[row.patient])
-            for row in asked
+            for row in rows_asked
             if self.kind in _DEALT or self._kind_of(row) == place[row.patient]
         ]
         return replace(data, organs=names, rows=rows, publishes_validation=True)

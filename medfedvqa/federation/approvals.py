@@ -127,11 +127,11 @@ def decisions_on(config: SiteConfig, definition: str, submitter: str) -> list[De
 
 
 def permit(
-    config: SiteConfig, definition: str, submitter: str, used: Collection[str] = (), own: str = ""
+    config: SiteConfig, definition: str, submitter: str, used: Collection[str] = (), own_permit: str = ""
 ) -> tuple[Decision | None, Refusal]:
     """The yes by which the job may run now, or None and the code to refuse it with.
 
-    `used`: other jobs' permits. `own`: the one under which this job was admitted, beside which no other counts.
+    `used`: other jobs' permits. `own_permit`: the one under which this job was admitted, beside which no other counts.
     """
     try:
         made = decisions_on(config, definition, submitter)
@@ -142,7 +142,7 @@ def permit(
     standing: list[Decision] = []
     for decision in made:
         standing = [] if decision.answer == "no" else [*standing, decision]
-    free = [each for each in standing if (each.permit == own if own else each.permit not in used)]
+    free = [each for each in standing if (each.permit == own_permit if own_permit else each.permit not in used)]
     valid = [each for each in free if each.until > datetime.now(UTC)]
     return (valid[-1] if valid else None), Refusal.APPROVAL
 

@@ -59,6 +59,6 @@ def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> 
         names = organs(reader, root)
         for site in sites:
             cut, hospital = Cut.of_site(site), named(site)
-            known = sites_of(cut, reader, root, "all") if cut else names
+            every = sites_of(cut, reader, root, "all") if cut else names
             name = hospital.organ if hospital and not cut else site
-            check_name("site", name, known, f"the sites of {reader} are {', '.join(known)}")
+            check_name("site", name, every, f"the sites of {reader} are {', '.join(every)}")

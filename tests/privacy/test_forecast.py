@@ -64,9 +64,9 @@ def test_from_the_patients_named_the_released_model_beats_training_alone(
 ) -> None:
     """With as many the rule's accuracy is above that of training alone, and with one less it is not."""
     pilot = Pilot(majority, majority + alone, majority + alone + more)
-    found = pilot.patients_needed(ratio, patients)
-    assert found is not None and found[0] <= found[1]
-    for needed, end in zip(found, (1, 0), strict=True):
+    range_needed = pilot.patients_needed(ratio, patients)
+    assert range_needed is not None and range_needed[0] <= range_needed[1]
+    for needed, end in zip(range_needed, (1, 0), strict=True):
         assert pilot.released(ratio * patients / needed)[end] >= pilot.alone - 1e-9
         if needed > 1:
             assert pilot.released(ratio * patients / (needed - 1))[end] <= pilot.alone + 1e-9

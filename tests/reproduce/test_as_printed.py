@@ -59,11 +59,11 @@ def test_what_differs_is_computed_from_the_run() -> None:
     """The project's rows name their rate and lambda; as printed they do not, and a change of the user's comes back."""
     labels = ["FedAvg last 3 blocks", "FedP3"]
     grid = grid_of(fedp3.PAPER.entries[1].protocol, labels, regime=Regime(unseen=("others",)))
-    found = differences(grid, fedp3.SETTINGS)
-    assert any(str(each).startswith("lambda: 0.03 in place of 1") for each in found["FedP3"])
-    assert not any("lambda" in str(each) for each in found["FedAvg last 3 blocks"])
-    assert {each.setting.option for each in common(found)} >= {"learning_rate", f"{FACT}backbone", f"{FACT}data"}
-    table = with_differences(fedp3.TABLE_2, found)
+    by_row = differences(grid, fedp3.SETTINGS)
+    assert any(str(each).startswith("lambda: 0.03 in place of 1") for each in by_row["FedP3"])
+    assert not any("lambda" in str(each) for each in by_row["FedAvg last 3 blocks"])
+    assert {each.setting.option for each in common(by_row)} >= {"learning_rate", f"{FACT}backbone", f"{FACT}data"}
+    table = with_differences(fedp3.TABLE_2, by_row)
     assert {row.name: row.differs for row in table.rows}["FedP3"] == "lambda: 0.03 in place of 1 (section 4.2)"
     printed = differences(as_printed(grid, fedp3.SETTINGS, {}), fedp3.SETTINGS)
     names = {each.setting.option for each in printed["FedP3"]}
@@ -71,7 +71,7 @@ def test_what_differs_is_computed_from_the_run() -> None:
     changed = differences(as_printed(grid, fedp3.SETTINGS, {"weight": 0.2}), fedp3.SETTINGS)
     assert "lambda: 0.2 in place of 1 (section 4.2)" in map(str, changed["FedP3"])
     assert "your own count first: weight" in sentences(changed, {"weight": 0.2}, True)[0]
-    assert "settings that the paper prints" not in " ".join(sentences(found, {}, False))
+    assert "settings that the paper prints" not in " ".join(sentences(by_row, {}, False))
 
 
 @pytest.mark.parametrize("paper", [fedp3, feddat, prompt_pfl, unicon])

@@ -61,13 +61,13 @@ def _differences(grid: Grid, system: System, settings: Settings) -> Sequence[Dif
         f"{FACT}training sites": len(grid.sites) - unseen,
         f"{FACT}unseen sites": unseen,
     }
-    found = []
+    differing = []
     for setting in _of(settings, system.method):
         if not setting.option:
-            found.append(Difference(setting, setting.instead))
+            differing.append(Difference(setting, setting.instead))
         elif setting.option in facts and not _same(setting, here := facts[setting.option]):
-            found.append(Difference(setting, "none" if here in (None, "") else str(here)))
-    return found
+            differing.append(Difference(setting, "none" if here in (None, "") else str(here)))
+    return differing
 
 
 def _same(setting: PrintedSetting, here: Any) -> bool:
@@ -76,15 +76,15 @@ def _same(setting: PrintedSetting, here: Any) -> bool:
     return bool(here == (list(setting.value) if isinstance(setting.value, tuple) else setting.value))
 
 
-def common(found: Mapping[str, Sequence[Difference]]) -> list[Difference]:
+def common(by_row: Mapping[str, Sequence[Difference]]) -> list[Difference]:
     """The differences that all rows have alike."""
-    first, *others = found.values()
+    first, *others = by_row.values()
     return [each for each in first if all(each in other for other in others)]
 
 
-def sentences(found: Mapping[str, Sequence[Difference]], changes: Mapping[str, Any], printed: bool) -> list[str]:
+def sentences(by_row: Mapping[str, Sequence[Difference]], changes: Mapping[str, Any], printed: bool) -> list[str]:
     """What differs in all rows, and whether the paper's settings and the user's own count."""
-    lines, alike = [], common(found)
+    lines, alike = [], common(by_row)
     if printed:
         own = f"; your own count first: {', '.join(changes)}" if changes else ""
         lines.append(f"Rows have the settings that the paper prints, as far as options set them{own}.")

@@ -80,13 +80,13 @@ def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
     return replace(printed, rows=rows)
 
 
-def with_differences(printed: PrintedTable, found: Mapping[str, Sequence[Difference]]) -> PrintedTable:
+def with_differences(printed: PrintedTable, by_row: Mapping[str, Sequence[Difference]]) -> PrintedTable:
     """The table, whose rows say what their own run has in place of what the paper prints, beside what all have."""
-    alike = common(found)
+    alike = common(by_row)
     rows = tuple(
         replace(row, differs="; ".join(filter(None, (row.differs, *(str(d) for d in own if d not in alike)))))
         for row in printed.rows
-        for own in [found.get(row.label, ())]
+        for own in [by_row.get(row.label, ())]
     )
     return replace(printed, rows=rows)
 
@@ -144,15 +144,15 @@ def page(
 
     `settings`: what the paper prints. `changes`: the user's own options beside `--as-printed`; None without it.
     """
-    found = differences(grid, settings)
+    by_row = differences(grid, settings)
     if isinstance(protocol, Trunks):
         lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
         parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
         parts += [tests(comparison)] if SPLIT in protocol.columns else []
     else:
-        printed = with_differences(on_backbone(protocol.printed, grid.backbone), found)
+        printed = with_differences(on_backbone(protocol.printed, grid.backbone), by_row)
         parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]
-    parts += sentences(found, changes or {}, changes is not None)
+    parts += sentences(by_row, changes or {}, changes is not None)
     if entry.differs:
         parts.append(f"What differs beside: {entry.differs}.")
     ran = {label: listed(options) for label, options in comparison.options.items() if options}
