@@ -17,14 +17,12 @@ repeated.
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from audits import Kind
 from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.data import Split, hospitals, load_site, organs, phantom
@@ -34,7 +32,7 @@ from medfedvqa.models import bundled_for, load_backbone
 from medfedvqa.training import Site
 from medfedvqa.version import code_version
 from privacy import DPSettings
-from privacy.forecast import Pilot, noise_over_signal
+from privacy.forecast import Pilot, noise_over_signal, trained_numbers
 
 DEFAULT = {"schedule": "stepwise", "tuning": "classifier", "weighting": "uniform", "answers": "closed"}
 OPTIONS = {**DEFAULT, "rounds": 60, "learning_rate": 0.02, "decay_every": 40, "dropout": 0.0}
@@ -83,8 +81,7 @@ class Federation:
         if epsilon is None:
             return None
         method, one = self.method(arm, epsilon), next(iter(self.sites.values()))
-        uploads = [task.up for task in method.final_exchange(one.backbone.shape).tasks]
-        numbers = max(sum(math.prod(t.shape) for t in up if t.kind is Kind.PARAMETERS) for up in uploads)
+        numbers = trained_numbers(method.final_exchange(one.backbone.shape))
         events = [event for task in method.plan() for event in task.events]
         return noise_over_signal(events, numbers, len(self.sites), float(np.mean(self.patients)))
 

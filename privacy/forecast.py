@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from audits import Exchange, Kind
 from privacy.errors import AccountingError
 from privacy.mechanisms import DPEvent, Use
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
@@ -25,6 +26,11 @@ HALF = (1.1, 2.7)
 """The ratio that leaves one half: of SLAKE, and of the drawn set, whose questions all patients have in common."""
 POWER = 1.4
 """How steeply more noise takes the rest."""
+
+
+def trained_numbers(exchange: Exchange) -> int:
+    """How many numbers a job trains: those of the largest upload of parameters."""
+    return max(sum(math.prod(t.shape) for t in task.up if t.kind is Kind.PARAMETERS) for task in exchange.tasks)
 
 
 def noise_over_signal(planned: Sequence[DPEvent], numbers: int, sites: int, patients: float) -> float:

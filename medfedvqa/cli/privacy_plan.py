@@ -1,7 +1,6 @@
 """`medfedvqa privacy plan`: the epsilon that a job would cost."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -112,9 +111,8 @@ def _forecast(
     job: "JobSpec", planned: list[tuple["DPEvent", ...]], federation: str | None, pilot: Path | None
 ) -> dict[str, Any] | None:
     """What `privacy.forecast` expects for a federation; None where none is given. Raises `ConfigError`."""
-    from audits import Kind
     from privacy.errors import AccountingError
-    from privacy.forecast import kept, noise_over_signal
+    from privacy.forecast import kept, noise_over_signal, trained_numbers
 
     if federation is None:
         if pilot is not None:
@@ -124,8 +122,7 @@ def _forecast(
     if size is None:
         raise ConfigError("--federation is sites and patients in training at each, as 10x100")
     sites, patients = map(int, size.groups())
-    uploads = [task.up for task in job.exchange().tasks]
-    numbers = max(sum(math.prod(t.shape) for t in up if t.kind is Kind.PARAMETERS) for up in uploads)
+    numbers = trained_numbers(job.exchange())
     try:
         ratio = noise_over_signal(list(chain(*planned)), numbers, sites, patients)
     except AccountingError as error:
