@@ -196,6 +196,11 @@ class Averaging(Stepwise[Config]):
         return {"start": how, "train": how} if self.shares else {}
 
     @property
+    def code(self) -> tuple[object, ...]:
+        """See `Method.code`."""
+        return (*super().code, *self.task.code)
+
+    @property
     def averages(self) -> bool:
         """See `Method.averages`. A mixture by reliability compares single uploads."""
         return self.shares and self.config.mixing != "reliability"

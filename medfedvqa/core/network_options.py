@@ -11,7 +11,14 @@ from medfedvqa.core.averaging import AveragingConfig
 from medfedvqa.core.task import Task
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Shapes
-from medfedvqa.models.picture_networks import BINARY, NetworkSpec, PictureNetwork, check_network
+from medfedvqa.models.picture_networks import (
+    BINARY,
+    MONAI_NETWORKS,
+    NetworkSpec,
+    PictureNetwork,
+    builder,
+    check_network,
+)
 from medfedvqa.public_answers import fold
 from medfedvqa.training import RowLoss, Rows, Site, answer_losses
 
@@ -35,6 +42,10 @@ class PictureClassification(Task):
     def check(self, shape: BackboneShape) -> None:
         if shape.towers:
             raise ConfigError("a job that trains a 'network' tunes no backbone: give the backbone as 'none'")
+
+    @property
+    def code(self) -> tuple[object, ...]:
+        return () if self.network.name in MONAI_NETWORKS else (builder(self.network.name),)
 
     def under(self, private: bool) -> "PictureClassification":
         return replace(self, private=private)

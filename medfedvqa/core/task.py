@@ -25,6 +25,11 @@ class Task(ABC):
     def model(self, site: Site, answers: int) -> AnswerModel:
         """The model that a site trains. Raises `ConfigError`."""
 
+    @property
+    def code(self) -> tuple[object, ...]:
+        """The classes and functions from outside that the task loads."""
+        return ()
+
     def under(self, private: bool) -> "Task":
         """The task as a job trains it. `private`: under differential privacy, where each patient's gradient counts."""
         return self

@@ -82,14 +82,19 @@ def outside_network(options: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name not in MONAI_NETWORKS and name not in _REGISTERED else None
 
 
+def builder(name: str) -> Build:
+    """The function that builds a network from outside. Raises `ConfigError`; `PlugInRefused` where it is not allowed."""
+    build: Build | None = _REGISTERED.get(name) or plugins.load("networks", name)
+    if build is None:
+        raise ConfigError(f"unknown network; MONAI's that a job may name are {', '.join(MONAI_NETWORKS)}")
+    return build
+
+
 def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int) -> nn.Module:
     """A network, in evaluation mode and without changes in place. Raises `ConfigError`; it quotes no argument."""
     build, keywords = _monai(name, arguments, channels, outputs) if name in MONAI_NETWORKS else (None, dict(arguments))
     if build is None:
-        outside = _REGISTERED.get(name) or plugins.load("networks", name)
-        if outside is None:
-            raise ConfigError(f"unknown network; MONAI's that a job may name are {', '.join(MONAI_NETWORKS)}")
-        build = partial(outside, channels, outputs)
+        build = partial(builder(name), channels, outputs)
     try:
         network: nn.Module = build(**keywords)
     except Exception as error:  # whatever a constructor raises for arguments that do not fit
