@@ -83,7 +83,7 @@ def outside_network(options: Mapping[str, Any]) -> str | None:
 
 
 def builder(name: str) -> Build:
-    """The function that builds a network from outside. Raises `ConfigError`; `PlugInRefused` where it is not allowed."""
+    """The function that builds a network from outside. Raises `ConfigError`; `PlugInRefused` if it is not allowed."""
     build: Build | None = _REGISTERED.get(name) or plugins.load("networks", name)
     if build is None:
         raise ConfigError(f"unknown network; MONAI's that a job may name are {', '.join(MONAI_NETWORKS)}")
@@ -92,11 +92,15 @@ def builder(name: str) -> Build:
 
 def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int) -> nn.Module:
     """A network, in evaluation mode and without changes in place. Raises `ConfigError`; it quotes no argument."""
-    build, keywords = _monai(name, arguments, channels, outputs) if name in MONAI_NETWORKS else (None, dict(arguments))
-    if build is None:
-        build = partial(builder(name), channels, outputs)
+    if name in MONAI_NETWORKS:
+        keywords = monai_arguments(name, arguments, channels, outputs)
+        build = partial(resolve_name(MONAI_NETWORKS[name][0]), pretrained=False)
+    else:
+        keywords, build = dict(arguments), partial(builder(name), channels, outputs)
     try:
         network: nn.Module = build(**keywords)
+        if name in MONAI_NETWORKS:
+            _norm_by_groups(network, dict(arguments).get("groups", GROUPS))
     except Exception as error:  # whatever a constructor raises for arguments that do not fit
         raise ConfigError(f"the network '{name}' cannot be built of these arguments ({type(error).__name__})") from None
     if not isinstance(network, nn.Module):
@@ -107,9 +111,17 @@ def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int)
     return network.eval()
 
 
-def _monai(name: str, arguments: Mapping[str, Any], channels: int, outputs: int) -> tuple[Build, dict[str, Any]]:
-    """One of MONAI's constructors and its arguments. Raises `ConfigError` for one that a job may not give."""
-    place, channels_name, outputs_name, allowed = MONAI_NETWORKS[name]
+def _norm_by_groups(network: nn.Module, groups: int) -> None:
+    """Puts group normalisation where MONAI (1.6) has batch normalisation whatever 'norm' says: in blocks of ResNets."""
+    for module in [*network.modules()]:
+        for place, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, place, nn.GroupNorm(groups, child.num_features))
+
+
+def monai_arguments(name: str, arguments: Mapping[str, Any], channels: int, outputs: int) -> dict[str, Any]:
+    """The arguments of one of MONAI's networks. Raises `ConfigError` for one that a job may not give."""
+    _, channels_name, outputs_name, allowed = MONAI_NETWORKS[name]
     for key, value in arguments.items():
         numbers, most = (value, MOST_BLOCKS) if isinstance(value, tuple) else ((value,), MOST_ARGUMENT)
         if key not in {*allowed, "groups"} or len(numbers) > 8 or not all(0 <= number <= most for number in numbers):
@@ -120,10 +132,10 @@ def _monai(name: str, arguments: Mapping[str, Any], channels: int, outputs: int)
     given = {key: value for key, value in arguments.items() if key != "groups"}
     norm = "group", {"num_groups": dict(arguments).get("groups", GROUPS)}
     size = {channels_name: channels, outputs_name: outputs}
-    return resolve_name(place), {**given, **size, "spatial_dims": 2, "norm": norm, "pretrained": False}
+    return {**given, **size, "spatial_dims": 2, "norm": norm}
 
 
-def _last_layer(name: str, network: nn.Module, outputs: int) -> tuple[nn.Linear, str]:
+def last_layer(name: str, network: nn.Module, outputs: int) -> tuple[nn.Linear, str]:
     """The linear layer that gives the outputs, and its name. Raises `ConfigError`."""
     layers = [(place, module) for place, module in network.named_modules() if any(True for _ in _direct(module))]
     place, last = layers[-1] if layers else ("", network)
@@ -184,7 +196,7 @@ def _outline(spec: NetworkSpec, answers: int) -> Mapping[str, tuple[int, ...]]:
     _check_layers(spec.name, network)
     if sum(value.numel() for value in network.parameters()) > MOST_NUMBERS:
         raise ConfigError(f"the network '{spec.name}' has more than {MOST_NUMBERS:,} trained numbers: make it smaller")
-    _, last = _last_layer(spec.name, network, spec.outputs(answers))
+    _, last = last_layer(spec.name, network, spec.outputs(answers))
     return MappingProxyType({_trained_name(n, last): tuple(v.shape) for n, v in network.named_parameters()})
 
 
@@ -268,7 +280,7 @@ class PictureNetwork(AnswerModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
             network = self.spec.build(self.answers)
-        last, place = _last_layer(self.spec.name, network, self.spec.outputs(self.answers))
+        last, place = last_layer(self.spec.name, network, self.spec.outputs(self.answers))
         values = {_trained_name(n, place): value.detach().clone() for n, value in network.named_parameters()}
         for value in (values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"]):
             value.uniform_(-(last.in_features**-0.5), last.in_features**-0.5, generator=head)
@@ -278,21 +290,29 @@ class PictureNetwork(AnswerModel):
     def body(self) -> nn.Module:
         """The network without its last layer."""
         network = self.spec.build(self.answers).to(self.device).requires_grad_(False)
-        _, place = _last_layer(self.spec.name, network, self.spec.outputs(self.answers))
+        _, place = last_layer(self.spec.name, network, self.spec.outputs(self.answers))
         parent, _, child = place.rpartition(".")
         setattr(network.get_submodule(parent), child, nn.Identity())
         return network
 
     def features(self, values: Mapping[str, torch.Tensor], batch: PictureBatch) -> torch.Tensor:
-        own = {name.removeprefix(NETWORK): value for name, value in values.items() if name.startswith(NETWORK)}
         with owned(batch.picture_owner):
-            made: torch.Tensor = functional_call(self.body, own, (batch.pixels,))
-        return made[batch.picture]
+            return self.made(values, batch.pixels)[batch.picture]
+
+    def made(self, values: Mapping[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
+        """What the last layer takes of pictures [n, channels, side, side], [n, width]."""
+        own = {name.removeprefix(NETWORK): value for name, value in values.items() if name.startswith(NETWORK)}
+        made: torch.Tensor = functional_call(self.body, own, (pixels,))
+        return made
+
+    def outputs(self, values: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+        """The last layer's outputs, [n, outputs]."""
+        return F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
 
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        outputs = F.linear(features, values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"])
+        outputs = self.outputs(values, features)
         if not self.spec.findings:
             return outputs
         score = outputs.gather(1, batch.finding[:, None]) / 2

@@ -59,6 +59,8 @@ def initial(model: PictureNetwork, seed: int = 0) -> dict[str, torch.Tensor]:
 def test_each_patients_gradient_of_a_monai_network_is_that_of_its_own_pictures(name: str) -> None:
     """As back-propagation of the patient's rows alone gives it, layer by layer."""
     model = network(name, MONAI[name])
+    assert model.spec.shapes(3)
+    check_network(model, private=True)
     values = {key: value.requires_grad_() for key, value in initial(model).items()}
     owners = torch.tensor([0, 0, 1, 1])
     rows = batch(model, owners)
