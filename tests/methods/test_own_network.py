@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import medfedvqa as mv
 from audits import Event
@@ -18,7 +19,7 @@ from medfedvqa.attack.neighbours import ROUNDING, Neighbours
 from medfedvqa.core import create
 from medfedvqa.data import Split, read
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.models import load_backbone
+from medfedvqa.models import load_backbone, picture_networks
 from privacy import DPSettings
 
 SITES = ("north", "south", "west")
@@ -154,6 +155,19 @@ def test_a_job_that_does_not_fit_is_refused_before_it_starts(
     with pytest.raises(ConfigError, match=sentence):
         trained(films, tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_of_this_program_alone_is_for_the_local_engine(
+    films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of another engine would not have it."""
+    monkeypatch.setattr(picture_networks, "_REGISTERED", {})
+    mv.register_network("linear", lambda channels, outputs: nn.Sequential(nn.Flatten(), nn.Linear(1024, outputs)))
+    options = {**LABELS, "network": "linear", "network_arguments": {}}
+    job, data = mv.Job("fedavg", rounds=1, local_epochs=1, **options), mv.load("image-classes", films)
+    assert mv.run(job, data, out=tmp_path / "run").sites["north"].accuracy is not None
+    with pytest.raises(ConfigError, match="use the engine 'local'"):
+        mv.run(job, data, engine="simulator", out=tmp_path / "other")
 
 
 TABLES = {
