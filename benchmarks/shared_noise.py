@@ -41,7 +41,11 @@ CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
 """The clipping norm, and the sites that may collude or drop out beside those that share noise."""
 STEP = 325
 """Patients of all sites together in a step, on average."""
-ARMS = ("none", "none, default steps", "alone", "prior", "majority", "shared", "local")
+ARMS = ("none", "none, default steps", "alone", "prior", "majority", "shared", "local", "MR-MTL")
+PRIVATE = ("shared", "local", "MR-MTL")
+"""The arms under differential privacy: shared noise, each site's own, and each site's own on a model of its own."""
+MR_MTL = {name: value for name, value in OPTIONS.items() if name != "schedule"}
+MR_MTL |= {"local_unit": "batches", "local_epochs": 1, "pull": 0.1, "optimizer": "adam"}
 
 
 class Federation:
@@ -72,7 +76,8 @@ class Federation:
             settings = {"epsilon": epsilon, "sample_rate": rate, "clip": CLIP, "expected_patients": expected}
             if arm == "shared":
                 settings |= {"sharers": len(self.sites) - COLLUDERS - DROPPING, "colluders": COLLUDERS}
-            made = create("fedavg", OPTIONS, DPSettings(**settings), True)
+            name, options = ("mr_mtl", MR_MTL) if arm == "MR-MTL" else ("fedavg", OPTIONS)
+            made = create(name, options, DPSettings(**settings), True)
         assert isinstance(made, Averaging)
         return made
 
@@ -158,7 +163,7 @@ def main() -> None:
         for seed in given.seeds:
             federation = Federation(shape, seed, given.data_root)
             for arm in ARMS:
-                for epsilon in given.epsilons if arm in ("local", "shared") else [None]:
+                for epsilon in given.epsilons if arm in PRIVATE else [None]:
                     if (shape, seed, arm, epsilon) in known:
                         continue
                     right = {
