@@ -41,11 +41,12 @@ CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
 """The clipping norm, and the sites that may collude or drop out beside those that share noise."""
 STEP = 325
 """Patients of all sites together in a step, on average."""
-ARMS = ("none", "none, default steps", "alone", "prior", "majority", "shared", "local", "MR-MTL")
-PRIVATE = ("shared", "local", "MR-MTL")
+PULLS = {"MR-MTL": 0.1, "MR-MTL, pull 1": 1.0, "MR-MTL, pull 10": 10.0}
+PRIVATE = ("shared", "local", *PULLS)
+ARMS = ("none", "none, default steps", "alone", "prior", "majority", *PRIVATE)
 """The arms under differential privacy: shared noise, each site's own, and each site's own on a model of its own."""
 MR_MTL = {name: value for name, value in OPTIONS.items() if name != "schedule"}
-MR_MTL |= {"local_unit": "batches", "local_epochs": 1, "pull": 0.1, "optimizer": "adam"}
+MR_MTL |= {"local_unit": "batches", "local_epochs": 1, "optimizer": "adam"}
 
 
 class Federation:
@@ -76,7 +77,7 @@ class Federation:
             settings = {"epsilon": epsilon, "sample_rate": rate, "clip": CLIP, "expected_patients": expected}
             if arm == "shared":
                 settings |= {"sharers": len(self.sites) - COLLUDERS - DROPPING, "colluders": COLLUDERS}
-            name, options = ("mr_mtl", MR_MTL) if arm == "MR-MTL" else ("fedavg", OPTIONS)
+            name, options = ("mr_mtl", MR_MTL | {"pull": PULLS[arm]}) if arm in PULLS else ("fedavg", OPTIONS)
             made = create(name, options, DPSettings(**settings), True)
         assert isinstance(made, Averaging)
         return made

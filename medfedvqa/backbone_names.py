@@ -146,7 +146,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """What an error says of a name: nothing of a path."""
+    """A name as an error shows it: never a path."""
     return "(a path)" if looks_like_path(name) else name
 
 

@@ -35,7 +35,7 @@ from medfedvqa.version import code_version
 
 @dataclass(frozen=True)
 class Coverage:
-    """What an epsilon says of the weights, with regard to the patients of the site that exports them."""
+    """What an epsilon guarantees about the weights, with regard to the patients of the site that exports them."""
 
     covered: bool
     sentence: str
