@@ -9,13 +9,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import medfedvqa as mv
-from audits import Event
+from audits import Event, Kind
 from audits import read as read_log
 from medfedvqa.answering.answerer import Answerer
 from medfedvqa.answering.kept_run import load_kept
 from medfedvqa.attack.neighbours import ROUNDING, Neighbours
+from medfedvqa.cli import app
 from medfedvqa.core import create
 from medfedvqa.data import Split, read
 from medfedvqa.errors import ConfigError, DataError
@@ -126,6 +128,21 @@ def test_sums_on_shares_give_the_mean_in_clear(films: Path, tmp_path: Path) -> N
 def test_other_methods_and_schedules_take_a_network(films: Path, tmp_path: Path, method: str, more: dict) -> None:
     results = trained(films, tmp_path / "run", method, **LABELS, **more)
     assert all(site.accuracy is not None for site in results.sites.values())
+
+
+def test_another_hospital_evaluates_the_finished_network_and_sends_counts_alone(films: Path, tmp_path: Path) -> None:
+    """`medfedvqa join --finish 0`: a site that did not train the model tests it under its own policy."""
+    job, data = mv.Job("fedavg", rounds=8, **LABELS, learning_rate=0.01), mv.load("image-classes", films)
+    mv.run(job, data, sites=["north", "south"], out=tmp_path / "run")
+    words = ["join", str(tmp_path / "run"), "--site", "west", "--data", "image-classes", "--data-root", str(films)]
+    done = CliRunner().invoke(app, [*words, "--finish", "0", "--out", str(tmp_path / "tested")])
+    assert done.exit_code == 0, done.output
+    counted = json.loads((tmp_path / "tested" / "results.json").read_text())["sites"]["west"]
+    assert counted["correct"] > counted["baselines"]["majority"]["correct"]
+    released = [
+        entry for entry in read_log(tmp_path / "tested" / "sites" / "west" / "audit") if entry.event is Event.RELEASE
+    ]
+    assert {tensor.kind for entry in released for tensor in entry.tensors} == {Kind.STATISTIC}
 
 
 def test_findings_are_learnt_each_by_its_own_output(films: Path, tmp_path: Path) -> None:
