@@ -55,13 +55,13 @@ class PictureClassification(Task):
             raise ConfigError("each of the 'findings' is answered by no or yes: give 'answers' as no, yes")
 
     def model(self, site: Site, answers: int) -> PictureNetwork:
-        def tried() -> PictureNetwork:
+        def checked_model() -> PictureNetwork:
             model = PictureNetwork(self.network, answers, site.device)
             check_network(model, self.private)
             return model
 
         # One for each site: its weights are replaced in place while it computes.
-        return site.derive((self.network, answers, self.private), tried)
+        return site.derive((self.network, answers, self.private), checked_model)
 
     def row_loss(self, model: AnswerModel) -> RowLoss:
         """The network's own `row_loss` of logits and answers, if it has one; else the cross-entropy of the answer."""

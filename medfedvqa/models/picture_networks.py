@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pkgutil import resolve_name
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,8 @@ MOST_ARGUMENT, MOST_BLOCKS = 1024, 64
 """The largest number that an argument of MONAI's may be, and a number of blocks in a list."""
 
 _REGISTERED: dict[str, Build] = {}
+_BUILDING = Lock()
+"""Modules draw from torch's only generator: sites that share a process would disturb each other's values."""
 
 
 def register_network(name: str, build: Build) -> None:
@@ -137,14 +140,15 @@ def monai_arguments(name: str, arguments: Mapping[str, Any], channels: int, outp
 
 def last_layer(name: str, network: nn.Module, outputs: int) -> tuple[nn.Linear, str]:
     """The linear layer that gives the outputs, and its name. Raises `ConfigError`."""
-    layers = [(place, module) for place, module in network.named_modules() if any(True for _ in _direct(module))]
+    layers = [(place, module) for place, module in network.named_modules() if any(True for _ in _parameters_of(module))]
     place, last = layers[-1] if layers else ("", network)
     if not isinstance(last, nn.Linear) or last.out_features != outputs or last.bias is None:
         raise ConfigError(f"the network '{name}' has to end in a linear layer with a bias and {outputs} outputs")
     return last, place
 
 
-def _direct(module: nn.Module) -> Sequence[nn.Parameter]:
+def _parameters_of(module: nn.Module) -> Sequence[nn.Parameter]:
+    """The module's parameters without those of modules within it."""
     return tuple(module.parameters(recurse=False))
 
 
@@ -179,9 +183,11 @@ class NetworkSpec:
         """The number of outputs for an answer space of this size."""
         return len(self.findings) or answers
 
-    def build(self, answers: int) -> nn.Module:
-        """The network with torch's own random values."""
-        return _built(self.name, dict(self.arguments), self.channels, self.outputs(answers))
+    def build(self, answers: int, seed: int = 0) -> nn.Module:
+        """The network with the random values of this seed; torch's own generator stays where it was."""
+        with _BUILDING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _built(self.name, dict(self.arguments), self.channels, self.outputs(answers))
 
     def shapes(self, answers: int) -> Shapes:
         """The shapes of all that is trained, by name. Raises `ConfigError` for a network that cannot be trained."""
@@ -277,9 +283,7 @@ class PictureNetwork(AnswerModel):
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
         """The values that the network begins with; the last layer's are uniform in +-1/sqrt(inputs)."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-            network = self.spec.build(self.answers)
+        network = self.spec.build(self.answers, int(torch.randint(2**62, (1,), generator=generator)))
         last, place = last_layer(self.spec.name, network, self.spec.outputs(self.answers))
         values = {_trained_name(n, place): value.detach().clone() for n, value in network.named_parameters()}
         for value in (values[f"{HEAD}answers.weight"], values[f"{HEAD}answers.bias"]):
@@ -297,13 +301,13 @@ class PictureNetwork(AnswerModel):
 
     def features(self, values: Mapping[str, torch.Tensor], batch: PictureBatch) -> torch.Tensor:
         with owned(batch.picture_owner):
-            return self.made(values, batch.pixels)[batch.picture]
+            return self.penultimate(values, batch.pixels)[batch.picture]
 
-    def made(self, values: Mapping[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
-        """What the last layer takes of pictures [n, channels, side, side], [n, width]."""
-        own = {name.removeprefix(NETWORK): value for name, value in values.items() if name.startswith(NETWORK)}
-        made: torch.Tensor = functional_call(self.body, own, (pixels,))
-        return made
+    def penultimate(self, values: Mapping[str, torch.Tensor], pixels: torch.Tensor) -> torch.Tensor:
+        """The input of the last layer, [n, width], for pictures [n, channels, side, side]."""
+        parameters = {name.removeprefix(NETWORK): v for name, v in values.items() if name.startswith(NETWORK)}
+        features: torch.Tensor = functional_call(self.body, parameters, (pixels,))
+        return features
 
     def outputs(self, values: Mapping[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
         """The last layer's outputs, [n, outputs]."""
@@ -375,7 +379,7 @@ def _check_gradients(model: PictureNetwork, values: Values, logits: Callable[...
         others = [
             f"'{place}' ({type(module).__name__})"
             for place, module in model.body.named_modules()
-            if _direct(module) and not isinstance(module, RULED)
+            if _parameters_of(module) and not isinstance(module, RULED)
         ]
         known = ", ".join(kind.__name__ for kind in RULED)
         where = f"; look at {', '.join(others[:3])}: layers with a rule are {known}" if others else ""

@@ -1,6 +1,7 @@
 """Networks that a job names: what is trained, what each patient's gradient is, and which networks are refused."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,6 +101,14 @@ def test_sites_begin_alike_by_the_seed_alone() -> None:
     assert torch.equal(drawn, again)
     assert all(torch.equal(value, initial(model)[name]) for name, value in first.items())
     assert not torch.equal(first["head.answers.weight"], initial(model, 1)["head.answers.weight"])
+
+
+def test_sites_of_one_process_begin_alike_although_they_build_at_the_same_time() -> None:
+    """Each site is a thread of a run in process."""
+    model = network("DenseNet121", SMALL_DENSE)
+    with ThreadPoolExecutor(8) as pool:
+        each = list(pool.map(lambda _: torch.cat([v.flatten() for v in initial(model).values()]), range(16)))
+    assert all(torch.equal(values, each[0]) for values in each)
 
 
 def test_findings_have_an_output_each_and_no_other_one() -> None:
