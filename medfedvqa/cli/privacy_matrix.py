@@ -35,12 +35,17 @@ def markdown_matrix() -> str:
     for method in method_names():
         marks = []
         for cell in CELLS:
-            reason = refusal(method, cell)
+            reason = _without_name(refusal(method, cell), method)
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
             marks.append("runs" if reason is None else f"no ({1 + reasons.index(reason)})")
         lines.append(f"| [`{method}`]({method}.md) | " + " | ".join(marks) + " |")
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
+
+
+def _without_name(reason: str | None, method: str) -> str | None:
+    """The reason without the method's name, so that methods with one reason share its line."""
+    return reason and reason.replace(f"the method '{method}'", "the method").replace(f"'{method}'", "the method")
 
 
 def public_options(method: str) -> dict[str, str]:
