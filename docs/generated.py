@@ -20,13 +20,24 @@ from medfedvqa.backbone_names import refusal as unusable
 from medfedvqa.cli.privacy_matrix import markdown_matrix
 from medfedvqa.core import Method, create, method_names, method_type
 from medfedvqa.core.averaging import AveragingConfig
+from medfedvqa.core.local_training import AloneConfig
 from medfedvqa.federation.shipped_jobs import shipped_job, shipped_names, to_allow
 from medfedvqa.models import shape_of
+from medfedvqa.papers.public_outputs import PublicOutputsConfig
+from medfedvqa.papers.public_server import TaughtServerConfig
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"
 JOBS = ROOT / "nvflare_jobs"
+SHAPE = shape_of("medclip2-slake")
 MARK = "<!-- This page is generated from the method's file: `make generated` writes it. -->\n"
+SHARED_OPTIONS = {
+    "fedet": TaughtServerConfig,
+    "fedmd": PublicOutputsConfig,
+    "fedavg": AveragingConfig,
+    "local": AloneConfig,
+}
+"""The page that describes the options of a common base, the most special base first."""
 BEGIN, END = "<!-- generated -->\n", "<!-- end of generated -->\n"
 
 
@@ -89,8 +100,12 @@ def _page(name: str) -> str:
 
 
 def _exchange(method: Method[Any]) -> Iterator[str]:
+    common = create("fedavg", {}).exchange(SHAPE).tasks
+    if [(task.name, task.up) for task in method.exchange(SHAPE).tasks] == [(task.name, task.up) for task in common]:
+        yield "As with [fedavg](fedavg.md), tensor for tensor; down comes the server's model."
+        return
     yield "| task | up | down |\n|---|---|---|"
-    for task in method.exchange(shape_of("medclip2-slake")).tasks:
+    for task in method.exchange(SHAPE).tasks:
         yield f"| `{task.name}` | {_meanings(task.up)} | {_meanings(task.down)} |"
 
 
@@ -101,19 +116,26 @@ def _meanings(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def _options(kind: type[Method[Any]]) -> Iterator[str]:
-    common = issubclass(kind.config_type, AveragingConfig)
-    if common:
-        yield "Those of [fedavg](fedavg.md), and:\n"
+    """A method's own options; another page describes those of a common base."""
+    described: set[str] = set()
+    for page, base in SHARED_OPTIONS.items():
+        if issubclass(kind.config_type, base) and page != kind.name:
+            described = set(base.model_fields)
+            absent = [f"`{name}`" for name in method_type(page).config_type.model_fields if name not in described]
+            without = f" without {', '.join(absent)}" if absent else ""
+            listed = f" that `medfedvqa methods {kind.name}` lists"
+            yield f"Those of [{page}]({page}.md){without if len(absent) < 5 else listed}, and:\n"
+            break
     yield "| option | default | meaning |\n|---|---|---|"
     for option, field in kind.config_type.model_fields.items():
-        if not (common and option in AveragingConfig.model_fields):
+        if option not in described:
             yield f"| `{option}` | {field.default} | {field.description} |"
 
 
 def _row(name: str) -> str:
     kind = method_type(name)
     idea = (getdoc(kind) or "").partition("\n")[0].rstrip(".")
-    tasks = {task.name: task for task in create(name, {}).exchange(shape_of("medclip2-slake")).tasks}
+    tasks = {task.name: task for task in create(name, {}).exchange(SHAPE).tasks}
     up = tasks.get("train", tasks["start"]).up
     return f"| [`{name}`]({name}.md) | {idea[:1].lower()}{idea[1:]} | {_meanings(up)} |\n"
 

@@ -29,18 +29,25 @@ def refusal(method: str, cell: str) -> str | None:
 
 
 def markdown_matrix() -> str:
-    """The whole matrix in Markdown, and below it each refusal in words."""
+    """The whole matrix in Markdown, methods with the same row together, and below it each refusal in words."""
     lines = ["| method | " + " | ".join(CELLS) + " |", "|---|" + ":---:|" * len(CELLS)]
     reasons: list[str] = []
+    rows: dict[tuple[str, ...], list[str]] = {}
     for method in method_names():
         marks = []
         for cell in CELLS:
-            reason = refusal(method, cell)
+            reason = _without_name(refusal(method, cell), method)
             if reason is not None and reason not in reasons:
                 reasons.append(reason)
             marks.append("runs" if reason is None else f"no ({1 + reasons.index(reason)})")
-        lines.append(f"| [`{method}`]({method}.md) | " + " | ".join(marks) + " |")
+        rows.setdefault(tuple(marks), []).append(f"[`{method}`]({method}.md)")
+    lines += ["| " + " | ".join([", ".join(methods), *marks]) + " |" for marks, methods in rows.items()]
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
+
+
+def _without_name(reason: str | None, method: str) -> str | None:
+    """The reason without the method's name, so that methods with one reason share its line."""
+    return reason and reason.replace(f"the method '{method}'", "the method").replace(f"'{method}'", "the method")
 
 
 def public_options(method: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The trial in containers, run as it is written, where the machine has Docker or Podman.
 
 `BASE` names the image to build on, where no registry is at hand; `MEDFEDVQA_BUILD_OPTIONS` gives the build further
-options, as a package index needs. `MEDFEDVQA_CONTAINERS_TRANSCRIPT=docs/containers-transcript.md` writes what it
-printed there.
+options, as a package index needs. `MEDFEDVQA_CONTAINERS_TRANSCRIPT=docs/measured/containers-transcript.txt` writes what
+it printed there.
 """
 
 import json
@@ -29,9 +29,9 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
 INTRODUCTION = f"""\
-# Transcript of the trial in containers
+Transcript of the trial in containers
 
-What the blocks of [the trial](containers.md) printed on one machine, as its test ran them with version {VERSION}.
+What the blocks of docs/containers.md printed on one machine, as its test ran them with version {VERSION}.
 Folders are shortened; the rest is as it came.
 
 """

@@ -35,7 +35,7 @@ JOB = JobSpec.from_dict(
     {"method": "fedavg", "options": {**OPTIONS, "hidden": 16}, "data": "phantom", "backbone": BACKBONE, "min_sites": 2}
 )
 PATIENCE = 300.0  # seconds
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+LISTED = Path(__file__).parents[2] / "docs" / "measured" / "flare-console.txt"
 ROW = re.compile(r"^\| `(.+?)` \| (works|refused) \| (.*) \|$", re.MULTILINE)
 
 REFUSALS = ("not authorized", "does not answer", "invalid_reply", "invalid_request")
@@ -138,7 +138,7 @@ def test_a_refusal_by_an_addressed_site_ends_a_job_only_without_a_quorum(
     assert not any(entry.event is Event.RELEASE for entry in log)
 
 
-def test_every_command_of_the_console_does_what_the_page_says(federation: LoopbackFederation, tmp_path: Path) -> None:
+def test_every_command_of_the_console_does_what_the_list_says(federation: LoopbackFederation, tmp_path: Path) -> None:
     """Each row of the table is typed, those to `abort_job` while a job runs, and the answer has the row's words: a
     refusal's sentence, or what the command prints. Every command that the console lists has a row, and no log of server
     or site holds a line of DEBUG."""
@@ -147,7 +147,7 @@ def test_every_command_of_the_console_does_what_the_page_says(federation: Loopba
     job_id = submitted(federation, tmp_path / "job", JOB.model_copy(update={"options": options}), *NAMED)
     for name in NAMED:  # once both have begun, they refuse its clone
         wait_for(federation, job_id, lambda name=name: began(federation.kits / name / "audit", job_id))
-    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    rows = ROW.findall(LISTED.read_text(encoding="utf-8"))
     lines = [typed(command, job_id, tmp_path / "other") for command, _, _ in rows]
     ended = next(place for place, line in enumerate(lines, 1) if line.startswith("abort_job"))
     answers = console(federation, *lines[:ended])

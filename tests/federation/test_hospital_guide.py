@@ -1,6 +1,6 @@
 """The guide for hospital IT, run as it is written: three hospitals on the loopback interface, and one that joins later.
 
-`MEDFEDVQA_TRANSCRIPT=docs/hospital-it-transcript.md` writes what it printed there.
+`MEDFEDVQA_TRANSCRIPT=docs/measured/hospital-it-transcript.txt` writes what it printed there.
 """
 
 import json
@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8")
 INTRODUCTION = f"""\
-# Transcript of the guide for hospital IT
+Transcript of the guide for hospital IT
 
-What the blocks of [the guide](hospital-it.md) printed on one machine, as its test ran them with version {VERSION}.
+What the blocks of docs/hospital-it.md printed on one machine, as its test ran them with version {VERSION}.
 Folders are shortened; the rest is as it came.
 
 """
@@ -174,5 +174,5 @@ def test_a_lost_ledger_is_refused_beside_its_log(ran: Ran) -> None:
 
 def test_the_committed_transcript_is_of_this_guide() -> None:
     """Block by block; if this fails, write it anew as this file's head says."""
-    told = (ROOT / "docs" / "hospital-it-transcript.md").read_text(encoding="utf-8")
+    told = (ROOT / "docs" / "measured" / "hospital-it-transcript.txt").read_text(encoding="utf-8")
     assert [block.text for block in guide.blocks(told)] == [block.text for block in guide.blocks(PAGE)]

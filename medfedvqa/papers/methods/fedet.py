@@ -12,12 +12,12 @@ L(x) = CE(s(x), y(x)) + lambda KL(softmax s_div(x) || softmax s(x)),
 without the second term where nobody disagrees (`diversity` is lambda). Then it sends its own logits on the public
 rows, from which each site learns, for `public_epochs` passes, KL(softmax s || softmax s_k), before its own rows. With
 `public_epochs` 0 sites train as [local](local.md), bit for bit. The public set is that of
-[creamfl](creamfl.md#objective), with the questions that the phantom set asks; their answers only test the server's
-model, on `test_pairs` other pictures: `results.json` has it as `server_model`.
+[creamfl](creamfl.md#objective). The server's model is tested on `test_pairs` other pictures (`server_model` in
+`results.json`).
 
-Logits are answers of the private model to known inputs, round after round: enough to infer whether a row was trained
-on. The weights need each site's own, so a job with secure aggregation is refused. Under differential privacy logits
-follow from values that are private already, and cost nothing more; a site's policy has to allow `representations`.
+Logits are answers of the private model to known inputs: enough to infer whether a row was trained on. Secure
+aggregation is refused, since the weights need each site's logits. Under differential privacy logits cost nothing
+more. A site's policy has to allow `representations`.
 
 | paper | here | why |
 |---|---|---|

@@ -12,13 +12,12 @@ label's cross-entropy CE and weight e (`answer_weight`), the server's loss of a 
 It learns that for `server_epochs` passes a round and sends its logits on the public rows, from which each site
 learns, by e CE + (1 - e) KL(the server's || its own) and for `public_epochs` passes, before its own rows. With
 `public_epochs` 0 sites train as [local](local.md), bit for bit. The public set is that of
-[creamfl](creamfl.md#objective), with the questions that the phantom set asks. The server's model is tested on
-`test_pairs` other pictures: `results.json` has it as `server_model`.
+[creamfl](creamfl.md#objective). The server's model is tested on `test_pairs` other pictures (`server_model` in
+`results.json`).
 
-Logits are answers of the private model to known inputs, round after round: enough to infer whether a row was trained
-on. The server must know which sites are right, so a job with secure aggregation is refused. Under differential
-privacy logits follow from values that are private already, and cost nothing more; a site's policy has to allow
-`representations`.
+Logits are answers of the private model to known inputs: enough to infer whether a row was trained on. Secure
+aggregation is refused, since the server must know which sites are right. Under differential privacy logits cost
+nothing more. A site's policy has to allow `representations`.
 
 | paper | here | why |
 |---|---|---|

@@ -5,13 +5,11 @@ exchange a site learns the public set by its labels, `transfer_epochs` times, an
 round it first learns the consensus f(x) = 1/m sum over sites of f_k(x), the mean of all sites' logits, by the loss
 |f_k(x) - f(x)|, the mean absolute difference over answers (*digest*), for `public_epochs` passes, and then its own
 rows again (*revisit*). With `public_epochs` and `transfer_epochs` 0 it is [local](local.md) bit for bit. The public
-set is that of [creamfl](creamfl.md#objective), with the questions that the phantom set asks, in pairs of opposite
-answers.
+set is that of [creamfl](creamfl.md#objective).
 
-The consensus is a mean, so that a job may take it on shares, or by `--gather trimmed`. Logits are answers of the
-private model to known inputs, round after round: enough to infer whether a row was trained on. Under differential
-privacy they follow from values that are private already, and cost nothing more; a site's policy has to allow
-`representations`.
+The consensus is a mean, so a job may take it on shares, or by `--gather trimmed`. Logits are answers of the private
+model to known inputs: enough to infer whether a row was trained on. Under differential privacy they cost nothing more.
+A site's policy has to allow `representations`.
 
 | paper | here | why |
 |---|---|---|
