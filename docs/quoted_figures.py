@@ -163,18 +163,23 @@ def documents() -> dict[Path, str]:
 
 
 def table_page(name: str) -> str:
-    """The page of a file of raw results: settings, a short table of all systems, and the other tables of the benchmark.
+    """The page of a file of raw results: settings, a short table of all systems, and other tables of the benchmark.
 
+    Pages of all questions have the literature, pages of closed ones the prompt paper's table and the servers' models.
     The whole table, with each site's accuracy and all costs, is what `medfedvqa benchmark --from` makes.
     """
     each = comparison(name)
-    first, heading, sections = markdown(each).partition("\n\n## ")
+    first, *sections = markdown(each).strip().split("\n\n## ")
     facts = first.partition("\n")[0]
+    kept = "".join(
+        f"\n\n## {section}" for section in sections if section.startswith(LITERATURE) is name.endswith("-all")
+    )
     reading = READING.format(name=name, reference=each.reference, hours=f"{each.seconds / 3600:.1f}")
     head = f"# {TABLES[name]}\n\n[What it says](../benchmark.md), in words."
-    return "\n\n".join([head, facts, short_table(each), reading]) + (heading + sections).rstrip() + "\n"
+    return "\n\n".join([head, facts, short_table(each), reading]) + kept + "\n"
 
 
+LITERATURE = "Closed and open questions in the literature"
 READING = """\
 Accuracy in per cent, mean over sites and seeds, with its 95 % interval over patients and seeds. *p* is of the
 difference from {reference}, the best baseline, corrected after Holm for all rows of the whole table. *From pictures*:
