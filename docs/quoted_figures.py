@@ -192,12 +192,12 @@ KINDS = ("average", "closed", "open", "together")
 
 
 def short_table(each: Comparison) -> str:
-    """The averages, what they are told apart from, and the bytes up; personal models in a column of their own."""
+    """The averages, the gains and the bytes up; personal models and those without the picture are columns, no rows."""
     tested = corrected(each)
     kinds = [kind for kind in each.averages(each.reference) if kind in KINDS]
     rows = []
     for label, runs in each.rows.items():
-        if label.endswith(PERSONAL) and label.removesuffix(PERSONAL) in each.rows:
+        if any(label.endswith(end) and label.removesuffix(end) in each.rows for end in (PERSONAL, BLIND)):
             continue
         averages = each.averages(label)
         own = label + PERSONAL
