@@ -174,19 +174,16 @@ def table_page(name: str) -> str:
     kept = "".join(
         f"\n\n## {section}" for section in sections if section.startswith(LITERATURE) is name.endswith("-all")
     )
-    reading = READING.format(name=name, reference=each.reference, hours=f"{each.seconds / 3600:.1f}")
+    reading = READING.format(reference=each.reference, hours=f"{each.seconds / 3600:.1f}")
     head = f"# {TABLES[name]}\n\n[What it says](../benchmark.md), in words."
     return "\n\n".join([head, facts, short_table(each), reading]) + kept + "\n"
 
 
 LITERATURE = "Closed and open questions in the literature"
-READING = """\
-Accuracy in per cent, mean over sites and seeds, with its 95 % interval over patients and seeds. *p* is of the
-difference from {reference}, the best baseline, corrected after Holm for all rows of the whole table. *From pictures*:
-points more than the same system on black pictures; *from federation*: more than the same model alone with equal steps,
-with 95 % intervals that are not corrected. *Personal*: each site's own model before the last mean of the same run.
-Bytes are those that a site sends in a round. All runs: {hours} processor hours. `medfedvqa benchmark --from
-docs/benchmark/{name}.jsonl --out FOLDER` makes the whole table: each site, personal rows, seconds and parameters."""
+READING = (
+    "*p*: against {reference}. All runs: {hours} processor hours. "
+    "[How to read it](../benchmark.md#how-the-tables-are-read)."
+)
 KINDS = ("average", "closed", "open", "together")
 """The averages that a short table shows, of those that the comparison has."""
 
