@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # A file's tests stay in one process, which makes their fixtures once; federations, which take longest, do not come last.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all test-release mutants tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
+.PHONY: demo test test-all test-release mutants prose tiers test-flare lint wheel-test verify-wheel-test docs generated sbom hashes release-check clean
 
 demo: $(VENV)/ready
 	$(BIN)/medfedvqa demo $(if $(DATA),--data-root "$(DATA)")
@@ -44,6 +44,10 @@ test-release: $(VENV)/ready verify-wheel-test
 # Draws 200 small changes of audits, privacy and vault, and asks for each whether a test notices: an hour and a half.
 mutants: $(VENV)/ready
 	$(BIN)/python tests/mutants.py --count 200
+
+# Lists turns of phrase that read as translated, with what to write instead; a test holds the list empty.
+prose: $(VENV)/ready
+	@$(BIN)/python tests/test_prose.py
 
 # Counts by tier, and the claims that `make test` leaves to the other tiers.
 tiers: $(VENV)/ready

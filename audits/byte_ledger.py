@@ -130,8 +130,8 @@ class FrameCount:
 class ResultCount:
     """Counts of one task's result: how often a job's process encoded it, and with how many tensors.
 
-    `nbytes` of the tensors' values, `beside` of what is told of audit logs and `encoded` bytes of whole messages are
-    sums over the messages.
+    Sums over the messages: `nbytes` of the tensors' values, `beside` of what is exchanged about audit logs, `encoded`
+    bytes of whole messages.
     """
 
     task: str
@@ -421,7 +421,7 @@ class Reconciler:
         """Findings by job: bytes that the site's own process passed on beyond those that the job's processes sent."""
         for name, job in self._jobs.items():
             if job.sent[Traffic.MAIL] and not job.shared:
-                reason = "shares went to other sites, and no release says of what"
+                reason = "shares went to other sites, and no release names what they are of"
                 yield name, WireFinding(None, job.sent[Traffic.MAIL], reason)
             if name in running or not job.compared:
                 continue

@@ -1,7 +1,7 @@
 """What an attack on a trained model proves about its epsilon: exact tails, no assumption on data, model or attack.
 
 Each of m canaries, whole synthetic patients, is put into a site's training with probability 1/2, independently. Who
-sees what leaves says of r of them whether they were in. Under (epsilon, delta)-DP few of these guesses can be right.
+sees what leaves guesses for r of them whether they were in. Under (epsilon, delta)-DP few guesses can be right.
 
 Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023 (arXiv 2305.08846), Theorem 5.2
 and Appendix D. Canaries of independent runs count together: all runs are one mechanism, in which each canary is
@@ -64,7 +64,7 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The most likely that (epsilon, delta)-DP makes so many correct guesses, whatever the attack (Theorem 5.2).
+    """The most likely that (epsilon, delta)-DP makes this many correct guesses, whatever the attack (Theorem 5.2).
 
     Without delta they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). With it, the bound grows by
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
@@ -116,7 +116,7 @@ def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]
 
 
 def rate_p_value(right: int, of: int, reference: float) -> float:
-    """How likely at least so many of independent trials are right if each is so with probability `reference`."""
+    """How likely at least this many of independent trials are right if each is so with probability `reference`."""
     return min(1.0, math.fsum(binomial(of, reference)[right:]))
 
 

@@ -91,6 +91,6 @@ class ReleaseFault(StrEnum):
     DELTA = "the job's delta is larger than the site's"
     UNIT = "the site protects '{unit}'s, and the job another unit"
     SECAGG = "the site requires secure aggregation, and the job does not use it"
-    SITES = "the site takes part with at least {count} sites only, and the job does not ask for so many"
+    SITES = "the site takes part with at least {count} sites only, and the job does not ask for that number"
     COMMITTEE = "the job and the site's policy do not name the same committee, or only one of them names any"
     MEMBERS = "the site wants at least {count} sites to compute, and the job may do with fewer"

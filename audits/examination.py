@@ -513,5 +513,5 @@ def check_site(folder: Path, named: str) -> str:
     for line in Walk(folder):
         return str(json.loads(line.site))
     if not named:
-        raise LogError("the log is empty, and so does not say whose it is")
+        raise LogError("the log is empty, and so does not name its site")
     return named

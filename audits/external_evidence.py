@@ -74,7 +74,7 @@ class ExternalEvidence:
 
 @dataclass(frozen=True)
 class Claims:
-    """What evidence says of one site's log, with the signatures checked by the keys that are known for it."""
+    """The evidence about one site's log, with the signatures checked by the keys that are known for it."""
 
     sizes: dict[int, bytes]
     """Roots by size that the log's own key signed and others hold; two for one size do not come here."""

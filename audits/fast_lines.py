@@ -55,7 +55,7 @@ _SPECIAL = {
 """Members whose values the pattern knows better than the grammar."""
 _CONTROLS = bytes([*range(32), ord("\\")])
 _PLAIN = bytes.maketrans(_CONTROLS, bytes(len(_CONTROLS)).replace(b"\0", b"?"))
-"""Changes the bytes that the pattern takes for a part of a text, and that no text has in canonical JSON unescaped."""
+"""Changes the bytes that the pattern reads as a part of a text, and that no text has in canonical JSON unescaped."""
 _Groups = tuple[bytes | None, ...]
 
 

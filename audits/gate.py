@@ -95,11 +95,11 @@ class Gate:
         }
 
     def open(self) -> None:
-        """Logs that the job starts, or goes on after a restart, on this site. Raises `LogError`."""
+        """Logs that the job starts, or continues after a restart, on this site. Raises `LogError`."""
         self._log.append(Event.OPEN, **self._standing, **self._opened)
 
     def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
-        """Logs that the site does not go on with the job, and raises `JobRefused`; `detail` stays at the site."""
+        """Logs that the site does not continue with the job, and raises `JobRefused`; `detail` stays at the site."""
         fields = {"outcome": Outcome.REFUSED, "reason": detail or code.sentence, "admission": {"code": code.value}}
         self._log.append(Event.REFUSAL, **self._standing, **fields)
         raise JobRefused(code, detail)

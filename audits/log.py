@@ -468,7 +468,7 @@ class _Block:
 
 
 def _check_readable(line: bytes) -> None:
-    """Raises `ValueError` for a line that no reader takes for an entry: it would break the log for good."""
+    """Raises `ValueError` for a line that no reader accepts as an entry: it would break the log for good."""
     try:
         readable = not read_line(line).newer
     except LogError:

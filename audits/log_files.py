@@ -100,7 +100,7 @@ def last_line(file: int, size: int) -> tuple[bytes, int]:
 def lines_of(path: Path, skip: int = 0, offset: int = 0) -> Iterator[bytes]:
     """Lines of a segment, with their line feeds, none longer than one byte more than an entry may take.
 
-    `skip`: so many whole lines from `offset` on are left out. Raises `OSError`.
+    `skip`: how many whole lines from `offset` on are left out. Raises `OSError`.
     """
     with open_plain(path, 1 << 18) as file:
         file.seek(offset)

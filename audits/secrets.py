@@ -12,7 +12,7 @@ SECRET_BYTES = 32
 
 
 class SecretError(Exception):
-    """A secret's file cannot be trusted; the text, which names no path, goes on from the secret's name."""
+    """A secret's file cannot be trusted; the text, which names no path, continues after the secret's name."""
 
 
 def place_new(path: Path, fill: Callable[[Path], object]) -> bool:

@@ -1,4 +1,4 @@
-"""Among whom values are shared: what entries of a computation on shares say of it, as an object and as a sentence."""
+"""Among whom values are shared: how entries of a computation on shares describe it, as an object and as a sentence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

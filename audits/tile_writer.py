@@ -167,7 +167,7 @@ class TileWriter:
 
 
 def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:
-    """The bundle of so many entries; None if one is missing or too long."""
+    """The bundle of this many entries; None if one is missing or too long."""
     complete: list[bytes] = []
     for entry in entries:
         if entry is not None and len(entry) <= MAX_ENTRY:

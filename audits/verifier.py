@@ -24,7 +24,7 @@ class Verdict:
     of the first that does not, `reason` why. `torn_bytes` follow the last line feed: what a crash left of an entry
     that was never acknowledged, which is no tampering. A chain that was cut at its end still holds: keep `head`
     elsewhere to notice. `newer` is the first entry that holds what only a newer version of this software knows: chain
-    and tree cover it, and nothing else is said of it.
+    and tree cover it, and nothing else is claimed.
     """
 
     entries: int

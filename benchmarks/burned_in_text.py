@@ -115,7 +115,7 @@ class Line:
 
 
 def _patient(last: str, first: str, generator: np.random.Generator) -> tuple[Dataset, dict[str, str]]:
-    """A header of an invented patient, and what lines may say of it."""
+    """A header of an invented patient, and the lines that may be written of it."""
     digits = [str(generator.integers(10**7, 10**8)) for _ in range(3)]
     year, month, day = int(generator.integers(1920, 2020)), *map(int, generator.integers(1, 13, 2))
     doctor, place = str(generator.choice(["Hoffmann", "Keller", "Novak"])), str(generator.choice(PLACES))

@@ -41,10 +41,16 @@ CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
 """The clipping norm, and the sites that may collude or drop out beside those that share noise."""
 STEP = 325
 """Patients of all sites together in a step, on average."""
-FREE, PRIVATE = ("none", "none, default steps", "alone", "prior", "majority"), ("shared", "local")
+FREE = ("none", "none, default steps", "alone", "prior", "majority")
+PULLS = {"MR-MTL": 0.1, "MR-MTL, pull 1": 1.0, "MR-MTL, pull 10": 10.0}
+RELEASED = ("shared", "local")
+PRIVATE = (*RELEASED, *PULLS)
+"""The arms under differential privacy: shared noise, each site's own, and each site's own on a model of its own."""
 ARMS = (*FREE, *PRIVATE)
 Cell = tuple[str, float | None, str]
 """The federation, the epsilon and the arm."""
+MR_MTL = {name: value for name, value in OPTIONS.items() if name != "schedule"}
+MR_MTL |= {"local_unit": "batches", "local_epochs": 1, "optimizer": "adam"}
 
 
 class Federation:
@@ -75,7 +81,8 @@ class Federation:
             settings = {"epsilon": epsilon, "sample_rate": rate, "clip": CLIP, "expected_patients": expected}
             if arm == "shared":
                 settings |= {"sharers": len(self.sites) - COLLUDERS - DROPPING, "colluders": COLLUDERS}
-            made = create("fedavg", OPTIONS, DPSettings(**settings), True)
+            name, options = ("mr_mtl", MR_MTL | {"pull": PULLS[arm]}) if arm in PULLS else ("fedavg", OPTIONS)
+            made = create(name, options, DPSettings(**settings), True)
         assert isinstance(made, Averaging)
         return made
 
@@ -125,7 +132,7 @@ class Federation:
 def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown: right answers in per cent, mean over sites and seeds, without privacy and by epsilon.
 
-    Beside each private one stand its noise over signal, and what the rule of `privacy plan` expects.
+    Beside each released one stand its noise over signal, and what the rule of `privacy plan` expects.
     """
     cells, ratios = _means_and_ratios(lines)
     shapes = dict.fromkeys(shape for shape, _, _ in cells)
@@ -134,18 +141,27 @@ def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
     for shape in shapes:
         yield " | ".join([f"| {shape}", *(f"{cells[shape, None, arm]:.1f}" for arm in FREE)]) + " |"
     yield ""
-    heads = (f"{arm} | noise over signal | rule" for arm in PRIVATE)
+    heads = (f"{arm} | noise over signal | rule" for arm in RELEASED)
     yield "| sites x patients | epsilon | " + " | ".join(heads) + " |"
-    yield "|---|---:|" + "---:|" * 3 * len(PRIVATE)
+    yield "|---|---:|" + "---:|" * 3 * len(RELEASED)
     private = {(shape, epsilon) for shape, epsilon, _ in cells if epsilon is not None}
     for shape, epsilon in sorted(private, key=lambda each: (each[0], -each[1])):
         pilot = Pilot(*(cells[shape, None, arm] for arm in ("majority", "alone", "none, default steps")))
         parts = [f"| {shape} | {epsilon:g}"]
-        for arm in PRIVATE:
+        for arm in RELEASED:
             ratio = ratios[shape, epsilon, arm]
             expected = " to ".join(f"{share:.1f}" for share in pilot.released(ratio))
             parts.append(f"{cells[shape, epsilon, arm]:.1f} | {ratio:.2f} | {expected}")
         yield " | ".join(parts) + " |"
+    yield ""
+    yield "| sites x patients | epsilon | " + " | ".join(PULLS) + " |"
+    yield "|---|---:|" + "---:|" * len(PULLS)
+    pulled = {(shape, epsilon) for shape, epsilon, arm in cells if epsilon is not None and arm in PULLS}
+    for shape, epsilon in sorted(pulled, key=lambda each: (each[0], -each[1])):
+        means = (cells.get((shape, epsilon, arm)) for arm in PULLS)
+        yield (
+            " | ".join([f"| {shape} | {epsilon:g}", *("" if each is None else f"{each:.1f}" for each in means)]) + " |"
+        )
 
 
 def _means_and_ratios(lines: list[Mapping[str, Any]]) -> tuple[dict[Cell, float], dict[Cell, float]]:

@@ -1,4 +1,4 @@
-"""Upgrades a federation that an older version made, and checks that its logs and budgets go on.
+"""Upgrades a federation that an older version made, and checks that its logs and budgets continue.
 
 `OLD` is a checkout of the older version, which runs with this environment's libraries. It provisions three phantom
 sites and runs a private job; this version prepares its kits, looks at them (`medfedvqa doctor`), starts them and runs a

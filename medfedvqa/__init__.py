@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from medfedvqa.library.run_job import run
     from medfedvqa.library.run_results import Results, SiteResults
     from medfedvqa.library.training_job import Job
+    from medfedvqa.models.picture_networks import register_network
     from medfedvqa.version import VERSION as __version__
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)
@@ -38,5 +39,6 @@ __all__ = [
     "load",
     "method_names",
     "options",
+    "register_network",
     "run",
 ]

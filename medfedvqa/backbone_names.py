@@ -4,6 +4,7 @@
 |--------------------------|-------------------------------------------------------------------------------|
 | `medclip2-slake`         | shipped, as is `medclip2-vqarad`                                              |
 | `medclip3-open`          | shipped in part; the rest comes with the extra `words`                        |
+| `none`                   | no backbone: the job trains a network of its own                              |
 | `ARCH/tag`               | an architecture and a tag that open_clip knows; open_clip fetches them        |
 | `hf-hub:org/name`        | an open_clip model of the Hugging Face hub, fetched by open_clip              |
 | `ARCH@label`             | a local file or folder of an architecture of open_clip, our own or `FUSED`    |
@@ -34,6 +35,8 @@ BUNDLED_NAMES: Mapping[str, str] = MappingProxyType(
     {"medclip2-slake": "medclip2", "medclip2-vqarad": "medclip2", "medclip3-open": "medclip3"}
 )
 """The bundled backbones, each with its architecture."""
+NO_BACKBONE = "none"
+"""Of a job that trains a network of its own, see `picture_networks`."""
 FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
 """The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
 OWN = ("medclip", "medclip2", "medclip3")
@@ -99,6 +102,8 @@ def parse(name: str, others: tuple[str, ...] = ()) -> BackboneName:
     """The parts of a name; `others`: further architectures that only have local files. Raises `BackboneError`."""
     if added := re.fullmatch(_ADDED, name):
         return _with_files(name, parse(added["below"], others), added)
+    if name == NO_BACKBONE:
+        return BackboneName(name, name, None, None)
     if name in BUNDLED_NAMES:
         return BackboneName(name, BUNDLED_NAMES[name], None, None)
     if name in FORMERLY_BUNDLED:
@@ -141,7 +146,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """What an error says of a name: nothing of a path."""
+    """A name as an error shows it: never a path."""
     return "(a path)" if looks_like_path(name) else name
 
 
@@ -235,7 +240,7 @@ def takes_prompts(configuration: Mapping[str, Any]) -> bool:
 
 def check_architecture(name: BackboneName) -> None:
     """Raises `BackboneError` for an architecture of open_clip that is unknown or cannot be used, without torch."""
-    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (*OWN, *FUSED):
+    if name.architecture.startswith((HUB, FOLDER)) or name.architecture in (*OWN, *FUSED, NO_BACKBONE):
         return
     if reason := refusal(configuration(name.architecture)):
         raise BackboneError(f"the backbone '{name.full}' cannot be used: {reason}; docs/backbones.md lists what can")

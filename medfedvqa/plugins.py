@@ -1,7 +1,8 @@
-"""Distributions from outside that bring methods, readers and backbones, and which of them this process may load.
+"""Distributions from outside that bring methods or other parts, and which of them this process may load.
 
-A distribution offers them by entry points. Finding it imports nothing of it. It is imported only if this process was
-given its name together with the digest of its code, as `medfedvqa plugins` prints them: see `allow`.
+A distribution offers methods, readers, backbones and networks by entry points. Finding it imports nothing of it. It is
+imported only if this process was given its name together with the digest of its code, as `medfedvqa plugins` prints
+them: see `allow`.
 """
 
 import re
@@ -29,8 +30,8 @@ from medfedvqa.installed_code import (
     root_of,
 )
 
-Group = Literal["methods", "readers", "backbones"]
-GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones")
+Group = Literal["methods", "readers", "backbones", "networks"]
+GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones", "networks")
 """Each is an entry point group `medfedvqa.GROUP`; the name of an entry point is the name that jobs and sites use."""
 Offer = tuple[Group, EntryPoint]
 LIST_FILE = "plugins.yml"

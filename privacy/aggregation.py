@@ -74,8 +74,8 @@ def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = N
 
 LEAST_ROBUST = 3
 TRIMMED = 5
-"""One site in so many, rounded up, is left out at each end: as many may lie without moving the trimmed mean beyond the
-others' values (D. Yin et al., "Byzantine-Robust Distributed Learning", 2018). The median bears just less than half."""
+"""One site in this many, rounded up, is left out at each end: as many may lie without moving the trimmed mean beyond
+the others' values (D. Yin et al., "Byzantine-Robust Distributed Learning", 2018). The median bears almost half."""
 
 
 def trimmed_mean(stack: Floats) -> Floats:
@@ -122,7 +122,7 @@ class Gathering:
 
     @property
     def sentence(self) -> str:
-        """What the results say of it; empty for a plain mean without a limit."""
+        """The sentence of the results about it; empty for a plain mean without a limit."""
         rule = f"Uploads were combined by '{self.rule}', coordinate by coordinate, all sites weighing the same."
         norm = f"The parameters of an upload had an L2 norm of at most {self.most_norm}."
         return " ".join([rule] * self.robust + [norm] * (self.most_norm is not None))

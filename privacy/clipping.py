@@ -137,7 +137,7 @@ class Products:
 
     @property
     def _many(self) -> torch.Tensor:
-        """The patients with so many rows that a sum costs less than Gram products, bool [patients]."""
+        """The patients with enough rows that a sum costs less than Gram products, bool [patients]."""
         left, right = self.left.shape[1], self.right.shape[1]
         return self.segments.counts * (left + right) >= left * right
 

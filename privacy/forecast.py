@@ -34,7 +34,7 @@ def trained_numbers(exchange: Exchange) -> int:
 
 
 def noise_over_signal(planned: Sequence[DPEvent], numbers: int, sites: int, patients: float) -> float:
-    """The ratio for a job's events at each of so many sites, each with so many patients in training.
+    """The ratio for a job's events at each of some sites, each with some patients in training.
 
     `numbers`: how many are trained. Raises `AccountingError` if no step of the job has Gaussian noise, or for fewer
     sites than share the noise.
@@ -51,7 +51,7 @@ def noise_over_signal(planned: Sequence[DPEvent], numbers: int, sites: int, pati
         steps += event.steps
         variance += event.steps * numbers * sites * (one_site / (event.rate * sites * patients)) ** 2
     if not steps:
-        raise AccountingError("no step of this job is trained by DP-SGD, so nothing can be said of its noise")
+        raise AccountingError("no step of this job is trained by DP-SGD, so its noise cannot be forecast")
     return math.sqrt(variance) / steps
 
 

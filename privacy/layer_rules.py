@@ -167,6 +167,43 @@ def _batch_norm(
     return output.clone()
 
 
+def _group_norm(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Normalisation within each item, which reaches no other patient."""
+    output = _watched(function(inputs, num_groups, _still(weight), _still(bias), eps))
+    if of := recorder.range_of(weight):
+        normalised = F.group_norm(inputs.detach(), num_groups, None, None, eps)
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient * normalised)))
+    if of := recorder.range_of(bias):
+        recorder.note(of, output, lambda gradient: RowGradients(_by_channel(gradient)))
+    return output.clone()  # as for batch normalisation
+
+
+def _instance_norm(
+    recorder: "Recorder",
+    function: Any,
+    inputs: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Normalisation of each channel of each item: of groups of one channel."""
+    if running_mean is not None or not use_input_stats:
+        raise SettingsError("instance normalisation by statistics of earlier items mixes patients: do not track them")
+    return _group_norm(recorder, F.group_norm, inputs, inputs.shape[1], weight, bias, eps)
+
+
 def _simple(
     inputs: torch.Tensor, padding: Any, others: Sequence[Any], options: Mapping[str, Any], defaults: Sequence[Any]
 ) -> None:
@@ -306,6 +343,8 @@ RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.Tensor.__radd__: _sum,
         torch.Tensor.__add__: _sum,
         F.batch_norm: _batch_norm,
+        F.group_norm: _group_norm,
+        F.instance_norm: _instance_norm,
         torch.mul: _product,
         torch.Tensor.mul: _product,
         torch.Tensor.__mul__: _product,

@@ -68,7 +68,7 @@ def check_fits(
 ) -> None:
     """Whether these rounds more, beside each of a bound's exposures, stay within it; `history` tells what came before.
 
-    A bound is whose it is, its epsilon or None, and the exposures. Raises `BudgetRefused`.
+    A bound is its owner, its epsilon or None, and the exposures. Raises `BudgetRefused`.
     """
     new_events = [event for events in rounds for event in events]
     for who, most, exposures in bounds:

@@ -1,4 +1,4 @@
-"""What the ledger's book says of cohorts and jobs: what each has spent, and how far each job is."""
+"""The ledger's accounts of cohorts and jobs: what each has spent, and how far each job is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

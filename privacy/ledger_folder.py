@@ -1,4 +1,4 @@
-"""What a folder says of the ledger in it, without opening it for a site."""
+"""What a folder tells about the ledger in it, without opening it for a site."""
 
 from collections.abc import Collection
 from contextlib import closing

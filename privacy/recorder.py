@@ -92,7 +92,7 @@ class Recorder(TorchFunctionMode):
         """
         owners = current_owners()
         if owners is None or len(owners) != len(output):
-            raise SettingsError("a layer works on items of which the model does not say whose they are: see `owned`")
+            raise SettingsError("a layer works on items whose patients the model does not name: see `owned`")
         versions = tuple((tensor, tensor._version) for tensor in (output, *inputs))
         self._uses.append(LayerUse(of, output, owners, terms, versions))
 

@@ -1,4 +1,4 @@
-"""What a job asks for under differential privacy, the same at every site, and what a site says of its decisions."""
+"""What a job asks for under differential privacy, the same at every site, and what a site tells about its decisions."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -180,7 +180,7 @@ Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
 
 
 class Governance(BaseModel, frozen=True, extra="forbid"):
-    """What a site says of its own decisions, in its own words: nothing here vouches for it."""
+    """What a site tells about its own decisions, in its own words: nothing here vouches for it."""
 
     purpose: Words | None = None
     controller: Words | None = None

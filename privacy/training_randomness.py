@@ -106,7 +106,7 @@ class PatientChance:
         """32 bits for each place of `shape`."""
         owners = current_owners()
         if owners is None or len(owners) != shape[0]:
-            raise SettingsError("the model draws for items of which it does not say whose they are: see `owned`")
+            raise SettingsError("the model draws for items without naming their patients: see `owned`")
         self._calls += 1
         purpose, width = f"{self._name}#{self._calls}", math.prod(shape[1:])
         patients, counts = torch.unique_consecutive(owners.cpu(), return_counts=True)

@@ -120,6 +120,11 @@ class Answerer:
         return self._log
 
     @property
+    def image_size(self) -> int:
+        """The side of the pictures that the model takes, pixels."""
+        return self._answering.model.image_size or self._empty.backbone.shape.image_size
+
+    @property
     def tested(self) -> Proportion:
         """The test rows that this model answers right."""
         state = self._kept.state
@@ -131,7 +136,7 @@ class Answerer:
 
         Nothing is logged: what is shown to anybody goes through `ask`.
         """
-        picture = square(grey.numpy(), self._empty.backbone.shape.image_size) / 255.0
+        picture = square(grey.numpy(), self.image_size) / 255.0
         site = self._site_with(question, picture, picture)
         return self._answering.probabilities(site, site.data.test)[0]
 
@@ -145,7 +150,7 @@ class Answerer:
         if not question or len(question) > MOST_CHARACTERS:
             raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
-        picture, coloured = (picture_of(content, backbone.shape.image_size, colour) for colour in (False, True))
+        picture, coloured = (picture_of(content, self.image_size, colour) for colour in (False, True))
         site = self._site_with(question, picture, coloured)
         self._log.append(
             Event.ANSWERED,

@@ -23,6 +23,7 @@ from medfedvqa.answering.standalone import ExportedModel
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary
+from medfedvqa.models.picture_networks import PictureNetwork
 from medfedvqa.models.traced_clip import TracedModel, check_traceable, weights_of
 from medfedvqa.version import code_version
 
@@ -34,7 +35,7 @@ from medfedvqa.version import code_version
 
 @dataclass(frozen=True)
 class Coverage:
-    """What an epsilon says of the weights, with regard to the patients of the site that exports them."""
+    """What an epsilon guarantees about the weights, with regard to the patients of the site that exports them."""
 
     covered: bool
     sentence: str
@@ -190,13 +191,22 @@ def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
     check_allowed(kept)
     if answerer.answering.beside:
         raise ConfigError("this site keeps two models that answer together, and an export holds one: ask it here")
-    check_traceable(answerer.answering.model)
+    if bundled := isinstance(answerer.answering.model, PictureNetwork):
+        from medfedvqa.answering.monai_bundle import WEIGHTS as BUNDLE_WEIGHTS
+        from medfedvqa.answering.monai_bundle import check_bundled, write_bundle
+
+        check_bundled(answerer.answering.model)
+    else:
+        check_traceable(answerer.answering.model)
     partial = out.with_name(f".{out.name}.partial")
     partial.mkdir(mode=0o700, parents=True)
     try:
-        _write(partial, kept, answerer)
-        _compare(partial, answerer)
-        weights = partial / WEIGHTS
+        if bundled:
+            write_bundle(partial, answerer, bundle_card(kept, answerer))
+        else:
+            _write(partial, kept, answerer)
+            _compare(partial, answerer)
+        weights = partial / (BUNDLE_WEIGHTS if bundled else WEIGHTS)
         answerer.log.append(
             Event.EXPORTED,
             job=kept.job_id,
@@ -211,6 +221,20 @@ def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out
+
+
+def bundle_card(kept: KeptRun, answerer: Answerer) -> str:
+    """What a reader of a MONAI bundle has to know, as Markdown."""
+    rounds, sites = kept.results["rounds_planned"], len(kept.results["sites"])
+    return "\n\n".join(
+        (
+            "# A classifier of pictures\n\n" + f"**{WARNING}**",
+            f"Trained by medfedvqa {code_version()} with the method {kept.job.method}, {rounds} rounds, {sites} sites. "
+            f"Accuracy: {_accuracy(kept.results, answerer)}.",
+            f"## Privacy\n\n{coverage_of(kept).sentence}",
+            "Fairness and robustness were not measured. The licences of the training data apply to the weights.\n",
+        )
+    )
 
 
 def _write(folder: Path, kept: KeptRun, answerer: Answerer) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from medfedvqa.models.ngrams import hashed_ngrams
 
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[a-z]+|[0-9]|[^\sa-z0-9]+"
-"""What CLIP's tokenizer takes for words, in printable ASCII in lower case."""
+"""What counts as a word for CLIP's tokenizer, in printable ASCII in lower case."""
 
 
 class ExportedModel:

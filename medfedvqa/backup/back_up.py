@@ -36,7 +36,7 @@ _BUSY = "another backup of this site is being written into this folder: wait for
 
 
 def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSecret) -> tuple[Path, BackupManifest]:
-    """Writes a new backup, named by site and time, into `folder`; its path, and what it says of itself.
+    """Writes a new backup, named by site and time, into `folder`; its path, and its description of itself.
 
     The file is whole or absent. Raises `BackupError`, `LogError` for a log that does not hold, `LedgerError`
     also for a ledger that is lost.

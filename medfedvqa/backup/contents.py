@@ -30,7 +30,7 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class BackupManifest(BaseModel):
-    """What a backup says of itself. It is encrypted like the rest."""
+    """A backup's description of itself. It is encrypted like the rest."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

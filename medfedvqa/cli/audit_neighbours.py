@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,8 +87,8 @@ def _jobs(method: str, option: list[str] | None, dp: list[str] | None, backbone:
     quick = {name: value for name, value in QUICK.items() if name in method_type(method).config_type.model_fields}
     given = options.named_values(dp or [])
     noise = {} if "epsilon" in given else {"noise": 1.0, "count_noise": 1.0}
-    job = {"method": method, "options": quick | options.named_values(option or []), "data": "phantom"}
-    job["backbone"] = backbone_for(backbone, "phantom")
+    job: dict[str, Any] = {"method": method, "options": quick | options.named_values(option or []), "data": "phantom"}
+    job["backbone"] = backbone_for(backbone, "phantom", job["options"])
     settings = [{**noise, **case, **given} for case in CASES]
     return [checked_job(job | {"dp": each}) for number, each in enumerate(settings) if each not in settings[:number]]
 

@@ -108,7 +108,7 @@ def _repeated(rows: "list[Row]") -> Iterable[str]:
 
 
 def _dotted(answers: Iterable[str]) -> Iterable[str]:
-    """Answers that nobody would take for two."""
+    """Spellings of one answer, which a person would not count as two."""
     classes = set(answers)
     if dotted := [answer for answer in classes if answer.endswith(".") and answer.rstrip(".") in classes]:
         yield f"{len(dotted)} answers differ from another by a final dot alone, and are classes of their own"

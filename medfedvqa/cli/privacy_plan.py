@@ -37,7 +37,7 @@ def plan_command(
     federation: Annotated[
         str | None,
         typer.Option(
-            metavar="SITESxPATIENTS", help="What the noise would cost so many sites, each with so many patients."
+            metavar="SITESxPATIENTS", help="What the noise would cost this many sites, each with this many patients."
         ),
     ] = None,
     pilot: Annotated[

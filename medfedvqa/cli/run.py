@@ -43,7 +43,7 @@ def run(
     questions: options.QuestionsOption = "closed",
     site: options.OrgansOption = None,
     hospitals: Annotated[
-        int, typer.Option(help="Hospitals of each organ: its patients are dealt out to so many sites.", min=1, max=99)
+        int, typer.Option(help="Hospitals of each organ: its patients are dealt out to this many sites.", min=1, max=99)
     ] = 1,
     sites: options.CutOption = "organ",
     epsilon: options.EpsilonOption = None,

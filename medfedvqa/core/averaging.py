@@ -19,11 +19,22 @@ from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, VALIDATED, counts
 from medfedvqa.core.shared_noise import check_shared_noise, decoded, encoded, unit
 from medfedvqa.core.stepwise import NOISY, RATE, STARTED, Stepwise
+from medfedvqa.core.task import Task
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD, Backbone, BackboneShape, Shapes, TunedModel, TuningConfig, Values
+from medfedvqa.models import (
+    HEAD,
+    NOTHING_TO_TUNE,
+    AnswerModel,
+    Backbone,
+    BackboneShape,
+    Shapes,
+    TunedModel,
+    TuningConfig,
+    Values,
+)
 from medfedvqa.models.tuning import Kind as TuningKind
-from medfedvqa.training import Site, Trainer
+from medfedvqa.training import RowLoss, Site, Trainer
 from privacy import DPSettings, Secagg
 
 ROWS = "train_rows"
@@ -66,6 +77,29 @@ _STAYS: Mapping[str, Callable[[str], bool]] = {
 """Whether a trained tensor stays at the site, by the option `own`."""
 
 
+class QuestionAnswering(Task):
+    """Answers to questions about pictures: a frozen backbone, tuned, with an answer head."""
+
+    def __init__(self, config: "AveragingConfig") -> None:
+        self._config = config
+
+    def shapes(self, shape: BackboneShape, answers: int) -> Shapes:
+        """See `Task.shapes`."""
+        shape = self._config.trained_shape(shape)
+        return self._config.tuned.shapes(shape) | self._config.head_of(answers).shapes(shape)
+
+    def check(self, shape: BackboneShape) -> None:
+        """See `Task.check`."""
+        if not shape.towers:
+            raise ConfigError(NOTHING_TO_TUNE)
+        self._config.check_head(self._config.tuned, self._config.trained_shape(shape))
+
+    def model(self, site: Site, answers: int) -> TunedModel:
+        """See `Task.model`."""
+        config = self._config
+        return TunedModel(config.trained_backbone(site), config.tuned, config.head_of(answers))
+
+
 class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
     """Options of all averaging methods."""
 
@@ -84,6 +118,11 @@ class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
     sampled: int | None = Field(
         None, ge=1, le=MOST_SITES, description="sites that train in a round, drawn anew for each round; null is all"
     )
+
+    @property
+    def task(self) -> Task:
+        """What the sites learn."""
+        return QuestionAnswering(self)
 
 
 Config = TypeVar("Config", bound=AveragingConfig)
@@ -118,6 +157,12 @@ class Averaging(Stepwise[Config]):
             raise ConfigError("tuning 'classifier' trains the answer head alone: leave out 'own', or tune more")
         if self.steps_at_server:
             self._check_server_step()
+        self.task.check_answers(self.answers)
+
+    @property
+    def task(self) -> Task:
+        """What the sites learn, as this job trains it."""
+        return self.config.task.under(self.dp is not None)
 
     @property
     def answers(self) -> tuple[str, ...] | None:
@@ -151,6 +196,11 @@ class Averaging(Stepwise[Config]):
         return {"start": how, "train": how} if self.shares else {}
 
     @property
+    def code(self) -> tuple[object, ...]:
+        """See `Method.code`."""
+        return (*super().code, *self.task.code)
+
+    @property
     def averages(self) -> bool:
         """See `Method.averages`. A mixture by reliability compares single uploads."""
         return self.shares and self.config.mixing != "reliability"
@@ -167,14 +217,12 @@ class Averaging(Stepwise[Config]):
 
     def shared(self, shape: BackboneShape) -> Shapes:
         """The shapes of the averaged tensors, by name."""
-        shape, stays = self.config.trained_shape(shape), _STAYS[self.config.own]
-        head = self.config.head_of(len(self.answers or ())).shapes(shape)
-        trained = self.config.tuned.shapes(shape) | head
+        trained, stays = self.task.shapes(shape, len(self.answers or ())), _STAYS[self.config.own]
         return {name: size for name, size in trained.items() if not stays(name)}
 
     def exchange(self, shape: BackboneShape) -> Exchange:
         """The trained shared part goes up, its mean comes down, and counts of test answers go up at the end."""
-        self.config.check_head(self.config.tuned, self.config.trained_shape(shape))
+        self.task.check(shape)
         up = tuple(self._uploaded(_parameters(name, size, "the site's")) for name, size in self.shared(shape).items())
         whose = "the server's" if self.steps_at_server else "the mean of all sites'"
         down = tuple(_parameters(name, size, whose) for name, size in self.shared(shape).items())
@@ -284,13 +332,17 @@ class Averaging(Stepwise[Config]):
                 "aggregation only the sites know: leave out secure aggregation, or choose a method without such a step"
             )
 
-    def model(self, site: Site) -> TunedModel:
+    def model(self, site: Site) -> AnswerModel:
         """The model that a site trains."""
-        return self.model_of(site, self.config.tuned)
+        return self.task.model(site, self.answer_count(site))
 
     def model_of(self, site: Site, tuning: TuningConfig) -> TunedModel:
         """A model for the site's answer space."""
         return TunedModel(self.config.trained_backbone(site), tuning, self.config.head_of(self.answer_count(site)))
+
+    def row_loss(self, trainer: Trainer, state: State, start: Values) -> RowLoss:
+        """See `Alone.row_loss`: the task's."""
+        return self.task.row_loss(trainer.model)
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """The last mean, or the site's model before it was averaged."""

@@ -176,7 +176,7 @@ class Alone(Method[Config]):
         return super().handle(task, site, state, received, round)
 
     def trained_alone(self, site: Site, rounds: int) -> State:
-        """The state of a site after so many rounds without any message, from its own setup: the last or the best."""
+        """The state of a site after this many rounds without any message, from its own setup: the last or the best."""
         state = self.setup(site)
         for number in range(1, rounds + 1):
             if has_stopped(state, self.config.patience):

@@ -113,6 +113,11 @@ class Method(ABC, Generic[Config]):
         return ()
 
     @property
+    def code(self) -> tuple[object, ...]:
+        """The classes and functions from outside that the job loads: the method's own, and what its options name."""
+        return (type(self),)
+
+    @property
     def averages(self) -> bool:
         """Whether the server uses the sites' uploads only through their means."""
         return False

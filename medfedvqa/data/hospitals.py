@@ -69,7 +69,7 @@ def sites_of(cut: Cut, reader: str, root: Path | None, questions: Questions = "c
 
 
 def names(organs: Sequence[str], count: int) -> tuple[str, ...]:
-    """The names of so many hospitals of each organ; of one, the organs' own."""
+    """The names of this many hospitals of each organ; for one, the organs' own."""
     if count == 1:
         return tuple(organs)
     return tuple(Hospital(organ, number, count).name for organ in organs for number in range(1, count + 1))
@@ -89,7 +89,7 @@ def organ_of(site: str) -> str:
 
 
 def hospitals(data: SiteData, count: int) -> list[SiteData]:
-    """The site's patients dealt out to so many hospitals, by digest. Each has the organ's list of answers.
+    """The site's patients dealt out to this many hospitals, by digest. Each has the organ's list of answers.
 
     Patients with test rows, with validation rows and with neither are dealt out apart, so that each hospital has its
     part of each. Raises `ConfigError` if a hospital would have no training or no test rows.

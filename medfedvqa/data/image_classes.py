@@ -3,10 +3,17 @@
 A site is a folder, a class a folder in it: `SITE/CLASS/FILE`. Every row has one question, and its answer is the class.
 Where DomainNet's lists `SITE_train.txt` and `SITE_test.txt` lie beside the site's folder, they say the parts. Else a
 quarter of the pictures, by the digest of site, class and file name, is for testing.
+
+With a table `labels.csv` in the root, pictures have patients: its columns are `picture` (a path below the root),
+`patient`, `site`, if need be `split`, and either `label` or one column for each finding with 1, 0 or nothing. A finding
+is the question of its row, and the answer is yes or no.
 """
 
+import csv
 import hashlib
+import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from audits.bounded_files import read_bounded
@@ -21,8 +28,16 @@ TESTED = 0.25
 """The share of pictures for testing where no list says it, on average."""
 
 
+TABLE = "labels.csv"
+COLUMNS = ("picture", "patient", "site")
+PARTS = ("train", "validate", "test")
+ANSWER_OF = {"1": "yes", "0": "no"}
+
+
 def read(root: Path) -> VQAData:
-    """All pictures. The privacy unit is the picture. Raises `DataError`."""
+    """All pictures. The privacy unit is the patient of the table, or else the picture. Raises `DataError`."""
+    if (root / TABLE).exists():
+        return _read_table(root)
     folders = _folders(root)
     if not folders:
         raise DataError("the data root has no folder of a site: pictures are in SITE/CLASS/FILE")
@@ -45,6 +60,50 @@ def read(root: Path) -> VQAData:
 def classes(root: Path) -> tuple[str, ...]:
     """The classes of all sites, as answers. Raises `DataError` as `read` does."""
     return tuple(sorted({row.answer.lower() for row in read(root).rows}))
+
+
+def _read_table(root: Path) -> VQAData:
+    """The rows of the table, in its order. Raises `DataError` with the number of a line and nothing of it."""
+    try:
+        table = csv.DictReader(io.StringIO(read_bounded(root / TABLE, MAX_ROWS).decode("utf-8-sig")), strict=True)
+        columns, lines = table.fieldnames or [], list(table)
+    except (OSError, ValueError, csv.Error):
+        raise DataError(f"'{TABLE}' cannot be read: it is a table in UTF-8, with commas between its columns") from None
+    targets = [name for name in columns if name not in (*COLUMNS, "split")]
+    if not {*COLUMNS} <= {*columns} or not targets or len({*columns}) < len(columns) or "" in columns:
+        raise DataError(f"'{TABLE}' has the columns {', '.join(COLUMNS)}, and 'label' or one for each finding")
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 2):
+        if None in line or None in line.values():
+            raise DataError(f"line {number} of '{TABLE}' has another number of columns than the first one")
+        rows += _of_line(root, line, targets, number, len(rows))
+    if not rows:
+        raise DataError(f"'{TABLE}' labels no picture")
+    sites = tuple(dict.fromkeys(row.organ for row in rows))
+    return VQAData("image-classes", sites, rows, publishes_validation=any(row.split == "validate" for row in rows))
+
+
+def _of_line(root: Path, line: dict[str, str], targets: list[str], number: int, first: int) -> Iterator[Row]:
+    """A picture's row for its label, or for each finding that the table tells. Raises `DataError`."""
+    name, patient, site = (line[column].strip() for column in COLUMNS)
+    # A patient's pictures are in one part, which depends on no other patient.
+    split = line.get("split", "").strip() or _part(f"{site}/{patient}")
+    path = Path(name)
+    if not name or path.is_absolute() or ".." in path.parts or not patient:
+        raise DataError(f"line {number} of '{TABLE}' names no picture below the root, or no patient")
+    if not re.fullmatch(ORGAN_NAME, site) or split not in PARTS:
+        raise DataError(
+            f"line {number} of '{TABLE}': a site has at most 32 lower-case letters, digits and hyphens, and a split is "
+            f"{', '.join(PARTS)} or empty"
+        )
+    for target in targets:
+        value = line[target].strip()
+        if target != "label" and value not in ("", *ANSWER_OF):
+            raise DataError(f"line {number} of '{TABLE}': a finding is 1, 0 or empty")
+        if value:
+            question, answer = (QUESTION, value) if target == "label" else (target, ANSWER_OF[value])
+            yield Row(first, site, split, True, question, answer, f"{site}/{patient}", root / path)
+            first += 1
 
 
 def _folders(root: Path) -> list[Path]:

@@ -57,7 +57,7 @@ def draw_plots(out: Path, results: Results, history: History) -> list[Path]:
 
     It leaves out accuracy by round if fewer than two rounds have one, reliability and prompts if the method has none,
     and final accuracies before the evaluation. Under differential privacy sites keep their accuracies, so that what
-    they sent and received may be all that there is to draw.
+    they sent and received may be the only thing to draw.
     """
     return [
         write_whole(out / FOLDER / f"{name}.png", encoded(figure, "png")) for name, figure in _figures(results, history)

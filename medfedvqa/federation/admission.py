@@ -223,12 +223,13 @@ class Admission:
             yield Refusal.ROOT
 
     def _check_plug_ins(self) -> None:
-        """Refuse a method, reader or backbone from outside unless the site allows the distribution that brings it."""
+        """Refuse what comes from outside, such as a method, unless the site allows the distribution that brings it."""
         job, reader = self._job, self._config.data.reader
         names: dict[Group, str | None] = {
             "methods": None if is_built_in(job.method) else job.method,
             "readers": None if is_built_in_reader(reader) else reader,
             "backbones": outside_architecture(job.backbone),
+            "networks": _outside_network(job) if job.options.get("network") else None,
         }
         try:
             for group, name in names.items():
@@ -262,6 +263,12 @@ class Admission:
     def _check_exchange(self) -> None:
         if objection := _exchange_objection(self._config.policy, self._job):
             self.refuse(*objection)
+
+
+def _outside_network(job: JobSpec) -> str | None:
+    from medfedvqa.models.picture_networks import outside_network  # which no other job loads
+
+    return outside_network(job.options)
 
 
 def policy_objection(policy: SitePolicy, job: JobSpec) -> tuple[Refusal, str] | None:

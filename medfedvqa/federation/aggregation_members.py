@@ -33,7 +33,7 @@ class MembersRule:
         `FederationError` if a necessary draw is missing, or one of the named sites.
         """
         if missing := sorted(set(self.named) - set(sites)):
-            raise FederationError(f"{', '.join(missing)} of the named committee is not there: the job cannot go on")
+            raise FederationError(f"{', '.join(missing)} of the named committee is not there: the job cannot continue")
         if self.named:
             return self.named
         if len(sites) <= self.size:
@@ -59,6 +59,6 @@ class MembersRule:
             for colluders in (max(1, participants // 10), participants // 3)
         )
         return (
-            f"computed by {', '.join(members)}, drawn for this round: {could}; so many collude in "
+            f"computed by {', '.join(members)}, drawn for this round: {could}; this many collude in "
             f"{', '.join(chances)} of the {participants} sites that drew do"
         )

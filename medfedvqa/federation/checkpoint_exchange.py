@@ -23,7 +23,7 @@ WITNESSES = 8
 MAX_UP, MAX_DOWN = 1 << 15, 1 << 16
 """The most audit bytes that a site, or the server, sends alongside one message."""
 _MOST = 4 * WITNESSES  # parts of a kind in one message
-_MALFORMED = "what was said of audit logs is malformed"
+_MALFORMED = "the message about audit logs is malformed"
 
 Proofs = Mapping[int, tuple[bytes, ...]]
 """Proofs that a checkpoint continues the log, each by the number of entries from which it continues."""

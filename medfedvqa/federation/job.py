@@ -60,9 +60,10 @@ _OptionName = Annotated[str, Field(max_length=24), AfterValidator(_option_name)]
 _Group = Annotated[list[_Scalar], Field(max_length=MOST_SITES)]
 _List = Annotated[list[_Scalar | _Group], Field(max_length=MOST_ANSWERS)]
 _BySite = Annotated[dict[str, dict[_OptionName, _Scalar]], Field(max_length=MOST_SITES)]
-Options = Annotated[dict[_OptionName, _Scalar | _List | _BySite], Field(max_length=128)]
-"""A method's options by name: scalars, lists of scalars and of groups of these, or for each site a table of names and
-scalars. Here they are only bounded; the method checks them."""
+_Table = Annotated[dict[_OptionName, _Scalar | _Group], Field(max_length=16)]
+Options = Annotated[dict[_OptionName, _Scalar | _List | _Table | _BySite], Field(max_length=128)]
+"""A method's options by name: scalars, lists of scalars and of groups of these, tables of these, or for each site a
+table of names and scalars. Here they are only bounded; the method checks them."""
 
 
 class JobSpec(JobChoices, frozen=True):

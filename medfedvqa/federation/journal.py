@@ -134,7 +134,7 @@ def _check(header: dict[str, Any], expected: Mapping[str, Any]) -> None:
         raise FederationError("the server's journal was written by a newer version of this software: use that version")
     if any(header[name] != value for name, value in expected.items()):
         raise FederationError(
-            "the run cannot go on: this version, or its libraries, compute otherwise than those that began it. Use "
+            "the run cannot continue: this version, or its libraries, compute otherwise than those that began it. Use "
             "these, or start the run anew"
         )
 

@@ -170,6 +170,7 @@ def plan(
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
     method = job.build()
+    job.exchange()  # refuses a network or a head that does not fit, before anything is written
     launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, precision, cache)
     if job.dp is not None and job.data == "store" and root is not None:
         try:

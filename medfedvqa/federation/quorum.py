@@ -44,7 +44,7 @@ NOBODY_MISSES = Quorum()
 
 @dataclass(frozen=True)
 class QuorumRule:
-    """What a job says of sites that do not answer."""
+    """A job's rule for sites that do not answer."""
 
     least: int = 1
     """The job continues with at least this many answers."""

@@ -101,7 +101,7 @@ def changes(launch: Launch, again: Launch) -> list[str]:
     if any(entry.model_digest != (backbone.digest or None) for entry in opened):
         sentences.append("The backbone has changed since the run.")
     loads = (load_backbone, load_site, reader_function(launch.job.data))
-    code = running_code(SiteRuntime, type(launch.job.build()), type(backbone), *loads)
+    code = running_code(SiteRuntime, *launch.job.build().code, type(backbone), *loads)
     if any(entry.code_digest != code.digest for entry in opened):
         sentences.append(f"The code has changed since the run: {', '.join(_changed_parts(code, opened))}.")
     if again.device != "cpu":

@@ -1,4 +1,4 @@
-"""The jobs that ship with the project, and what a site's policy says of them.
+"""The jobs that ship with the project, and how a site's policy judges them.
 
 One for each method with its defaults; and one under differential privacy and on shares, so that a federation is private
 from its first job on."""

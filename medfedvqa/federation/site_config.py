@@ -44,7 +44,7 @@ threads: {threads}
 precision: {precision}
 
 # How many MiB of memory pictures and what the frozen backbone makes of them may take; what does not fit lies in a
-# nameless file in `state`, of at most so many MiB of disk, that is gone when the process ends.
+# nameless file in `state`, of at most this many MiB of disk, that is gone when the process ends.
 pictures: {pictures}
 
 # Where the site's own models and test results rest, the log of everything that left, and the privacy ledger:
@@ -71,8 +71,8 @@ audit_peers: {audit_peers}
 # without network, or a filter of sockets: whichever this machine permits), or none, if it may have one.
 isolation: {isolation}
 
-# The socket of the machine's own log, as in /dev/log (syslog, journald), which is told of refused jobs and of findings
-# by their codes; null: nobody is told.
+# The socket of the machine's own log, as in /dev/log (syslog, journald), which receives refused jobs and findings
+# by their codes; null: it receives nothing.
 system_log: {system_log}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
@@ -226,7 +226,7 @@ class SiteConfig(BaseModel):
     isolation: Literal["kernel", "none"] = "kernel"
     """Whether rows are read only by a process from which the kernel keeps the network: see `medfedvqa.vault`."""
     system_log: Path | None = None
-    """The socket of the machine's log that is told of refusals and findings."""
+    """The socket of the machine's log that receives refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""

@@ -179,11 +179,12 @@ class SiteRuntime:
         loads = (self._load, self._load_data, reader_function(self.config.data.reader))
         with self._refusing((ChangedCode, CompiledElsewhere), Refusal.CODE):
             self._check_unchanged()
-            return running_code(type(self), type(self._method), type(self._backbone), *loads)
+            return running_code(type(self), *self._method.code, type(self._backbone), *loads)
 
     def _check_unchanged(self) -> None:
         """Raises `ChangedCode` if the code of the method or the reader was written again since it was loaded."""
-        check_unchanged(type(self._method))
+        for part in self._method.code:
+            check_unchanged(part)
         check_unchanged(reader_function(self.config.data.reader))
 
     @contextmanager

@@ -103,7 +103,7 @@ def header_forms(original: "Dataset") -> frozenset[str]:
 
 
 def fact_forms(facts: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """The forms of what a table says of a patient: texts by the columns `patient`, `name`, `birth_date`, `number`."""
+    """The forms of a table's facts about a patient: texts by the columns `patient`, `name`, `birth_date`, `number`."""
     forms = set[str]()
     for column, texts in facts.items():
         forms |= {form for text in texts for form in _element_forms(*_ELEMENTS[column], text)}

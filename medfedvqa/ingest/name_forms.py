@@ -20,7 +20,7 @@ LEAST_NAME = 3
 FUZZY = 5
 """The fewest letters of a name that is also recognised with one letter wrong."""
 MOST_SIGNS = 8
-"""The most signs of a run that is looked up; a longer name has the forms of all its runs of so many."""
+"""The most signs of a run that is looked up; a longer name has the forms of all its runs of this length."""
 MARKS = "".join(chr(code) for code in range(0x300, 0x3100) if unicodedata.category(chr(code))[0] == "M")
 """Marks that are written upon a letter, or beside it: accents, points, vowels of India's scripts."""
 UNSPACED = (
@@ -210,7 +210,7 @@ def run_forms(run: str) -> set[str]:
 
 
 def _whole_forms(signs: Sequence[str]) -> set[str]:
-    """Of at most `MOST_SIGNS` signs the whole; else each run of so many."""
+    """Of at most `MOST_SIGNS` signs the whole; else each run of that length."""
     starts = range(max(1, len(signs) - MOST_SIGNS + 1))
     parts = (signs[start : start + MOST_SIGNS] for start in starts)
     return {form for part in parts for form in _forms_of_signs("".join(part), len(part))}

@@ -1,4 +1,4 @@
-"""What a hospital says of patients outside of their images: in the table of questions, and in a file of persons.
+"""What a hospital tells about patients outside of their images: in the table of questions, and in a file of persons.
 
 It serves comparison alone. Of it all, only keyed digests are written anywhere.
 """
@@ -23,7 +23,7 @@ Facts = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class PatientSources:
-    """All that is said of patients. Its repr shows nothing of it."""
+    """All facts about patients. The repr shows none of them."""
 
     facts: Mapping[str, Facts] = field(default_factory=dict, repr=False)
     """What the table says, by the keyed digest of the name that it uses for the image."""
@@ -33,7 +33,7 @@ class PatientSources:
     """The pseudonyms of patients who were withdrawn."""
 
     def about(self, names: Iterable[str]) -> Facts:
-        """What the table says of an image with these keyed names."""
+        """The table's facts about an image with these keyed names."""
         texts: dict[str, set[str]] = {}
         for name in names:
             for column, values in self.facts.get(name, {}).items():
@@ -62,7 +62,7 @@ NOTHING_SAID = PatientSources()
 
 
 class SourceDigests:
-    """Keyed digests of what is said of each image, by which an ingestion notices that other things are said now."""
+    """Keyed digests of the facts about each image, by which an ingestion notices that they have changed."""
 
     def __init__(self, sources: PatientSources, keys: Pseudonyms) -> None:
         self._sources, self._keys = sources, keys
@@ -78,7 +78,7 @@ class SourceDigests:
 
 
 def table_facts(questions: Iterable[IngestedQuestion], keys: Pseudonyms) -> dict[str, dict[str, list[str]]]:
-    """What the table says of patients, by the keyed digest of the name that it uses for the image."""
+    """The table's facts about patients, by the keyed digest of the name that it uses for the image."""
     facts: dict[str, dict[str, list[str]]] = {}
     for question in questions:
         for column, text in question.patient_facts:

@@ -31,7 +31,7 @@ def lost_digits(number: str) -> bool:
 
 
 class NumberSpellings:
-    """Patient numbers of one table. Two that people take for one number would split a patient or join two."""
+    """Patient numbers of one table. Two spellings of one number would split a patient, or join two."""
 
     def __init__(self) -> None:
         self._spellings: dict[str, str] = {}

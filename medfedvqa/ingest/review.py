@@ -69,7 +69,7 @@ def decide(
 ) -> int:
     """Records a person's decisions and returns how many.
 
-    `verdicts`: finds by their ids. `added`: boxes to blank besides, each with the id of its picture, in pixels of the
+    `verdicts`: finds by their ids. `added`: further boxes to blank, each with the id of its picture, in pixels of the
     stored picture. `accepted`: pictures that are as they should be, by their ids, or `all`.
     Raises `ConfigError` without a name, for an id that has two verdicts and for a box outside of its picture,
     `DataError` for an id that this store does not have and for an accepted picture with an open flag; then nothing is

@@ -41,7 +41,7 @@ class TableFinds:
     """Collects what a reading notices. Notes quote nothing of the table; changes do, for the person at the site."""
 
     collects: bool = False
-    """Whether the reading goes on after a refusal."""
+    """Whether the reading continues after a refusal."""
     refusals: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[tuple[str, str, str], int] = field(default_factory=dict, repr=False)

@@ -114,7 +114,7 @@ class Worker:
     ) -> None:
         """`names`: keyed digests of the SOP instance UIDs and accession numbers that questions name. `registers`: the
         keys under which the patient is marked. `finds`: the folder for what is found in pictures, if it is kept.
-        `sources`: what is said of patients outside of the files."""
+        `sources`: facts about patients from outside of the files."""
         self._registers, self._finds, self._sources = registers, finds, sources
         self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder, self._masks = TextFinder(), parsed(options.masks)

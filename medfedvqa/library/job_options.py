@@ -1,12 +1,13 @@
 """Checks a job: the error for an unknown name suggests the nearest name that exists."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from medfedvqa import plugins
-from medfedvqa.backbone_names import parse
+from medfedvqa.backbone_names import NO_BACKBONE, parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
 from medfedvqa.data.cuts import Cut
@@ -16,6 +17,8 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.near_miss import check_name
 from privacy import DPSettings
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 def checked_job(job: dict[str, Any], keywords: Set[str] = frozenset()) -> JobSpec:
@@ -48,9 +51,12 @@ def check_options(method: str, options: dict[str, Any], keywords: Set[str] = fro
         check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
 
 
-def backbone_for(name: str, reader: str) -> str:
-    """The backbone of this name; `auto` and the empty name mean the bundled one that has not seen the data."""
-    return bundled_for(reader) if name in ("", "auto") else name
+def backbone_for(name: str, reader: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
+    """The backbone of this name. `auto` and the empty name mean the bundled one that has not seen the data, and none
+    for a method whose options name a network of its own."""
+    if name not in ("", "auto"):
+        return name
+    return NO_BACKBONE if options.get("network") else bundled_for(reader)
 
 
 def check_site_names(reader: str, root: Path | None, sites: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from medfedvqa.library.data_set import Data
 from medfedvqa.library.job_options import check_site_names
 from medfedvqa.library.run_results import Results
 from medfedvqa.library.training_job import Job
+from medfedvqa.models.picture_networks import is_registered_network
 
 RUNS = Path("runs")
 
@@ -119,5 +120,7 @@ def _check_processes(job: Job, data: Data, engine: Engine) -> None:
     """Raises `ConfigError` if another process would need a reader or a method that only this process has."""
     if engine != "local" and is_registered(data.name):
         raise ConfigError(f"the data '{data.name}' is read by a function of this program alone: use the engine 'local'")
+    if engine != "local" and is_registered_network(job.options.get("network") or ""):
+        raise ConfigError("the job's network is registered in this program alone: use the engine 'local'")
     if engine != "local" and method_type(job.method).__module__ == "__main__":
         raise ConfigError(f"the method '{job.method}' is defined in this program alone: use the engine 'local'")

@@ -8,8 +8,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_choices import JobChoices
 from medfedvqa.library.data_set import Data
-from medfedvqa.library.job_options import checked_job
-from medfedvqa.models import bundled_for
+from medfedvqa.library.job_options import backbone_for, checked_job
 from privacy import PrivacyCost, PrivacyError, spent
 
 AUTO = "auto"
@@ -54,10 +53,11 @@ class Job:
             "method": method,
             "options": {**(method_options or {}), **options},
             "split": {"kind": split, "seed": choices["seed"], "questions": questions},
-            "backbone": bundled_for(ANY_DATA) if self._auto else backbone,
+            "backbone": backbone,
             "dp": private or None,
             **choices,
         }
+        self._settings["backbone"] = self._backbone(ANY_DATA)
         try:
             self._spec = checked_job(self._settings, DEFAULTS.keys())
         except PrivacyError as error:
@@ -86,8 +86,11 @@ class Job:
 
     def spec(self, data: Data) -> JobSpec:
         """The job as sites receive it, on this data set."""
-        backbone = {"backbone": bundled_for(data.name)} if self._auto else {}
-        return JobSpec.from_dict({**self._settings, "data": data.name, **backbone})
+        return JobSpec.from_dict({**self._settings, "data": data.name, "backbone": self._backbone(data.name)})
+
+    def _backbone(self, data: str) -> str:
+        settings = self._settings
+        return backbone_for(AUTO, data, settings["options"]) if self._auto else str(settings["backbone"])
 
     def __repr__(self) -> str:
         """The method, and the options that differ from its defaults."""

@@ -16,14 +16,15 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import MOST_RATE, Rate, Share
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
 from medfedvqa.core.stepwise import ServerState
 
 Array = NDArray[np.float64]
 
 
-class FedAdamConfig(AveragingConfig, frozen=True):
+class FedAdamConfig(NetworkOptions, frozen=True):
     """Options; the paper tunes `server_rate` and `tau` by task on powers of ten."""
 
     server_rate: Rate = Field(0.01, description="the server's learning rate (eta)")

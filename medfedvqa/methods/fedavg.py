@@ -1,11 +1,12 @@
 """Federated averaging (B. McMahan et al., AISTATS 2017), of whatever part of the model is tuned."""
 
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
 from medfedvqa.core.trunk_options import TrunkOptions
 
 
-class FedAvgConfig(TrunkOptions, AveragingConfig, frozen=True):
+class FedAvgConfig(NetworkOptions, TrunkOptions, frozen=True):
     """Options; `tuning` chooses the member of the family: classifier, lora, prompt, bias, adapter, blocks or full."""
 
 

@@ -14,12 +14,13 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import Rate, Share
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
 from medfedvqa.core.stepwise import ServerState
 
 
-class FedAvgMConfig(AveragingConfig, frozen=True):
+class FedAvgMConfig(NetworkOptions, frozen=True):
     """Options."""
 
     momentum: Share = Field(0.9, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg")

@@ -4,14 +4,15 @@ import torch
 from pydantic import Field
 
 from medfedvqa.bounds import Weight
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.method import State
+from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
 from medfedvqa.models import Values
 from medfedvqa.training import Penalty
 
 
-class FedProxConfig(AveragingConfig, frozen=True):
+class FedProxConfig(NetworkOptions, frozen=True):
     """Options."""
 
     mu: Weight = Field(0.01, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg")

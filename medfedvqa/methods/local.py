@@ -1,12 +1,13 @@
 """Decentralised training: every site by itself, the lower bound of the tables (DT)."""
 
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
 from medfedvqa.core.trunk_options import TrunkOptions
 from medfedvqa.models import BackboneShape, Shapes
 
 
-class LocalConfig(TrunkOptions, AveragingConfig, frozen=True):
+class LocalConfig(NetworkOptions, TrunkOptions, frozen=True):
     """Options; `own` says whose answers the model knows: those of a shared head, or the site's own."""
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
     from medfedvqa.models.answer_rows import AskedQuestions
     from medfedvqa.models.backbone import (
+        NOTHING_TO_TUNE,
         Architecture,
         Backbone,
         BackboneShape,
@@ -44,6 +45,7 @@ __getattr__, __dir__ = at_first_use(__name__, __file__)
 __all__ = [
     "HEAD",
     "IMAGE",
+    "NOTHING_TO_TUNE",
     "OTHER",
     "PROMPT",
     "TEXT",

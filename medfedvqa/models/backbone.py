@@ -5,6 +5,7 @@ ViLT has one for both. A trunk of the literature (`trunks`) is one tower on what
 grid of a picture and the embeddings of a question's words; it is tuned as a whole, so that its cache ends below it.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from medfedvqa.backbone_names import NO_REGIONS
+from medfedvqa.backbone_names import NO_BACKBONE, NO_REGIONS
 from medfedvqa.devices import Precision
 from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models.feature_store import FeatureStore
@@ -32,6 +33,9 @@ Depth = Mapping[str, int]
 """The number of each tower's last blocks with tuned parts: 0 for none, layers + 1 for the embedding as well."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
+NOTHING_TO_TUNE = (
+    "with 'none' as the backbone there is nothing to tune: name a backbone, or a 'network' of a method that trains one"
+)
 
 
 @dataclass(frozen=True)
@@ -333,3 +337,31 @@ class Backbone(ABC):
     def words(self, texts: Sequence[str], tokens: int) -> TokenEmbeddings:
         """The first tokens of each text. Raises `ConfigError` if the backbone gives no embeddings of tokens."""
         raise ConfigError("this backbone gives no embeddings of single tokens: choose another")
+
+
+NO_SHAPE = BackboneShape({}, embed=0, image_size=224, context=1)
+
+
+class NoBackbone(Backbone):
+    """Stands for a backbone in a job that trains a network of its own. It refuses to give features."""
+
+    name, shape, seen, digest = NO_BACKBONE, NO_SHAPE, (), hashlib.sha256(NO_BACKBONE.encode()).hexdigest()
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def parameter(self, name: str) -> torch.Tensor:
+        raise ConfigError(NOTHING_TO_TUNE)
+
+    def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
+        raise ConfigError(NOTHING_TO_TUNE)
+
+    def features(self, batch: Any, tuning: Tuning, join: Features = "concat") -> torch.Tensor:
+        raise ConfigError(NOTHING_TO_TUNE)
+
+    def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
+        raise ConfigError(NOTHING_TO_TUNE)

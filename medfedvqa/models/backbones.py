@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from medfedvqa import plugins
-from medfedvqa.backbone_names import HUB, OWN, BackboneName, check_architecture, configuration, parse, refusal
+from medfedvqa.backbone_names import (
+    HUB,
+    NO_BACKBONE,
+    OWN,
+    BackboneName,
+    check_architecture,
+    configuration,
+    parse,
+    refusal,
+)
 from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.backbone import Architecture, Backbone, BackboneShape
+from medfedvqa.models.backbone import NO_SHAPE, Architecture, Backbone, BackboneShape, NoBackbone
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, has_published_parts, normalisation
 from medfedvqa.models.bundled import tokenizer as own_tokenizer
@@ -77,6 +86,8 @@ def shape_of(name: str) -> BackboneShape:
     shape only its card says.
     """
     parsed = parse(name)
+    if name == NO_BACKBONE:
+        return NO_SHAPE
     if parsed.adds:
         below = shape_of(parsed.below)
         return replace(below, words=parsed.words or below.words, regions=parsed.regions)
@@ -114,6 +125,8 @@ def _from_outside(name: str) -> Architecture | None:
 
 def seen_by(name: str) -> tuple[str, ...] | None:
     """The data sets that the weights of this name were trained on; None if unknown."""
+    if name == NO_BACKBONE:
+        return ()
     if below := parse(name).below:
         return seen_by(below)
     return BUNDLED[name].seen if name in BUNDLED else None
@@ -126,7 +139,11 @@ def has_seen(name: str, data: str) -> bool:
 
 def is_bundled(name: str) -> bool:
     """Whether the backbone ships with the project, and its parts are installed: loading it fetches nothing."""
-    return name in BUNDLED and (not has_published_parts(parse(name).architecture) or parts_are_installed())
+    return (
+        name == NO_BACKBONE
+        or name in BUNDLED
+        and (not has_published_parts(parse(name).architecture) or parts_are_installed())
+    )
 
 
 def bundled_for(data: str) -> str:
@@ -147,6 +164,8 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
     """
     parsed = parse(name)
     exact_float32(device)
+    if name == NO_BACKBONE:
+        return NoBackbone(device)
     if parsed.label is not None and name not in files:
         what = "folder" if parsed.is_folder else ADDED.get(parsed.adds, f"{parsed.architecture} checkpoint")
         raise BackboneError(f"no file is given for the backbone '{name}'; name its {what} in site.yml, under backbones")

@@ -28,13 +28,18 @@ class AnswerModel(ABC):
         """The depth of the tuned parts in the backbone, by tower; empty for a model without a tuned backbone."""
 
     @property
+    def image_size(self) -> int | None:
+        """The side of the pictures that the cache takes, pixels; None: the backbone's."""
+        return None
+
+    @property
     def cache_key(self) -> str:
         """The models with this key make the same cache of a site at the same depth."""
         return type(self).__name__
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor | PictureStream, questions: Sequence[str]) -> Cache:
-        """The cache of a site's rows, see `Backbone.cache`. `pictures` have the backbone's size."""
+        """The cache of a site's rows, see `Backbone.cache`. `pictures` have the `image_size`."""
 
     @abstractmethod
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:

@@ -52,7 +52,7 @@ class SiteRows:
         """`count`: views of each picture. `answers`: the model's answer space; None means the site's own."""
         self._site, self._views = site, count
         self._answers = answers or site.data.answers
-        self._cache = cached(site, depth, model.cache, count, model.cache_key)
+        self._cache = cached(site, depth, model.cache, count, model.cache_key, model.image_size)
 
     def encoded(self, examples: Examples) -> Examples:
         """The same rows, with answers in the model's answer space."""
@@ -91,16 +91,20 @@ class SiteRows:
         return pictures * self._views + view[place]
 
 
-def cached(site: Site, depth: Depth, make: MakeCache, count: int = 1, key: str = "backbone") -> Cache:
+def cached(
+    site: Site, depth: Depth, make: MakeCache, count: int = 1, key: str = "backbone", size: int | None = None
+) -> Cache:
     """The frozen part of the model at this depth, which `make` computes once for `count` views of each picture.
 
-    `key` names the kind of cache that it makes.
+    `key` names the kind of cache that it makes; `size`: the side of its pictures, the backbone's if None.
     """
 
     def freeze() -> Cache:
         data, backbone = site.data, site.backbone
         questions = data.train.questions + data.validate.questions + data.test.questions
         seeds = data.view_seeds(site.seed) if count > 1 else None
-        return make(depth, PictureViews(data.pictures, backbone.shape.image_size, site.space, count, seeds), questions)
+        return make(
+            depth, PictureViews(data.pictures, size or backbone.shape.image_size, site.space, count, seeds), questions
+        )
 
     return site.derive(("cache", key, tuple(sorted(depth.items())), count), freeze)

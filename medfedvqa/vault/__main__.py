@@ -93,7 +93,7 @@ def _import_all() -> None:
 
 
 def _detach(log: Path) -> None:
-    """Go on in a process of no terminal and no parent; whoever started this one sees that it listens."""
+    """Continue in a process without terminal and parent; whoever started this one sees that it listens."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -123,7 +123,7 @@ def _accept(listener: socket.socket, lock: int, place: VaultPlace, isolation: st
                 children.add(child)
             else:
                 listener.close()
-                os.close(lock)  # if the vault dies, another one takes its place while this process goes on
+                os.close(lock)  # if the vault dies, another one takes its place while this process continues
                 _serve(connection, place, isolation, own)
 
 

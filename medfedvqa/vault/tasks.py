@@ -97,7 +97,7 @@ class Vault:
             wire.receive()  # the courier's presence keeps the vault
 
     def _config(self) -> SiteConfig:
-        """The site's settings; from now on the machine's own log is told of refusals, if they name one."""
+        """The site's settings; from now on the machine's own log receives refusals, if they name one."""
         config = load_site_config(self.place.config, self.place.site)
         if config.system_log is not None:
             try:
@@ -275,7 +275,7 @@ class SentBytes:
         self.mailed = 0
 
     def answer(self, task: str, round: int, tensors: Tensors, audit_bytes: bytes, nbytes: int) -> None:
-        """An answer left in a frame of so many bytes."""
+        """An answer left in a frame of this many bytes."""
         values = sum(array.nbytes for array in tensors.values())
         self._answers.append(ResultCount(task, round, 1, len(tensors), values, len(audit_bytes), nbytes))
         if len(self._answers) == _MOST_COUNTS:

@@ -102,8 +102,8 @@ def colluding(sites: int, colluders: int, members: int, enough: int, left_out: i
     """The probability that in some of the rounds the committee holds `enough` colluders, as a server may arrange it
     that knows the draw and leaves out the `left_out` sites that suit it best.
 
-    Without them the colluders have to be among so many more of the ranking's first. Rounds are independent: a tag is a
-    random function of the round. Source: the hypergeometric distribution's tail.
+    Without them the colluders have to be among `left_out` more of the ranking's first. Rounds are independent: a tag is
+    a random function of the round. Source: the hypergeometric distribution's tail.
     """
     first = min(members + left_out, sites)
     if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or min(left_out, rounds - 1) < 0:

@@ -25,9 +25,9 @@ def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -
 
 
 def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[float, float] | None = None) -> Tensors:
-    """The weighted mean, from the sum over so many sites; `weights`: the least and the most that one site may weigh.
+    """The weighted mean, from the sum over this many sites; `weights`: the least and the most that one site may weigh.
 
-    Raises `SecureAggregationError` if it is not that, if the weights are all zero, or if no weights of so many sites
+    Raises `SecureAggregationError` if it is not that, if the weights are all zero, or if no weights of this many sites
     within their bounds have this sum.
     """
     # Every site adds a one: any other sum means that the masks did not cancel.

@@ -121,7 +121,7 @@ def agree(me: str, keys: Mapping[str, bytes], relay: Relay, context: bytes, time
         patience *= 2
     if same < enough:
         raise SecureAggregationError(
-            f"{same} members confirm what the server says of the sum, where {enough} must: it is not opened"
+            f"only {same} of {enough} required members confirmed the list of contributors: the sum stays closed"
         )
 
 

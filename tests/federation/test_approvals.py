@@ -13,12 +13,15 @@ from typer.testing import CliRunner
 
 from audits import AuditKey, Event, JobRefused, Note, Refusal, read
 from medfedvqa.cli import app
+from medfedvqa.data import CLOSED_ANSWERS, load_site
 from medfedvqa.federation import approvals
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.approvals import ApprovalError, Decision, decide, decisions, waiting_jobs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
+from privacy import DPSettings
+from privacy.forecast import kept, noise_over_signal, trained_numbers
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
@@ -213,3 +216,24 @@ def test_the_commands_go_from_a_line_in_site_yml_to_a_permit(
     assert "approved by ada, permit " in " ".join(medfedvqa("show", str(config.audit), group="audit").split())
     medfedvqa("refuse", name, *site, "--person", "ada", "--key", str(key))
     assert "no, by ada" in medfedvqa("show", name, *site)
+
+
+def test_the_page_of_a_private_job_says_what_its_noise_would_leave(
+    guarded: tuple[SiteConfig, Path], quick_job: Job
+) -> None:
+    """By the rule of `privacy plan`, for the job's sites and this site's own patients; more patients leave more."""
+    config = guarded[0]
+    private = {"dp": DPSettings(epsilon=8.0)}
+    job = fresh(quick_job(answers="closed", finish_epochs=0).model_copy(update=private))
+    ask(config, job, "one")
+    (waiting,) = waiting_jobs(config)
+    words = ["jobs", "show", waiting.name, "--site", str(config.audit.parent / "site.yml")]
+    page = " ".join(CliRunner().invoke(app, words).output.split())
+    patients = len(load_site("phantom", None, "chest", job.split, job.seed, CLOSED_ANSWERS).train.patients.unique())
+    events = [event for task in job.build().plan() for event in task.events]
+    sites = len(job.terms.sites)
+    ratio = noise_over_signal(events, trained_numbers(job.exchange()), sites, patients)
+    least, most = kept(ratio)
+    assert f"with {sites} sites like this one, which has {patients} patients in training" in page
+    assert f"{ratio:.2g} times" in page and f"{least:.0%} to {most:.0%} of what the sites gain" in page
+    assert noise_over_signal(events, trained_numbers(job.exchange()), sites, 10 * patients) < ratio / 9

@@ -27,7 +27,7 @@ from medfedvqa.models import load_backbone, shape_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "own_method"
-NAME, METHOD, READER = "own-method", "own_method", "png-folder"
+NAME, METHOD, READER, NETWORK = "own-method", "own_method", "png-folder", "small-net"
 SMALL = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 8, "blocks": 1, "hidden": 8}
 Sites = Callable[..., dict[str, SiteConfig]]
 
@@ -99,7 +99,11 @@ def parts(audit: Path) -> dict[str, str]:
 def test_a_distribution_is_found_without_importing_it(here: Path) -> None:
     """By name, version, digest and what it offers."""
     [found] = [plug_in for plug_in in plugins.installed() if plug_in.name == NAME]
-    assert found.version == "0.1.0" and found.offers == (("methods", METHOD), ("readers", READER))
+    assert found.version == "0.1.0" and found.offers == (
+        ("methods", METHOD),
+        ("networks", NETWORK),
+        ("readers", READER),
+    )
     assert METHOD not in sys.modules
     plugins.allow(plugins.pinned(NAME))
     assert method_type(METHOD).name == METHOD and reader_function(READER).__module__ == "own_method.png_folder"
@@ -109,7 +113,12 @@ def test_a_distribution_is_found_without_importing_it(here: Path) -> None:
 def test_nothing_is_imported_of_a_distribution_that_is_not_allowed_as_it_is(here: Path, listed: dict[str, str]) -> None:
     """Neither by a job's method nor by a site's reader: not listed, or with another digest."""
     plugins.allow(listed)
-    for load in (lambda: JobSpec.from_dict({"method": METHOD}), lambda: reader_function(READER)):
+    network = {"method": "fedavg", "options": {"network": NETWORK}, "backbone": "none"}
+    for load in (
+        lambda: JobSpec.from_dict({"method": METHOD}),
+        lambda: reader_function(READER),
+        lambda: JobSpec.from_dict(network).exchange(),
+    ):
         with pytest.raises(plugins.PlugInRefused, match="allowed here"):
             load()
     assert METHOD not in sys.modules
@@ -257,7 +266,7 @@ def test_what_is_printed_can_be_pasted_into_a_sites_file(here: Path, tmp_path: P
     """`medfedvqa plugins` prints YAML: names and digests, and in a comment what each offers."""
     done = medfedvqa(tmp_path, here, "plugins")
     assert yaml.safe_load(done.stdout) == {"plugins": plugins.pinned(NAME)}, done.stderr
-    assert "0.1.0; method own_method, reader png-folder" in done.stdout
+    assert "0.1.0; method own_method, network small-net, reader png-folder" in done.stdout
 
 
 @pytest.mark.slow
@@ -300,3 +309,30 @@ def test_method_and_reader_of_the_example_run_through_flares_simulator(
     assert done.returncode == 0, done.stderr
     for site in ("chest", "head"):
         assert parts(tmp_path / "out" / "sites" / site / "audit") == plugins.pinned(NAME)
+
+
+@pytest.mark.slow
+def test_the_network_of_the_example_trains_through_flares_simulator(
+    target: Path, here: Path, pictures: Path, tmp_path: Path
+) -> None:
+    """Privately, on pictures with labels; each vault loads the distribution, and its log names the digest."""
+    lines = ["picture,patient,site,split,label"]
+    for number, path in enumerate(sorted(pictures.glob("*.png"))[:24]):
+        part = ("train", "train", "test")[number % 3]
+        lines.append(
+            f"{path.name},p{number},{('north', 'south')[number % 2]},{part},{('dark', 'bright')[number % 4 < 2]}"
+        )
+        (tmp_path / "films").mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / "films" / path.name)
+    (tmp_path / "films" / "labels.csv").write_text("\n".join(lines) + "\n")
+    words = ["run", "fedavg", "--plugin", NAME, "--data", "image-classes", "--data-root", str(tmp_path / "films")]
+    options = (f"network={NETWORK}", 'network_arguments={"width": 4}', "pixels=32", 'answers=["dark", "bright"]')
+    words += [word for option in (*options, "rounds=2", "weighting=uniform") for word in ("-O", option)]
+    words += ["--epsilon", "8", "--engine", "simulator", "--out", str(tmp_path / "out")]
+    done = medfedvqa(tmp_path, target, *words)
+    assert done.returncode == 0, done.stderr
+    for site in ("north", "south"):
+        audit = tmp_path / "out" / "sites" / site / "audit"
+        assert parts(audit) == plugins.pinned(NAME)
+        sent = {tensor.name for entry in read(audit) if entry.task == "train" for tensor in entry.tensors}
+        assert {"network.0.weight", "network.1.bias", "head.answers.weight"} <= sent

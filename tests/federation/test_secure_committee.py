@@ -46,7 +46,8 @@ def test_a_drawn_committee_gives_every_site_the_plain_mixture(job_on_shares: Mak
         assert {record.nbytes for e in sent[1:4] for record in e.tensors} == {32}
         assert str(sent[-3].reason).endswith(
             f"dealt by the server; computed by {', '.join(beacon.committee(1, 3))}, drawn for this round: all 3 of "
-            "them together could open every input; so many collude in 0 % if 1, 1.8 % if 4 of the 12 sites that drew do"
+            "them together could open every input; this many collude in 0 % if 1, 1.8 % if 4 of the 12 sites that drew "
+            "do"
         )
         assert verify(config.audit).ok
 

@@ -93,6 +93,11 @@ CASES: dict[str, tuple[dict[str, Sequence[int]], Sequence[int], Forward]] = {
         MAPS,
         lambda v, x: F.batch_norm(x, torch.zeros(2).to(x), torch.ones(2).to(x), None, v["b"]).add_(x).relu_(),
     ),
+    "group norm, then in place": (
+        {"w": (2,), "b": (2,)},
+        MAPS,
+        lambda v, x: F.group_norm(x, 1, v["w"], v["b"]).add_(x).relu_(),
+    ),
     "groups": (
         {"w": (4, 2, 3, 3), "b": (4,)},
         MAPS,
@@ -238,6 +243,29 @@ def test_batch_norm_by_the_statistics_of_the_batch_is_refused(statistics: torch.
 
     with pytest.raises(SettingsError, match="mixes patients"):
         recorded(values, normalised, torch.randn(2, 2, 6, 6), torch.tensor([0, 1]))
+
+
+def test_instance_norm_is_group_norm_of_single_channels() -> None:
+    """Of which the gradients by patient are tested above."""
+    values, items = values_of({"w": (2,), "b": (2,)}, torch.Generator().manual_seed(0)), torch.randn(4, 2, 6, 6)
+    owners = torch.tensor([0, 0, 1, 1])
+    instance, _ = recorded(values, lambda v, x: F.instance_norm(x, weight=v["w"], bias=v["b"]), items, owners)
+    group, _ = recorded(values, lambda v, x: F.group_norm(x, 2, v["w"], v["b"]), items, owners)
+    for value in values.values():
+        torch.testing.assert_close(each_of(instance, value, 2), each_of(group, value, 2))
+
+
+def test_instance_norm_by_tracked_statistics_is_refused() -> None:
+    """They are of items that came before, of whatever patients."""
+    values = values_of({"w": (2,)}, torch.Generator().manual_seed(0))
+    tracked = torch.zeros(2), torch.ones(2)
+    with pytest.raises(SettingsError, match="do not track"):
+        recorded(
+            values,
+            lambda v, x: F.instance_norm(x, *tracked, v["w"], use_input_stats=False),
+            torch.randn(2, 2, 6, 6),
+            torch.tensor([0, 1]),
+        )
 
 
 @pytest.mark.parametrize("owners", [None, torch.tensor([0, 1])])

@@ -97,7 +97,7 @@ class RunningJob:
 
 
 def end_as_the_server_did(engine: Any) -> None:
-    """From now on a job whose process at the server has ended well stays finished, whatever its sites say of theirs.
+    """From now on a job whose process at the server has ended well stays finished, whatever its sites report.
 
     FLARE (2.9) calls such a job abnormal if a site cannot say how its own process ended: because it died after its last
     answer, or because the server was not there to be told.

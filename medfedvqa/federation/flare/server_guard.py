@@ -99,7 +99,7 @@ class _EndedStreams:
         self._thread: threading.Thread | None = None
 
     def add(self, task: RxTask, seconds: float) -> None:
-        """Forget a stream after so many seconds."""
+        """Forget a stream after this many seconds."""
         with self._change:
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), task))
             surplus = [heapq.heappop(self._due)[-1]] if len(self._due) > _MOST else []

@@ -199,7 +199,7 @@ class _Inbox:
             self._change.notify_all()
 
     def get(self, timeout: float, ask: Callable[[int], None]) -> bytes:
-        """The next message; `ask` is told how many parts are here. Raises `TimeoutError` after so many seconds."""
+        """The next message; `ask` learns how many parts are here. Raises `TimeoutError` after `timeout` seconds."""
         end, patience = time.monotonic() + timeout, _ASK_AFTER
         while True:
             with self._change:

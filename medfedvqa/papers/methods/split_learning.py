@@ -46,7 +46,7 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
 
     @property
     def in_clear(self) -> Collection[str]:
-        """Also the tasks in which a site computes its loss, whose gradients the server goes on with."""
+        """Also the tasks in which a site computes its loss, whose gradients the server continues with."""
         return [*super().in_clear, *(task.name for task in self.between)]
 
     @property

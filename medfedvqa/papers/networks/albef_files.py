@@ -196,7 +196,7 @@ def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
 
 
 def _own(grid: int, weights: Weights) -> Weights:
-    """What a checkpoint of ALBEF holds of the backbone, with positions for a grid of so many patches a side."""
+    """What a checkpoint of ALBEF holds of the backbone, with positions for a grid with this many patches a side."""
     nested: Any = weights.get("model", weights)
     whole: Weights = dict(nested)
     text = {key.removeprefix("text_encoder."): value for key, value in whole.items() if key.startswith("text_encoder.")}

@@ -29,7 +29,7 @@ def bert_block(
     layers: int,
     picture: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One block, the one of this index in a tower of so many layers: [n, positions, width] to the same.
+    """One block, the one of this index in a tower with this many layers: [n, positions, width] to the same.
 
     `visible`: the positions that others may attend to, bool [n, 1, 1, positions]. `picture`: the states that it attends
     to as well, [n, patches, width]; prompts and low-rank updates are for a question's attention to itself.

@@ -69,7 +69,7 @@ HEAD = ["trunk", "training", *(f"{heading} ({which})" for heading in HEADINGS fo
 
 
 def tests(comparison: Comparison) -> str:
-    """What the paired t-test by trunk, and the unpaired one that the paper took for it, say of its figures and ours."""
+    """The paired t-test by trunk, and the paper's unpaired one, of its figures and ours."""
     printed = tuple([PRINTED[trunk][column][0] for trunk in TRUNKS] for column in (CONTRASTIVE, SPLIT))
     return (
         f"Contrast on all rows against UniCon, overall, by trunk. In the paper {_tested(*printed)}; the 1.357 that it "

@@ -40,7 +40,7 @@ class Glimpses(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The means of states [rows, n, width] by scores of `scored` [rows, n, inputs]: [rows, GLIMPSES width].
 
-        Besides, the weights [rows, GLIMPSES, n]. `present`: bool [rows, n].
+        Also the weights [rows, GLIMPSES, n]. `present`: bool [rows, n].
         """
         scores = self.scores(scored).transpose(1, 2)
         weights = masked(scores, present if present is None else present[:, None]).softmax(dim=2)

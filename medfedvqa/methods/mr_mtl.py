@@ -1,0 +1,59 @@
+"""MR-MTL: mean-regularised multi-task learning (Z. Liu et al., NeurIPS 2022), the baseline of private silos.
+
+Each site keeps a model w of its own, which it trains with a pull towards the mean m of all sites' last models,
+lambda / 2 ||w - m||^2, and tests. lambda interpolates: at 0 sites train alone, and a large one is FedAvg. Under
+differential privacy every step of w is noisy, so that what a site tests is as private as what it sends.
+
+| paper | here | why |
+|---|---|---|
+| the pull is part of each step's gradient, beside the noisy sum | the same | it sees no data |
+| lambda is tuned by data set and epsilon | an option | the search itself would cost epsilon |
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from medfedvqa.bounds import Weight
+from medfedvqa.core.averaging import Averaging
+from medfedvqa.core.method import State
+from medfedvqa.core.network_options import NetworkOptions
+from medfedvqa.core.registry import register
+from medfedvqa.models import Values
+from medfedvqa.training import Penalty, Trainer
+
+
+class MrMtlConfig(NetworkOptions, frozen=True):
+    """Options."""
+
+    pull: Weight = Field(0.1, description="weight of the pull towards the mean (lambda); 0: sites train alone")
+    evaluated: Literal["shared", "personal"] = Field(
+        "personal", description="test the site's own model, or the last mean"
+    )
+
+
+@register
+class MrMtl(Averaging[MrMtlConfig]):
+    """A model for each site, pulled towards the mean of all sites' models."""
+
+    name = "mr_mtl"
+    config_type = MrMtlConfig
+    takes_steps = False
+
+    def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
+        """A round that continues the site's own model; `start` is the mean, or the common model in the first round."""
+        own: Values = state["values"]
+        loss, pulled = self.row_loss(trainer, state, own), self.penalty(state, start)
+        return {**state, "values": trainer.train(own, loss, round, seed, pulled).trained()}
+
+    def penalty(self, state: State, start: Values) -> Penalty | None:
+        """The pull towards the mean, which sees no data; none for a weight of 0."""
+        weight = self.config.pull
+        if not weight:
+            return None
+
+        def pull(values: Values) -> torch.Tensor:
+            return weight / 2 * torch.stack([(values[name] - start[name]).square().sum() for name in values]).sum()
+
+        return pull
