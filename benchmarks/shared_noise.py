@@ -41,10 +41,14 @@ CLIP, COLLUDERS, DROPPING = 1.0, 2, 1
 """The clipping norm, and the sites that may collude or drop out beside those that share noise."""
 STEP = 325
 """Patients of all sites together in a step, on average."""
+FREE = ("none", "none, default steps", "alone", "prior", "majority")
 PULLS = {"MR-MTL": 0.1, "MR-MTL, pull 1": 1.0, "MR-MTL, pull 10": 10.0}
-PRIVATE = ("shared", "local", *PULLS)
-ARMS = ("none", "none, default steps", "alone", "prior", "majority", *PRIVATE)
+RELEASED = ("shared", "local")
+PRIVATE = (*RELEASED, *PULLS)
 """The arms under differential privacy: shared noise, each site's own, and each site's own on a model of its own."""
+ARMS = (*FREE, *PRIVATE)
+Cell = tuple[str, float | None, str]
+"""The federation, the epsilon and the arm."""
 MR_MTL = {name: value for name, value in OPTIONS.items() if name != "schedule"}
 MR_MTL |= {"local_unit": "batches", "local_epochs": 1, "optimizer": "adam"}
 
@@ -126,26 +130,52 @@ class Federation:
 
 
 def table(lines: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown: the mean over sites, for each seed, in per cent, and what the rule of `privacy plan` expects."""
-    yield "| sites x patients | epsilon | noise | right, by seed | mean | noise over signal | rule |"
-    yield "|---|---:|---|---:|---:|---:|---:|"
-    cells: dict[tuple[Any, ...], list[float]] = {}
-    ratios: dict[tuple[Any, ...], list[float]] = {}
+    """Markdown: right answers in per cent, mean over sites and seeds, without privacy and by epsilon.
+
+    Beside each released one stand its noise over signal, and what the rule of `privacy plan` expects.
+    """
+    cells, ratios = _means_and_ratios(lines)
+    shapes = dict.fromkeys(shape for shape, _, _ in cells)
+    yield "| sites x patients | " + " | ".join(FREE) + " |"
+    yield "|---|" + "---:|" * len(FREE)
+    for shape in shapes:
+        yield " | ".join([f"| {shape}", *(f"{cells[shape, None, arm]:.1f}" for arm in FREE)]) + " |"
+    yield ""
+    heads = (f"{arm} | noise over signal | rule" for arm in RELEASED)
+    yield "| sites x patients | epsilon | " + " | ".join(heads) + " |"
+    yield "|---|---:|" + "---:|" * 3 * len(RELEASED)
+    private = {(shape, epsilon) for shape, epsilon, _ in cells if epsilon is not None}
+    for shape, epsilon in sorted(private, key=lambda each: (each[0], -each[1])):
+        pilot = Pilot(*(cells[shape, None, arm] for arm in ("majority", "alone", "none, default steps")))
+        parts = [f"| {shape} | {epsilon:g}"]
+        for arm in RELEASED:
+            ratio = ratios[shape, epsilon, arm]
+            expected = " to ".join(f"{share:.1f}" for share in pilot.released(ratio))
+            parts.append(f"{cells[shape, epsilon, arm]:.1f} | {ratio:.2f} | {expected}")
+        yield " | ".join(parts) + " |"
+    yield ""
+    yield "| sites x patients | epsilon | " + " | ".join(PULLS) + " |"
+    yield "|---|---:|" + "---:|" * len(PULLS)
+    pulled = {(shape, epsilon) for shape, epsilon, arm in cells if epsilon is not None and arm in PULLS}
+    for shape, epsilon in sorted(pulled, key=lambda each: (each[0], -each[1])):
+        means = (cells.get((shape, epsilon, arm)) for arm in PULLS)
+        yield (
+            " | ".join([f"| {shape} | {epsilon:g}", *("" if each is None else f"{each:.1f}" for each in means)]) + " |"
+        )
+
+
+def _means_and_ratios(lines: list[Mapping[str, Any]]) -> tuple[dict[Cell, float], dict[Cell, float]]:
+    """Right answers in per cent, and noise over signal where there is noise: means over the seeds of each cell."""
+    right: dict[Cell, list[float]] = {}
+    ratios: dict[Cell, list[float]] = {}
     for line in sorted(lines, key=lambda line: line["sites"]):
-        means = [100 * np.mean([bit == "1" for bit in bits]) for bits in line["right"].values()]
         cell = line["sites"], line["epsilon"], line["arm"]
-        cells.setdefault(cell, []).append(float(np.mean(means)))
+        means = [100 * np.mean([bit == "1" for bit in bits]) for bits in line["right"].values()]
+        right.setdefault(cell, []).append(float(np.mean(means)))
         if line["epsilon"] is not None:
             ratios.setdefault(cell, []).append(line["noise_over_signal"])
-    for (shape, epsilon, arm), means in cells.items():
-        expected = beside = ""
-        if epsilon is not None:
-            ratio = float(np.mean(ratios[shape, epsilon, arm]))
-            free = (cells[shape, None, name] for name in ("majority", "alone", "none, default steps"))
-            released = Pilot(*(float(np.mean(way)) for way in free)).released(ratio)
-            expected, beside = " to ".join(f"{share:.1f}" for share in released), f"{ratio:.2f}"
-        by_seed = ", ".join(f"{mean:.1f}" for mean in means)
-        yield f"| {shape} | {epsilon or 'none'} | {arm} | {by_seed} | {np.mean(means):.1f} | {beside} | {expected} |"
+    first, second = ({cell: float(np.mean(each)) for cell, each in means.items()} for means in (right, ratios))
+    return first, second
 
 
 def main() -> None:

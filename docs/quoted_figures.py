@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from medfedvqa.research.benchmark.benchmark_table import gains, markdown
-from medfedvqa.research.benchmark.comparison import Comparison, compared
+from medfedvqa.research.benchmark.benchmark_table import (
+    ABSENT,
+    cell,
+    corrected,
+    gain_cell,
+    gains,
+    markdown,
+    p_cell,
+    table,
+)
+from medfedvqa.research.benchmark.comparison import PERSONAL, Comparison, compared
 from medfedvqa.research.benchmark.outcome import RunOutcome
 from medfedvqa.research.benchmark.results_file import Result
 from medfedvqa.research.benchmark.statistics import average, gain, holm
@@ -25,7 +34,6 @@ TABLES = {
     "vqa-rad-all": "VQA-RAD, open and closed questions",
 }
 """The titles of the files of raw results that have a page of tables, in the order of docs/benchmark.md."""
-STUDY = "slake-study"
 ONE = "slake-hospitals: all rows"
 TWO, THREE, FOUR = (f"slake-hospitals: {count} hospitals per organ" for count in (2, 3, 4))
 WORDS_FIRST = "slake-words"
@@ -44,7 +52,7 @@ COUNTS = re.compile(
 STEP, PM, ALONE, WORDS = "FedAdam adapter (a step a round)", "prompt_pfl (PM)", "local (DT)", "bag of words"
 POOLED = "frozen features (rows of all sites)"
 BLIND, AS2 = " without the picture", "prompt_pfl AS2 (not shared)"
-OWN, PUBLIC = "FedAvg last 3 blocks (personal)", "FedAvg last 3 blocks (public answers) (personal)"
+OWN = "FedAvg last 3 blocks (personal)"
 
 Quote = tuple[str, str] | tuple[str, str, str]
 """A file of raw results and a system: its average. With a second system: by how much the first has more."""
@@ -64,7 +72,6 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (TWO, "stepwise", POOLED),
         (THREE, "stepwise", POOLED),
         (TWO, "FedAvg classifier", "local classifier"),
-        (TWO, "FedProx classifier", "local classifier"),
         (TWO, "ridge", "ridge (not shared)"),
         (TWO, "stepwise", "stepwise (own bias)"),
         (TWO, "stepwise", "stepwise (own last layer)"),
@@ -73,67 +80,35 @@ QUOTES: dict[str, tuple[Quote, ...]] = {
         (f"{TWO}, 50 {WRONG}", "stepwise", "frozen features"),
         (f"{TWO}, 100 {WRONG}", "stepwise", "frozen features"),
         (TWO, "stepwise (by organ)", "stepwise"),
-        (TWO, "stepwise (organ alone)", "stepwise"),
         (TWO, "stepwise (by reliability)", "stepwise"),
-        (TWO, "stepwise (by reliability)", "frozen features"),
-        (ONE, "stepwise (by organ)", "stepwise"),
-        (THREE, "stepwise (by organ)", "stepwise"),
         ("vqa-rad-hospitals", "stepwise", "frozen features"),
         (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", "frozen features"),
-        (f"{WORDS_FIRST}: 2 hospitals per organ", "stepwise", POOLED),
         (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", "frozen features"),
-        (f"{WORDS_FIRST}: 3 hospitals per organ", "stepwise", POOLED),
-        (f"{STUDY}: 10 % of the rows", "FedAvg classifier", "local classifier"),
-        (f"{STUDY}: all rows", "local classifier", "FedAvg classifier"),
-        (f"{STUDY}: all rows", POOLED),
         ("slake", "frozen features", "frozen features" + BLIND),
         ("slake", PM, PM + BLIND),
         ("slake", ALONE, ALONE + BLIND),
         ("slake", "FedDAT", "FedDAT" + BLIND),
         ("slake", "FedAvg full", "FedAvg full" + BLIND),
         ("slake", AS2, PM),
-        ("slake", "prompt_pfl (five heads)", "prompt_pfl AS2 (five heads; not shared)"),
         ("slake", "local (DT) local head", "FedDAT"),
-        ("slake", "FedAvg adapter local head", "local (DT) local head"),
         ("slake", "ridge", "ridge (not shared)"),
         ("slake", STEP, ALONE),
         ("slake", OWN, "local last 3 blocks"),
-        ("slake", PUBLIC, "local last 3 blocks (public answers)"),
         ("slake", "local full", "FedAvg full"),
         ("slake", ALONE, "FedAvg adapter"),
         ("slake", "local classifier", "FedAvg classifier"),
         ("slake", STEP, "FedAvg adapter"),
-        ("slake", "CreamFL", ALONE),
-        ("slake", ALONE, "FedGEMS"),
-        ("slake", ALONE, "FedET"),
-        ("slake", "FedMD", ALONE),
-        ("slake", ALONE, "split learning"),
         ("slake", ALONE, "UniCon"),
-        ("slake", WORDS, "UniCon"),
         ("slake", "centralised", STEP),
         ("slake", "prompt_pfl (five heads)"),
         ("slake", "prompt_pfl (five heads)", WORDS),
-        ("slake", STEP, WORDS),
-        ("slake", STEP, "FedAdam adapter (a step a round; server rate 0.001)"),
-        ("slake", "FedAdam adapter (a step a round; five heads)", STEP),
         ("vqa-rad", "split learning"),
         ("vqa-rad", "split learning", "split learning" + BLIND),
         ("vqa-rad", PM + BLIND, PM),
-        ("vqa-rad", "frozen features" + BLIND, "frozen features"),
-        ("vqa-rad", ALONE + BLIND, ALONE),
-        ("vqa-rad", "FedAvg full" + BLIND, "FedAvg full"),
-        ("vqa-rad", "FedDAT" + BLIND, "FedDAT"),
         ("vqa-rad", PM, AS2),
-        ("vqa-rad", "FedAvg adapter local head", "local (DT) local head"),
-        ("vqa-rad", "FedMD", ALONE),
         ("vqa-rad", ALONE, "FedAvg adapter"),
-        ("vqa-rad", ALONE, "FedET"),
         ("vqa-rad", ALONE, STEP),
-        ("vqa-rad", ALONE, "FedAvgM"),
-        ("vqa-rad", ALONE, "FedAdam"),
-        ("vqa-rad", ALONE, "FedYogi"),
         ("vqa-rad-all", "local full", WORDS),
-        ("vqa-rad-all", "local full", "FedAvg full"),
     ),
 }
 
@@ -188,8 +163,54 @@ def documents() -> dict[Path, str]:
 
 
 def table_page(name: str) -> str:
-    """The page with all that the benchmark prints of a file of raw results."""
-    return f"# {TABLES[name]}\n\n[What it says](../benchmark.md), in words.\n\n{markdown(comparison(name)).strip()}\n"
+    """The page of a file of raw results: settings, a short table of all systems, and other tables of the benchmark.
+
+    Pages of all questions have the literature, pages of closed ones the prompt paper's table and the servers' models.
+    The whole table, with each site's accuracy and all costs, is what `medfedvqa benchmark --from` makes.
+    """
+    each = comparison(name)
+    first, *sections = markdown(each).strip().split("\n\n## ")
+    facts = first.partition("\n")[0]
+    kept = "".join(
+        f"\n\n## {section}" for section in sections if section.startswith(LITERATURE) is name.endswith("-all")
+    )
+    reading = READING.format(reference=each.reference, hours=f"{each.seconds / 3600:.1f}")
+    head = f"# {TABLES[name]}\n\n[What it says](../benchmark.md), in words."
+    return "\n\n".join([head, facts, short_table(each), reading]) + kept + "\n"
+
+
+LITERATURE = "Closed and open questions in the literature"
+READING = (
+    "*p*: against {reference}. All runs: {hours} processor hours. "
+    "[How to read it](../benchmark.md#how-the-tables-are-read)."
+)
+KINDS = ("average", "closed", "open", "together")
+"""The averages that a short table shows, of those that the comparison has."""
+
+
+def short_table(each: Comparison) -> str:
+    """The averages, the gains and the bytes up; personal models and those without the picture are columns, no rows."""
+    tested = corrected(each)
+    kinds = [kind for kind in each.averages(each.reference) if kind in KINDS]
+    rows = []
+    for label, runs in each.rows.items():
+        if any(label.endswith(end) and label.removesuffix(end) in each.rows for end in (PERSONAL, BLIND)):
+            continue
+        averages = each.averages(label)
+        own = label + PERSONAL
+        personal = short(cell(list(each.averages(own).values())[-1])) if own in each.rows else ABSENT
+        p = "reference" if label == each.reference else p_cell(tested[label]) if label in tested else ABSENT
+        sent = f"{runs[0].bytes_up:,.0f}" if runs[0].parameters else ABSENT
+        accuracies = [short(cell(averages[kind])) for kind in kinds]
+        cells = [*accuracies, p, *map(gain_cell, gains(each, label)), personal, sent]
+        rows.append([label, str(len(runs)), *("" if printed == ABSENT else printed for printed in cells)])
+    head = ["system", "seeds", *kinds, "p", "from pictures", "from federation", "personal", "bytes up"]
+    return table(head, rows)
+
+
+def short(printed: str) -> str:
+    """The printed accuracy without its standard deviation over seeds, which its interval holds."""
+    return re.sub(r" ± [\d.]+", "", printed)
 
 
 def updated(text: str, quotes: Sequence[Quote]) -> str:

@@ -48,6 +48,8 @@ LINK = re.compile(r"\]\(([^)\s]*)\)")
 FILE = re.compile(
     r"(?:audits|benchmarks|docs|medfedvqa|nvflare_jobs|privacy|tests)/[\w/.-]+\.(?:css|js|json|lock|md|py|yml)"
 )
+COMPARED = re.compile(r"^Compared on (\S+) with: (.*)\.$", re.MULTILINE)
+"""Day and source of all rows of a section of docs/compliance.md."""
 EXAMPLES = {"medfedvqa/methods/halfway.py", "tests/methods/test_halfway.py"}
 """Files that CONTRIBUTING.md has its reader write."""
 SOURCE = re.compile(r"<(?:script|img|link|iframe|source|video|audio|object|embed|use)\b[^>]*>", re.IGNORECASE)
@@ -188,18 +190,19 @@ def test_the_compliance_page_has_every_line_of_a_reports_section_k() -> None:
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
     for line in section_k():
         section = page.partition(f"## {line.framework}\n")[2].partition("\n## ")[0]
-        row = rf"^\| {re.escape(line.reference)} \| {re.escape(line.topic)} \| {line.support} \|"
-        found = re.search(rf"{row}.*\| (.*) \| (.*) \| (.*) \|$", section, re.MULTILINE)
+        row = rf"^\| {re.escape(line.reference)}: {re.escape(line.topic)} \| {line.support} \|"
+        found = re.search(rf"{row}.* \(([A-L, ]+)\) \|$", section, re.MULTILINE)
         assert found and found.group(1).split(", ") == list(line.evidence), (line.framework, line.reference, line.topic)
-        assert found.groups()[1:] == (line.source, line.checked), (line.framework, line.reference)
+        assert COMPARED.findall(section) == [(line.checked, line.source)], (line.framework, line.reference)
 
 
 def test_no_row_on_compliance_is_older_than_a_year() -> None:
-    """Of the page, and of section K: each has its source's version, and the day on which it was compared with it."""
-    page = (DOCS / "compliance.md").read_text(encoding="utf-8")
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    dated = {(row[0], row[-2], row[-1]) for row in rows if row[2] != "support"}
-    dated |= {(line.reference, line.source or "", line.checked or "") for line in section_k()}
+    """Of the page, whose sections each have one source and one day for all rows, and of section K."""
+    dated = {(line.reference, line.source or "", line.checked or "") for line in section_k()}
+    for section in (DOCS / "compliance.md").read_text(encoding="utf-8").split("\n## ")[1:-1]:
+        [(day, source)] = COMPARED.findall(section)
+        rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+        dated |= {(row[0], source, day) for row in rows if row[1] != "support"}
     assert len(dated) > 100 and all(source for _, source, _ in dated)
     today = datetime.now(UTC).date()
     ages = {row: today - date.fromisoformat(row[2]) for row in dated}
@@ -215,9 +218,9 @@ def test_the_compliance_page_never_says_that_anybody_complies() -> None:
     """It says what is supported, and what is not provided; each row one of three."""
     page = (DOCS / "compliance.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    heads = [row for row in rows if row[2] == "support"]
+    heads = [row for row in rows if row[1] == "support"]
     assert len(heads) == 12 and len(rows) > 50
-    assert {row[2] for row in rows} == {"support", "supports", "partly supports", "not provided"}
+    assert {row[1] for row in rows} == {"support", "supports", "partly supports", "not provided"}
     assert re.findall(r"(\S+ \S+) compl(?:y|ies|iant)\b", " ".join(page.split())) == ["that anybody"]
     assert "neither means that anybody complies" in page
 

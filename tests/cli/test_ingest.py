@@ -11,8 +11,10 @@ from pydicom.uid import generate_uid
 from small_dicom import dicom_bytes, small_dicom
 
 import medfedvqa.ingest.ingest as ingestion
-from medfedvqa.cli.ingest import _stage_bars
+from medfedvqa.cli.ingest import _show, _stage_bars
 from medfedvqa.cli.terminal import Terminal
+from medfedvqa.ingest.refusal_reasons import Reason, RowReason
+from medfedvqa.ingest.store import Counts
 
 LIMITS = ("--side", "64", "--memory", "2048", "--workers", "1")
 
@@ -123,3 +125,16 @@ def test_without_a_terminal_each_minute_shows_the_pace_and_the_time_that_is_left
         f"reading images: {done} of 6,000, 3,600 an hour, {left} hours left"
         for done, left in ((61, "1:39"), (121, "1:38"), (181, "1:37"))
     ]
+
+
+def test_the_terminal_prints_every_reason_with_its_meaning() -> None:
+    """As docs/ingest.md says: a reason is explained where it is counted."""
+    output = StringIO()
+    counts = Counts(
+        files=1, stored=0, unasked=0, quarantined=dict.fromkeys(Reason, 1), redacted=0, rows=0,
+        rows_left_out=dict.fromkeys(RowReason, 1), patients=0,
+    )  # fmt: skip
+    _show(Terminal(file=output, width=400), counts)
+    lines = output.getvalue().splitlines()
+    for kind, reason in (*(("quarantined", each) for each in Reason), *(("left out", each) for each in RowReason)):
+        assert [line for line in lines if f"{kind}: {reason.value} " in line and f" {reason.meaning} " in line], reason

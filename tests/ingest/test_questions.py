@@ -7,7 +7,6 @@ import pytest
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.questions import contradictions, read_questions, topic
-from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 from medfedvqa.ingest.table_finds import TableOptions
 
 HEAD = "image,question,answer,organ,split\n"
@@ -120,9 +119,3 @@ def test_contradictory_answers_are_found_whatever_their_case(tmp_path: Path) -> 
     rows = read_questions(tmp_path / "a.csv").rows
     contradictory = contradictions((row.image, row) for row in rows)
     assert [row.index for row in rows if topic(row.image, row) in contradictory] == [0, 1]
-
-
-def test_the_manual_lists_every_reason_with_its_meaning() -> None:
-    """What a user is told in a list can be looked up."""
-    manual = (Path(__file__).parents[2] / "docs" / "ingest.md").read_text(encoding="utf-8")
-    assert all(f"| `{reason.value}` | {reason.meaning} |" in manual for reason in (*Reason, *RowReason))
