@@ -1,7 +1,7 @@
 """`medfedvqa privacy report` and `join-reports`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,15 +10,22 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.cli.audit_options import Against, Network
 from medfedvqa.cli.options import writable
 from medfedvqa.cli.report_verify import KeysOption, Reports, joined_of
-from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.sites import config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.cli.verdicts import MARKS
 from medfedvqa.errors import ConfigError
 
+if TYPE_CHECKING:
+    from privacy.report import Report
+
 
 def report_command(
-    site: SiteFile,
     out: Annotated[Path, typer.Option(help="Folder for the report; new or empty.", callback=writable)],
+    site: Annotated[Path | None, typer.Option(help="The site's own site.yml.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The job's run: its results and what others hold are found. Without --site: all its sites."),
+    ] = None,
     job: Annotated[str | None, typer.Option(help="Which job; by default the last one that opened.")] = None,
     results: Annotated[Path | None, typer.Option(help="The job's results.json, for its settings.")] = None,
     baseline: Annotated[
@@ -44,23 +51,45 @@ def report_command(
 
     if language != "en" and audience != "patients":
         raise ConfigError("only the page for patients is in other languages: add --audience patients")
-    report = write_report(
-        config_of(site),
-        out,
-        job=job,
-        results=results,
-        baseline=baseline,
-        attack=attack,
-        against=against or (),
-        network=network,
-        audience=audience,
-        language=language,
-    )
+    for site_file, folder in _folders(site, run, out).items():
+        report = write_report(
+            config_of(site_file),
+            folder,
+            run=run,
+            job=job,
+            results=results,
+            baseline=baseline,
+            attack=attack,
+            against=against or (),
+            network=network,
+            audience=audience,
+            language=language,
+        )
+        _show(report, folder)
+
+
+def _folders(site: Path | None, run: Path | None, out: Path) -> dict[Path, Path]:
+    """The folder of the report of each site.yml: `out` itself for one site, else a folder in it for each site."""
+    from medfedvqa.federation.launch import check_new
+    from medfedvqa.library.run_evidence import RunEvidence
+
+    if site is not None:
+        return {site: out}
+    if run is None:
+        raise ConfigError("whose report? Give --site with the site's site.yml, or --run with the folder of a run")
+    check_new(out)
+    sites = RunEvidence.find(run).sites
+    if not sites:
+        raise ConfigError(f"'{run}' holds no site's own folder: add --site with the site's site.yml")
+    return {path: out / name for name, path in sites.items()}
+
+
+def _show(report: "Report", folder: Path) -> None:
     terminal = Terminal()
     terminal.write_line(0, sentence(report.sections.claim.sentence))
     for rule in report.sections.verdicts.rules:
         terminal.write_line(2, f"{plain(rule.rule)}: {MARKS[VerdictState(rule.state)]}, {sentence(rule.said)}")
-    terminal.write_line(0, f"The report is in [bold]{sentence(out)}[/]")
+    terminal.write_line(0, f"The report is in [bold]{sentence(folder)}[/]")
 
 
 def join_command(

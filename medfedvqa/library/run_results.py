@@ -100,9 +100,7 @@ class SiteResults:
 
     def report(self, out: str | Path) -> Report:
         """Write the privacy-budget report of this run, as JSON, HTML and PDF, into the new folder `out`."""
-        _, against = sites_of(find_logs(self.run), self.run)[self.name]
-        results = self.run / RESULTS
-        return write_report(self.config, Path(out), results=results, against=against, network=self.network)
+        return write_report(self.config, Path(out), run=self.run)
 
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from audits import AuditKey, origin_of
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.federation.launch import check_new
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.library.run_evidence import RunEvidence
 from medfedvqa.report.collect import evidence_of
 from privacy.report import Report, report_bytes, report_of, sign_report
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
@@ -17,6 +18,7 @@ def write_report(
     config: SiteConfig,
     out: Path,
     *,
+    run: Path | None = None,
     job: str | None = None,
     results: Path | None = None,
     baseline: Path | None = None,
@@ -28,12 +30,16 @@ def write_report(
 ) -> Report:
     """Write the report on `job`, by default the site's last one, into the new folder `out`, and return it.
 
+    `run`: the folder of the job's run, in which its results and what others hold of the log are found.
     `results`, `baseline`: the job's results.json, and that of the same job without privacy. `attack`: an attack.json.
     `audience`, `language`: for whom the pages are; those for patients are in English or German.
     `against`: what others hold of the site's log. `network`: False for a job in one process. The site's log is signed
     as it is; nothing else of the site changes. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
     check_new(out)
+    if run is not None:
+        beside = RunEvidence.find(run)
+        results, against, network = results or beside.results, (*against, run), network and beside.network
     report = report_of(evidence_of(config, job, results, baseline, attack, against, network))
     write_whole(out / JSON, report_bytes(report))
     # What draws takes seconds to import, and most programs do without it.

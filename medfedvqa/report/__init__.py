@@ -19,7 +19,9 @@ JOINED_HTML, JOINED_PDF = "joined.html", "joined.pdf"
 
 
 def render(report: Report, folder: Path, audience: Audience = "officers", language: Language = "en") -> None:
-    """Write report.html and report.pdf into the folder, with the same content and with the same bytes each time.
+    """Write report.html and report.pdf into the folder, with the same bytes each time.
+
+    The PDF names the long tables that it leaves out. All else has the same content in both.
 
     For `patients` both are one page in short words, in the language that is given. Raises `ValueError` if the report's
     date is malformed.

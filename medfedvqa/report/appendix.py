@@ -48,6 +48,7 @@ def log(report: Report) -> Section:
         },
         "No entry is quoted.",
         lambda entry: f"entry-{entry.record.get('seq')}",
+        on_paper=False,
     )
     return Section("log", "Log entries", (entries,))
 
@@ -59,7 +60,7 @@ def ledger(report: Report) -> Section:
         return line.record or {}
 
     records = table(
-        "Records of the budget ledger; one that lists patients' digests is here by its hash only",
+        "Records of the budget ledger; one that lists patients' digests appears by its hash only",
         report.evidence.ledger,
         {
             "Record": lambda line: count(line.seq),
@@ -74,20 +75,31 @@ def ledger(report: Report) -> Section:
         },
         "The site has no ledger.",
         lambda line: f"record-{line.seq}",
+        on_paper=False,
     )
     return Section("ledger", "Ledger records", (records,))
 
 
 def digests(sections: Sequence[Section]) -> Section:
-    """The full digests that the sections print short."""
-    first = dict[str, str]()
-    for section in sections:
-        for part in _parts(section):
-            if isinstance(part, Digest) and part.text != part.full:
-                first.setdefault(part.full, section.heading)
-    rows = tuple(row(Code(full), where, anchor=anchor(full)) for full, where in first.items())
-    full = Table("As they stand in report.json", ("Digest", "First in"), rows, "There is none.")
-    return Section("digests", "Digests in full", (full,))
+    """The full digests that the sections print short: those of the PDF, then those of tables that it leaves out."""
+    first = dict[str, tuple[str, bool]]()
+    for on_paper in (True, False):
+        for section in sections:
+            for part in _parts(section, on_paper):
+                if isinstance(part, Digest) and part.text != part.full:
+                    first.setdefault(part.full, (section.heading, on_paper))
+    captions = {True: "As they stand in report.json", False: "Digests of the tables that the PDF leaves out"}
+    tables = [
+        Table(
+            caption,
+            ("Digest", "First in"),
+            tuple(row(Code(full), where, anchor=anchor(full)) for full, (where, on) in first.items() if on is on_paper),
+            "There is none.",
+            on_paper,
+        )
+        for on_paper, caption in captions.items()
+    ]
+    return Section("digests", "Digests in full", tuple(table for table in tables if table.on_paper or table.rows))
 
 
 def anchor(full: str) -> str:
@@ -97,10 +109,10 @@ def anchor(full: str) -> str:
     return f"digest-{full.encode().hex() if not full.isalnum() else full}"
 
 
-def _parts(section: Section) -> Iterator[Inline]:
-    """The inline parts of the section's figures and tables."""
+def _parts(section: Section, on_paper: bool) -> Iterator[Inline]:
+    """The inline parts of the section's figures and tables that are, or are not, for paper."""
     for block in section.blocks:
-        if isinstance(block, Facts):
+        if isinstance(block, Facts) and on_paper:
             yield from (part for fact in block.facts for part in fact.value)
-        elif isinstance(block, Table):
+        elif isinstance(block, Table) and block.on_paper is on_paper:
             yield from (part for line in block.rows for content in line.cells for part in content)

@@ -132,6 +132,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     empty: str
+    on_paper: bool = True
+    """Whether the PDF has the rows as well; if not, it names the files that have them."""
 
     def numeric(self, column: int) -> bool:
         return self.columns[column].startswith("#")
@@ -247,10 +249,11 @@ def table(
     columns: Mapping[str, Callable[[Item], Content]],
     empty: str,
     anchor: Callable[[Item], str] | None = None,
+    on_paper: bool = True,
 ) -> Table:
     """A table with a row for each item. `columns` maps the title of a column to the function of its cells."""
     rows = (row(*(content(item) for content in columns.values()), anchor=anchor and anchor(item)) for item in items)
-    return Table(caption, tuple(columns), tuple(rows), empty)
+    return Table(caption, tuple(columns), tuple(rows), empty, on_paper)
 
 
 def fact(label: str, value: Content, source: Content = ()) -> Fact:

@@ -6,6 +6,7 @@ the compiler alone, so that every machine writes the same bytes. A letter that t
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from audits.escaping import number
+from audits.plurals import quantity
 from medfedvqa.figures import encoded
 from medfedvqa.report import appendix, blocks
 from medfedvqa.report.blocks import Block, Cell, Document, Inline, Link
+from privacy.report.report_files import HTML, JSON
 
 STANDARD: Final = "ua-1"
 PIECE = 8
@@ -34,6 +37,7 @@ def pdf_bytes(document: Document) -> bytes:
     """
     import typst
 
+    document = _for_paper(document)
     created = datetime.fromisoformat(document.created)
     layout = files("medfedvqa.report").joinpath("document.typ").read_bytes()
     fonts = typst.Fonts(include_system_fonts=False, font_paths=[_font_folder()])
@@ -42,6 +46,19 @@ def pdf_bytes(document: Document) -> bytes:
     if not isinstance(pdf, bytes):
         raise TypeError("Typst returns a PDF as bytes")
     return pdf
+
+
+def _for_paper(document: Document) -> Document:
+    """The document with a sentence in the place of each table that is not for paper."""
+    sections = (replace(one, blocks=tuple(map(_paper_block, one.blocks))) for one in document.sections)
+    return replace(document, sections=tuple(sections))
+
+
+def _paper_block(block: Block) -> Block:
+    if not isinstance(block, blocks.Table) or block.on_paper or not block.rows:
+        return block
+    rows = quantity(len(block.rows), "row")
+    return blocks.Text((f"{block.caption}. This file leaves out {rows}, which {HTML} and {JSON} have.",))
 
 
 class _Setting:

@@ -1,5 +1,6 @@
 """Sections G to M: trust, egress, data handling, attacks and cost, mappings, and verdicts."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from medfedvqa.report import charts
@@ -139,6 +140,7 @@ def _releases(releases: Sequence[ReleaseFigures]) -> Table:
             "#Bytes": lambda r: count(r.nbytes),
         },
         "Nothing left.",
+        on_paper=False,
     )
 
 
@@ -257,6 +259,17 @@ def mappings(report: Report) -> Section:
             "Evidence": lambda m: section_links(m.evidence),
         },
         "There is no mapping.",
+        on_paper=False,
+    )
+    support = Counter((m.framework, m.support) for m in report.sections.mappings)
+    overview = Table(
+        "Lines by framework",
+        ("Framework", *(f"#{name}" for name in tones)),
+        tuple(
+            row(framework, *(count(support[framework, name] or None) for name in tones))
+            for framework in dict.fromkeys(m.framework for m in report.sections.mappings)
+        ),
+        "There is no mapping.",
     )
     dated = dict.fromkeys((m.framework, m.source, m.checked) for m in report.sections.mappings if m.source)
     sources = Table(
@@ -265,7 +278,7 @@ def mappings(report: Report) -> Section:
         tuple(row(framework, plain(source), plain(checked)) for framework, source, checked in dated),
         "The version that made this report did not say.",
     )
-    return Section("K", "Mappings", (frameworks, sources))
+    return Section("K", "Mappings", (overview, frameworks, sources))
 
 
 def verdicts(report: Report) -> Section:

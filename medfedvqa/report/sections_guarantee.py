@@ -105,17 +105,17 @@ def code(report: Report) -> Section:
 def _parts(parts: Sequence[CodeShare]) -> Iterator[Table]:
     """The parts of the job's code. Code that a site added comes first, since nobody else may have looked at it."""
     titles = ("Part", "Version", "SHA-256")
-    groups = {
-        "Code from outside of this project that took part": ("plug-in", "module"),
-        "The project and what it depends on": ("project", "dependency"),
-    }
-    for caption, kinds in groups.items():
+    groups = (
+        ("Code from outside of this project that took part", ("plug-in", "module"), True),
+        ("The project and what it depends on", ("project", "dependency"), False),
+    )
+    for caption, kinds, on_paper in groups:
         rows = tuple(
             row(part.name or "a module of no distribution", part.version or NONE, digest(part.sha256))
             for part in parts
             if part.kind in kinds
         )
-        yield Table(caption, titles, rows, "No code from outside of the project took part.")
+        yield Table(caption, titles, rows, "No code from outside of the project took part.", on_paper)
 
 
 def claim(report: Report) -> Section:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from medfedvqa.library.run_evidence import RunEvidence
+
 Command = Callable[..., Any]
 SITES = ("abdomen", "chest", "head")
 MARKS = ("complies", "complian")
@@ -25,12 +27,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reports(medfedvqa: Command, private_run: Path, made: Path) -> dict[str, Path]:
-    """A report of each site, made by the command."""
-    for name in SITES:
-        if not (made / name).exists():
-            given = ["--results", str(private_run / "results.json"), "--against", str(private_run), "--no-network"]
-            told = ["--site", site_of(private_run, name), "--out", str(made / name)]
-            assert medfedvqa("privacy", "report", *told, *given).returncode == 0
+    """A report of each site of the run, made by one command."""
+    if not list(made.iterdir()):
+        assert medfedvqa("privacy", "report", "--run", str(private_run), "--out", str(made)).returncode == 0
     return {name: made / name for name in SITES}
 
 
@@ -71,6 +70,39 @@ def test_the_page_for_patients_is_signed_with_the_same_report(
     assert 'lang="de"' in page and "datenschutz@example.org" in page and "von 100" in page
     checked = medfedvqa("privacy", "verify-report", str(out), "--key", keys["chest"])
     assert checked.returncode != 1 and "signature: shown" in checked.stdout and "pages: shown" in checked.stdout
+
+
+def open_rules(folder: Path) -> set[str]:
+    """The rules that the report in a folder does not show to be kept."""
+    rules = json.loads((folder / "report.json").read_text())["sections"]["verdicts"]["rules"]
+    return {rule["rule"] for rule in rules if rule["state"] != "shown"}
+
+
+def test_what_lies_beside_a_run_closes_the_rules_that_wait_for_a_path(
+    medfedvqa: Command, reports: dict[str, Path], private_run: Path, tmp_path: Path
+) -> None:
+    """With the run's folder alone a report has what three options give; of a folder without a run there is none."""
+    site = ("privacy", "report", "--site", site_of(private_run, "chest"))
+    assert medfedvqa(*site, "--out", str(tmp_path / "bare")).returncode == 0
+    options = ("--results", str(private_run / "results.json"), "--against", str(private_run), "--no-network")
+    assert medfedvqa(*site, *options, "--out", str(tmp_path / "options")).returncode == 0
+    assert medfedvqa(*site, "--run", str(private_run), "--out", str(tmp_path / "run")).returncode == 0
+    still_open = open_rules(tmp_path / "run")
+    assert open_rules(tmp_path / "options") == open_rules(reports["chest"]) == still_open
+    assert open_rules(tmp_path / "bare") - still_open == {"whole log", "agreement", "settings"}
+    out = str(tmp_path / "none")
+    assert "neither results.json nor" in medfedvqa(*site, "--run", str(tmp_path), "--out", out).stderr
+    assert "Give --site" in medfedvqa("privacy", "report", "--out", out).stderr
+    (tmp_path / "results.json").write_text("{}")
+    assert "is not the results file" in medfedvqa("privacy", "report", "--run", str(tmp_path), "--out", out).stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_that_still_trains_has_no_results_yet(private_run: Path, tmp_path: Path) -> None:
+    """Its launch tells whether messages cross a network; nothing is guessed where neither file is."""
+    (tmp_path / "launch.json").write_bytes((private_run / "launch.json").read_bytes())
+    assert RunEvidence.find(tmp_path) == RunEvidence(tmp_path, None, network=False)
+    assert not RunEvidence.find(private_run).network and set(RunEvidence.find(private_run).sites) == set(SITES)
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html", "report.pdf", "report.dsse.json"])

@@ -106,7 +106,7 @@ def test_the_size_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_squar
 
 @pytest.mark.slow
 def test_a_report_with_five_thousand_releases_has_all_of_them() -> None:
-    """The page has a row for each release and for each digest; the PDF's table goes on to the last of them."""
+    """The page has a row for each release and for each digest; the PDF stays short and says how many it leaves out."""
     egress = REPORT.sections.egress
     places = range(5_000)
     releases = tuple(
@@ -117,7 +117,8 @@ def test_a_report_with_five_thousand_releases_has_all_of_them() -> None:
     linked, rows = (re.findall(rf'{start}digest-(0{{60}}[0-9a-f]{{4}})"', page(document)) for start in ("#", ' id="'))
     assert linked == rows == [f"{place:064x}" for place in places]
     sheets = PdfReader(BytesIO(pdf_bytes(document))).pages
-    assert len(sheets) > 300 and f"{places[-1]:x}" in "".join(sheets[-1].extract_text().split())
+    text = " ".join(" ".join(sheet.extract_text().split()) for sheet in sheets)
+    assert len(sheets) <= 12 and "Every tensor that left. This file leaves out 5000 rows" in text
 
 
 def test_a_title_names_a_job_and_a_site_shortly() -> None:
