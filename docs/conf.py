@@ -42,7 +42,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
         "Start": ["quickstart", "library", "commands", "faq"],
         "Concepts": ["concepts"],
-        "Methods": ["methods/index", "extending", "examples/own_method/README"],
+        "Methods": ["methods/index", "own-network", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],
         "Privacy": [
             *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")

@@ -194,7 +194,7 @@ def accusation(wrongly: float, found: float) -> Cell:
     """The bound as sentences."""
     guess = accused(wrongly)
     return (
-        *("Somebody who sees all that left says of people whether they took part. If he is wrong about ", guess),
+        *("Somebody who sees all that left guesses for people whether they took part. If he is wrong about ", guess),
         *(" of 100 who did not, he finds at most ", people(found), " of 100 who did; by guessing, ", guess, "."),
     )
 

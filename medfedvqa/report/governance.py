@@ -1,4 +1,4 @@
-"""What a site says of its own decisions, and epsilons that others chose, so that one is not read in a void."""
+"""What a site tells about its own decisions, and epsilons that others chose, so that one is not read in a void."""
 
 from audits.escaping import bounded
 from medfedvqa.report.blocks import NONE, Facts, Section, Table, Text, fact, row

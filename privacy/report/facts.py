@@ -158,7 +158,7 @@ class ReportFacts:
 
     @cached_property
     def sharings(self) -> dict[int, Sharing | None]:
-        """What these entries say of their computations, by the entry's number. Raises `LogError`."""
+        """How these entries describe their computations, by the entry's number. Raises `LogError`."""
         return {entry.seq: sharing_of(entry) for entry in self.shared}
 
     def latest(self, name: str) -> str | None:

@@ -31,7 +31,7 @@ LEFT_OUT = (
 
 
 class SitePart(Frozen):
-    """What one site's report says of this job."""
+    """One site's report on this job, in figures."""
 
     site: str
     report: str

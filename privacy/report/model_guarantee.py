@@ -117,7 +117,7 @@ class Parameter(Frozen):
 
 
 class EventFigures(Frozen):
-    """A mechanism with its parameters, applied so many times."""
+    """A mechanism with its parameters, and how often it is applied."""
 
     mechanism: str
     """Its name in the registry of mechanisms."""

@@ -80,7 +80,7 @@ class Policy(Frozen):
 
 
 class Run(Frozen):
-    """What a run's `results.json` says of the job: settings and versions, no figure of any site's data."""
+    """What a run's `results.json` tells about the job: settings and versions, no figure of any site's data."""
 
     sha256: str
     """Of the file."""
@@ -178,7 +178,7 @@ class DicomCode(Frozen):
 
 
 class IngestionManifest(Frozen):
-    """What the manifest of an ingested store says of how it was made; its counts stay with it."""
+    """How an ingested store was made, from its manifest; its counts stay with it."""
 
     sha256: str
     """Of the manifest."""
