@@ -26,12 +26,16 @@ class FedProx(Averaging[FedProxConfig]):
     config_type = FedProxConfig
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """The proximal term; none for mu = 0, which is FedAvg bit for bit."""
-        mu = self.config.mu
-        if not mu:
-            return None
+        """The proximal term."""
+        return proximal(self.config.mu, start)
 
-        def proximal(values: Values) -> torch.Tensor:
-            return mu / 2 * torch.stack([(values[name] - start[name]).square().sum() for name in values]).sum()
 
-        return proximal
+def proximal(weight: float, start: Values) -> Penalty | None:
+    """weight / 2 ||w - start||^2 over all trained values, which sees no data; none for a weight of 0."""
+    if not weight:
+        return None
+
+    def penalty(values: Values) -> torch.Tensor:
+        return weight / 2 * torch.stack([(values[name] - start[name]).square().sum() for name in values]).sum()
+
+    return penalty

@@ -12,7 +12,6 @@ differential privacy every step of w is noisy, so that what a site tests is as p
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from medfedvqa.bounds import Weight
@@ -20,6 +19,7 @@ from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.method import State
 from medfedvqa.core.network_options import NetworkOptions
 from medfedvqa.core.registry import register
+from medfedvqa.methods.fedprox import proximal
 from medfedvqa.models import Values
 from medfedvqa.training import Penalty, Trainer
 
@@ -48,12 +48,5 @@ class MrMtl(Averaging[MrMtlConfig]):
         return {**state, "values": trainer.train(own, loss, round, seed, pulled).trained()}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
-        """The pull towards the mean, which sees no data; none for a weight of 0."""
-        weight = self.config.pull
-        if not weight:
-            return None
-
-        def pull(values: Values) -> torch.Tensor:
-            return weight / 2 * torch.stack([(values[name] - start[name]).square().sum() for name in values]).sum()
-
-        return pull
+        """The pull towards the mean."""
+        return proximal(self.config.pull, start)
