@@ -24,7 +24,7 @@ SMALLEST = {
     "ingest": "--workers 1 --images 4 --junk 5",
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
     "midi_b": "synthetic {out}/midi --patients 1",
-    "own_network": "--data-root {data} --patients 8 --networks 'small DenseNet' --arms together --lines {out}/lines.jsonl",
+    "own_network": "--data-root {data} --patients 8 --networks 'small DenseNet' --arms alone --lines {out}/lines",
     "scale": "--sites 2 3 --out {out}/scale.jsonl --plot {out}/scale.svg",
     "shared_noise": "--sites 5x12 --seeds 0 --epsilons 8 --lines {out}/lines.jsonl",
     "sharing_costs": "--rounds 2 --sites 3",
