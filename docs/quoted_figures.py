@@ -197,8 +197,10 @@ def short_table(each: Comparison) -> str:
         if any(label.endswith(end) and label.removesuffix(end) in each.rows for end in (PERSONAL, BLIND)):
             continue
         averages = each.averages(label)
-        own = label + PERSONAL
-        personal = short(cell(list(each.averages(own).values())[-1])) if own in each.rows else ABSENT
+        personal_label = label + PERSONAL
+        personal = (
+            short(cell(list(each.averages(personal_label).values())[-1])) if personal_label in each.rows else ABSENT
+        )
         p = "reference" if label == each.reference else p_cell(tested[label]) if label in tested else ABSENT
         sent = f"{runs[0].bytes_up:,.0f}" if runs[0].parameters else ABSENT
         accuracies = [short(cell(averages[kind])) for kind in kinds]

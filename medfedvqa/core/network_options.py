@@ -65,12 +65,12 @@ class PictureClassification(Task):
 
     def row_loss(self, model: AnswerModel) -> RowLoss:
         """The network's own `row_loss` of logits and answers, if it has one; else the cross-entropy of the answer."""
-        own = getattr(model.body, "row_loss", None) if isinstance(model, PictureNetwork) else None
-        if own is None:
+        loss_of = getattr(model.body, "row_loss", None) if isinstance(model, PictureNetwork) else None
+        if loss_of is None:
             return answer_losses(model)
 
         def loss(values: dict[str, torch.Tensor], rows: Rows) -> torch.Tensor:
-            losses: torch.Tensor = own(model.logits(values, rows.batch, rows.chance), rows.answers)
+            losses: torch.Tensor = loss_of(model.logits(values, rows.batch, rows.chance), rows.answers)
             if losses.shape != rows.answers.shape:
                 raise ConfigError("a network's 'row_loss' gives one number for each row, such as reduction='none'")
             return losses

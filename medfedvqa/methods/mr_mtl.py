@@ -43,9 +43,9 @@ class MrMtl(Averaging[MrMtlConfig]):
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """A round that continues the site's own model; `start` is the mean, or the common model in the first round."""
-        own: Values = state["values"]
-        loss, pulled = self.row_loss(trainer, state, own), self.penalty(state, start)
-        return {**state, "values": trainer.train(own, loss, round, seed, pulled).trained()}
+        personal: Values = state["values"]
+        loss, pull = self.row_loss(trainer, state, personal), self.penalty(state, start)
+        return {**state, "values": trainer.train(personal, loss, round, seed, pull).trained()}
 
     def penalty(self, state: State, start: Values) -> Penalty | None:
         """The pull towards the mean."""

@@ -381,8 +381,8 @@ def _check_gradients(model: PictureNetwork, values: Values, logits: Callable[...
             for place, module in model.body.named_modules()
             if _parameters_of(module) and not isinstance(module, RULED)
         ]
-        known = ", ".join(kind.__name__ for kind in RULED)
-        where = f"; look at {', '.join(others[:3])}: layers with a rule are {known}" if others else ""
+        ruled = ", ".join(kind.__name__ for kind in RULED)
+        where = f"; look at {', '.join(others[:3])}: layers with a rule are {ruled}" if others else ""
         raise ConfigError(
             f"the network '{model.spec.name}' cannot be trained under differential privacy: {error}{where}"
         ) from None
