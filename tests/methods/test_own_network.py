@@ -20,7 +20,7 @@ from medfedvqa.attack.neighbours import ROUNDING, Neighbours
 from medfedvqa.cli import app
 from medfedvqa.core import create
 from medfedvqa.data import Split, read
-from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.errors import ConfigError, DataError, FederationError
 from medfedvqa.models import load_backbone, picture_networks
 from privacy import DPSettings
 
@@ -185,6 +185,45 @@ def test_a_network_of_this_program_alone_is_for_the_local_engine(
     assert mv.run(job, data, out=tmp_path / "run").sites["north"].accuracy is not None
     with pytest.raises(ConfigError, match="use the engine 'local'"):
         mv.run(job, data, engine="simulator", out=tmp_path / "other")
+
+
+class Halved(nn.Module):
+    """A network with a loss of its own: half of the cross-entropy, by row or as a mean."""
+
+    def __init__(self, outputs: int, reduction: str) -> None:
+        super().__init__()
+        self.layers, self.reduction = nn.Sequential(nn.Flatten(), nn.Linear(1024, outputs)), reduction
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.layers(pictures)
+
+    def row_loss(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits, answers, reduction=self.reduction) / 2
+
+
+def test_a_networks_own_loss_trains_it_and_has_to_be_by_row(
+    films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step of gradient descent by half of the loss is half as long; a mean would tie patients together."""
+    monkeypatch.setattr(picture_networks, "_REGISTERED", {})
+    mv.register_network("plain", lambda channels, outputs: nn.Sequential(nn.Flatten(), nn.Linear(1024, outputs)))
+    mv.register_network("halved", lambda channels, outputs: Halved(outputs, "none"))
+    mv.register_network("mean", lambda channels, outputs: Halved(outputs, "mean"))
+    step = {"network_arguments": {}, "local_unit": "batches", "local_epochs": 1, "optimizer": "sgd", "rounds": 1}
+    site = Neighbours(read("image-classes", films), "north", load_backbone("none"), Split()).site()
+    moves = []
+    for name in ("plain", "halved"):
+        method = create("fedavg", {**LABELS, **step, "network": name, "weight_decay": 0.0})
+        state = method.setup(site)
+        begin, (after, _) = state["values"], method.start(site, state, {}, 1)
+        moves.append(after["values"]["head.answers.bias"] - begin["head.answers.bias"])
+    torch.testing.assert_close(moves[0], 2 * moves[1])
+    with pytest.raises(FederationError, match="one number for each row"):
+        mv.run(
+            mv.Job("fedavg", **{**LABELS, **step, "network": "mean"}),
+            mv.load("image-classes", films),
+            out=tmp_path / "r",
+        )
 
 
 TABLES = {
