@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from privacy.mechanisms.laplace import Laplace
     from privacy.mechanisms.sampled_gaussian import SampledGaussian
     from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
-    from privacy.noisy_counts import noisy_share
+    from privacy.noisy_counts import noisy_share, released_counts
     from privacy.recorder import Recorder
     from privacy.row_owners import current_owners, owned
     from privacy.sampling import PatientSampler
@@ -90,6 +90,7 @@ __all__ = [
     "merge_steps",
     "mix",
     "noisy_share",
+    "released_counts",
     "owned",
     "reliability_weights",
     "spent",

@@ -1,4 +1,4 @@
-"""Single figures that leave a site under differential privacy."""
+"""Counts, and figures that follow from counts, that leave a site under differential privacy."""
 
 import torch
 
@@ -17,8 +17,7 @@ def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness
     """
     if counts is None:
         raise SettingsError("the job's noise was not made for an accuracy: plan its counts in the job's cost")
-    noisy = counts.noisy(pair_of(shares), randomness)
-    good, bad = (max(0.0, count) + counts.deviation for count in noisy)
+    good, bad = (max(0.0, count) + counts.deviation for count in counts.noisy(pair_of(shares), randomness))
     return good / (good + bad)
 
 
@@ -26,3 +25,18 @@ def pair_of(shares: torch.Tensor) -> tuple[int, int]:
     """The sums of the shares and of what they lack to 1, in `UNITS` of a patient."""
     parts = (shares.double().clamp(0, 1) * UNITS).round().long()
     return int(parts.sum()), int((UNITS - parts).sum())
+
+
+def released_counts(shares: torch.Tensor, counts: CountsMechanism | None, randomness: Randomness) -> tuple[float, ...]:
+    """The sums over patients of `shares` [patients, categories], by one application of a mechanism for counts.
+
+    A patient's shares are at least 0 and sum to at most 1: this is scaled down where they do not. In whole numbers of
+    `UNITS`, rounded down, adding or removing a patient moves the vector by at most 1 in the L1 norm. Raises
+    `SettingsError` without a mechanism.
+    """
+    if counts is None:
+        raise SettingsError("the job's noise was not made for counts: plan them in the job's cost")
+    shares = shares.double().nan_to_num(0, 0, 0).clamp(min=0)
+    whole = (shares / shares.sum(1, keepdim=True).clamp(min=1) * UNITS).floor().long()
+    over = (whole.sum(1, keepdim=True) - UNITS).clamp(min=0)  # rounding of the division, at most
+    return counts.noisy((whole - over).clamp(min=0).sum(0).tolist(), randomness)

@@ -47,7 +47,6 @@ Draw = Mapping[str, tuple[int, ...]]
 """By the key of each patient in a step: its rows, numbered among its own training rows."""
 Values = tuple[torch.Tensor, ...]
 """By parameter, in the order in which the step has them."""
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Counted:
-    """One release of a pair of counts."""
+    """One release of counts."""
 
     task: int
-    pair: Pair
+    counts: tuple[int, ...]
     """In parts of a patient, see `UNITS`."""
-    released: tuple[float, float]
+    released: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -296,13 +295,15 @@ class Recording:
     def _noisy(self, kind: type[CountsMechanism]) -> Any:
         noisy = kind.noisy
 
-        def noisy_and_record(mechanism: CountsMechanism, pair: Pair, randomness: Randomness) -> tuple[float, float]:
-            released = noisy(mechanism, pair, randomness)
+        def noisy_and_record(
+            mechanism: CountsMechanism, counts: Sequence[int], randomness: Randomness
+        ) -> tuple[float, ...]:
+            released = noisy(mechanism, counts, randomness)
             if self._after is not None:
                 if len(self._counts) == len(self._after.counts):
                     raise Departure
                 released = self._after.counts[len(self._counts)].released
-            self._counts.append(Counted(len(self.sent), pair, released))
+            self._counts.append(Counted(len(self.sent), tuple(counts), released))
             return released
 
         return noisy_and_record
@@ -318,7 +319,7 @@ class TaskFinding:
     sum_moved: float = 0.0
     """The largest movement of a sum of clipped gradients, on the noise's grid, in units of C."""
     counts_moved: float = 0.0
-    """The largest movement of a pair of counts, L1, in patients."""
+    """The largest movement of all counts together, L1, in patients."""
     others_moved: float = 0.0
     """The largest movement of the other patients' part of a sum, in units of C for each of them."""
     undrawn_moved: float = 0.0
@@ -368,7 +369,7 @@ def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
         for move in moves:
             by_task[names[move.task]].add(move)
         for one, two in pairs:
-            moved = sum(abs(a - b) for a, b in zip(one.pair, two.pair, strict=True)) / UNITS
+            moved = sum(abs(a - b) for a, b in zip(one.counts, two.counts, strict=True)) / UNITS
             by_task[names[one.task]].counts_moved = max(by_task[names[one.task]].counts_moved, moved)
         for name, sent, others in zip(names, reference.sent, other.sent, strict=True):
             same = sent.keys() == others.keys() and all(np.array_equal(sent[n], others[n]) for n in sent)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from medfedvqa.cli.terminal import plain, sentence
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.accuracy_table import ABSENT, AnswerWay, Entry, answering, asked, rows_of
+from medfedvqa.evaluation.accuracy_table import ABSENT, COUNTED, AnswerWay, Entry, answering, asked, rows_of, text_table
 
 MARGIN = 3
 """Columns between two columns of the table."""
@@ -18,12 +18,17 @@ BOLD = ("released", "finished", "kept_accuracy")
 
 
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
-    """Print the notes, and last the table of accuracies: one row per site, one column per way of answering.
+    """Print the notes, and last the table of accuracies, one row per site and one column per way of answering.
+
+    A job that only counts has a table of counts instead.
 
     A cell has its interval beside the accuracy, or below it if the terminal is narrow.
     """
     for note in results["notes"]:
         console.print(f"Note: {sentence(note)}", soft_wrap=True)
+    if "statistics" in results:
+        console.print(text_table(results), COUNTED, sep="\n\n", highlight=False, soft_wrap=True)
+        return
     ways = answering(results)
     labels = [f"{plain(site)}\n{rows_of(results, site)}".rstrip() for site in results["sites"]] + ["average"]
     narrow = _width(labels, ways) > console.width

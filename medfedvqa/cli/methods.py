@@ -28,7 +28,7 @@ def methods(
     if matrix:
         typer.echo(markdown_matrix(), nl=False)
     elif name is None:
-        every = [_summary(each) for each in method_names()]
+        every = [_summary(each) for each in method_names(training=False)]
         typer.echo(json.dumps({"methods": every}, indent=2)) if as_json else _show_all(every)
     else:
         description = _description(name)

@@ -175,10 +175,11 @@ def _stages(launch: "Launch", progress: "Terminal") -> Iterator[tuple["Stages", 
     """Shows the stages of a launch; also yields whether the user has asked to stop."""
     from medfedvqa.cli.progress import Stages
 
-    config = launch.job.build().config
+    method = launch.job.build()
+    config, rounds = method.config, method.rounds
     baseline = bool(getattr(config, "local_baseline", False)) and not getattr(config, "finish_epochs", 0)
     count = len(launch.sites)
-    with _first_interrupt_stops(progress) as stop, Stages(progress, count, config.rounds, baseline) as stages:
+    with _first_interrupt_stops(progress) as stop, Stages(progress, count, rounds, baseline) as stages:
         yield stages, stop
 
 

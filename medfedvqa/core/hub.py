@@ -69,3 +69,6 @@ class Hub(Protocol):
 
     def tested(self, score: ServerScore) -> None:
         """Record the test of the server's own model on public rows, for the results. It calls no site."""
+
+    def counted(self, statistics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+        """Record counts by site (or for all together), table and category, for the results. It calls no site."""

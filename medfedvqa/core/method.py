@@ -67,6 +67,8 @@ class Method(ABC, Generic[Config]):
     """See `PARTS_BEHIND`. A figure without an entry counts as being about the part with the fewest patients."""
     listed: ClassVar[bool] = True
     """Whether users name the method when they make a job; a command of its own makes the jobs of others."""
+    trains: ClassVar[bool] = True
+    """Whether sites train a model, which a test at the end scores."""
     needs_rows: ClassVar[bool] = True
     """Whether a site without rows to train on has no part in a job without differential privacy."""
     gathering: Gathering = Gathering()
@@ -80,7 +82,7 @@ class Method(ABC, Generic[Config]):
         self.config, self.dp, self.secagg = config, dp, secagg
         if dp is not None and dp.is_shared and not getattr(config, "is_stepwise", False):
             raise ConfigError(f"'{self.name}', so configured, does not share noise: it needs 'schedule' as 'stepwise'")
-        if dp is not None and not self._job_cost.steps:
+        if dp is not None and self._job_cost == Cost():
             raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
         if secagg and not self.on_shares:
             raise ConfigError(

@@ -49,11 +49,13 @@ def is_built_in(name: str) -> bool:
     return name in _homes()
 
 
-def method_names() -> tuple[str, ...]:
-    """Names of all registered methods that train a federation, sorted."""
+def method_names(*, training: bool = True) -> tuple[str, ...]:
+    """Names of all registered methods that train a federation, sorted; without `training`, of those that only count
+    too."""
     for module in _homes().values():
         import_module(module)
-    return tuple(sorted(name for name, method in _METHODS.items() if method.listed))
+    listed = ((name, method) for name, method in _METHODS.items() if method.listed)
+    return tuple(sorted(name for name, method in listed if method.trains or not training))
 
 
 def method_type(name: str) -> type[Method[Any]]:
@@ -68,7 +70,7 @@ def method_type(name: str) -> type[Method[Any]]:
             raise ConfigError(f"the entry point '{name}' of a distribution names no method of this name")
         register(outside)
     if name not in _METHODS:
-        raise ConfigError(f"unknown method; there is: {', '.join(method_names())}")
+        raise ConfigError(f"unknown method; there is: {', '.join(method_names(training=False))}")
     return _METHODS[name]
 
 

@@ -39,6 +39,9 @@ class Examples:
     types: str = field(default="", repr=False)
     """The letter of each answer's type, see `ANSWER_TYPES`, also of answers outside of the list; empty if unknown."""
 
+    modalities: tuple[str, ...] = field(default=(), repr=False)
+    """How each row's picture was taken, as published; empty if unknown."""
+
     def __len__(self) -> int:
         return len(self.questions)
 
@@ -57,7 +60,10 @@ class Examples:
         questions = tuple(self.questions[row] for row in rows.tolist())
         closed = None if self.closed is None else self.closed[rows]
         types = "".join(self.types[row] for row in rows.tolist()) if self.types else ""
-        return Examples(questions, self.answers[rows], self.pictures[rows], self.patients[rows], closed, types)
+        modalities = tuple(self.modalities[row] for row in rows.tolist()) if self.modalities else ()
+        return Examples(
+            questions, self.answers[rows], self.pictures[rows], self.patients[rows], closed, types, modalities
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +172,7 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
             patients=torch.tensor([patients[row.patient] for row in part], dtype=torch.int64),
             closed=torch.tensor([row.closed for row in part], dtype=torch.bool),
             types="".join(answer_type(row.answer) for row in part),
+            modalities=tuple(row.modality for row in part),
         )
 
     train, validate, test = (encode(part) for part in (rows.train, rows.validate, rows.test))
@@ -208,6 +215,7 @@ def united(sites: Sequence[SiteData]) -> SiteData:
             patients=torch.cat([part.patients + first[1] for part, first in zip(parts, firsts, strict=True)]),
             closed=torch.cat([part.are_closed for part in parts]),
             types="".join(part.types for part in parts),
+            modalities=tuple(modality for part in parts for modality in part.modalities),
         )
 
     return SiteData(

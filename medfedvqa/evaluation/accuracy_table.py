@@ -22,6 +22,11 @@ CAPTION = (
     "not patients: it is too narrow where a patient has several rows."
 )
 """Sites release counts of rows only, from which no design effect follows."""
+COUNTED = (
+    "Numbers of patients with training or validation rows. In clear they are rounded down to whole groups, so that 0 "
+    "is any number below the smallest group; under differential privacy they have noise. Categories that are 0 at all "
+    "sites are left out."
+)
 KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
 """The words for the questions of a run; earlier versions had closed ones only, and did not say so."""
 
@@ -78,7 +83,7 @@ def markdown_table(results: Results) -> str:
     head, rows = _cells(results, for_markdown)
     paragraphs = [
         _aligned(head, rows),
-        CAPTION,
+        COUNTED if "statistics" in results else CAPTION,
         for_markdown(facts_line(results)),
         *map(for_markdown, results["notes"]),
     ]
@@ -93,9 +98,25 @@ def text_table(results: Results) -> str:
 
 def _cells(results: Results, escaped: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
     """The heading and the rows of the table, with foreign names escaped for the medium."""
+    if "statistics" in results:
+        return _counted(results["statistics"], escaped)
     names = (f"{escaped(site, NAME)} ({rows_of(results, site)})" for site in results["sites"])
     head = ["", *(name.removesuffix(" ()") for name in names), "average"]
     return head, [[escaped(way.label, SENTENCE), *map(accuracy_cell, way.entries)] for way in answering(results)]
+
+
+def _counted(
+    statistics: Mapping[str, Mapping[str, Mapping[str, float]]], escaped: Callable[[str, int], str]
+) -> tuple[list[str], list[list[str]]]:
+    """One row per category that any site has, one column per site."""
+    head, sites = ["", *(escaped(site, NAME) for site in statistics)], list(statistics.values())
+    rows = [
+        [escaped(f"{table}: {category}", SENTENCE), *(f"{site[table][category]:.0f}" for site in sites)]
+        for table, categories in (sites[0].items() if sites else ())
+        for category in categories
+        if any(site[table][category] >= 0.5 for site in sites)
+    ]
+    return head, rows
 
 
 def rows_of(results: Results, site: str) -> str:

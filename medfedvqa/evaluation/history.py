@@ -68,6 +68,8 @@ class History:
     """The sites whose test results are about fewer patients than their policy lets out."""
     server: ServerScore | None = None
     """The test of the server's own model; None if it has none, or is not tested."""
+    statistics: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """Counts of patients by site (or for all together), table and category, of a job that counts and does not train."""
 
 
 KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")

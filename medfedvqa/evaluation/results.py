@@ -110,6 +110,7 @@ def _document(
         **({"withheld": sorted(history.withheld)} if history.withheld else {}),
         "average": _average(present),
         "server_model": _server_model(history.server),
+        **({"statistics": history.statistics} if history.statistics else {}),
         "sites": {site: _site(site, facts, history, present.get(site)) for site in facts.sites},
         "rounds": [_round(record, facts.sites) for record in history.rounds],
         "versions": _versions(),
@@ -269,7 +270,7 @@ def _notes(facts: RunFacts, history: History, scores: Mapping[str, Score] | None
         notes.append(history.server.sentence)
     if history.withheld:
         notes.append(_WITHHELD.format(sites=", ".join(sorted(history.withheld))))
-    elif scores == {} and failure is None:
+    elif scores == {} and failure is None and not history.statistics:
         notes.append(_KEPT)
     return [*notes, *_judgements(facts.method, scores or {})]
 

@@ -211,6 +211,13 @@ class ServerHub:
         """See `Hub.tested`."""
         self.history.server = score
 
+    def counted(self, statistics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+        """See `Hub.counted`."""
+        self.history.statistics = {
+            site: {name: dict(table) for name, table in statistics[site].items()}
+            for site in sorted(statistics, key=[*self.history.sites, *statistics].index)
+        }
+
     def _by_site(self, sites: tuple[str, ...], weights: np.ndarray) -> np.ndarray:
         """Weights among these sites, [sites, sites], as weights among all sites of the run; those of others are 0."""
         places = [self.history.sites.index(site) for site in sites]

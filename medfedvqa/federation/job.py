@@ -119,7 +119,7 @@ class JobSpec(JobChoices, frozen=True):
             least=self.least_sites,
             wait_for=self.wait_for,
             round_timeout=self.round_timeout,
-            rounds=method.config.rounds,
+            rounds=method.rounds,
             rejoins=method.rejoins and not self.secagg,
             # By default `min_sites` is 1, which says nothing of sites that the job could do without.
             outlives_refusals=self.min_sites > 1 or self.wait_for is not None,

@@ -41,7 +41,7 @@ def checked_job(job: dict[str, Any], keywords: Set[str] = frozenset()) -> JobSpe
 def check_method(name: str) -> None:
     """Raises `ConfigError` for an unknown method."""
     if not plugins.check("methods", name, plugins.allowed()):
-        check_name("method", name, method_names(), "`medfedvqa methods` lists them")
+        check_name("method", name, method_names(training=False), "`medfedvqa methods` lists them")
 
 
 def check_options(method: str, options: dict[str, Any], keywords: Set[str] = frozenset()) -> None:

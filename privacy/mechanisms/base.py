@@ -44,7 +44,7 @@ class Use(StrEnum):
 
 _USES = {
     Use.GRADIENTS: ("sum of clipped gradients of patients", "clip"),
-    Use.COUNTS: ("pair of counts behind a released accuracy", "1"),
+    Use.COUNTS: ("counts of patients, or the pair behind a released accuracy", "1"),
 }
 
 
@@ -180,7 +180,7 @@ class DPEvent(ABC):
 
 
 class CountsMechanism(DPEvent):
-    """A mechanism that can release a pair of counts to which each patient adds at most 1, over both together."""
+    """A mechanism that can release counts to which each patient adds at most 1, over all of them together."""
 
     @classmethod
     @abstractmethod
@@ -193,7 +193,7 @@ class CountsMechanism(DPEvent):
         """The standard deviation of the noise on each count, in patients."""
 
     @abstractmethod
-    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
+    def noisy(self, counts: Sequence[int], randomness: "Randomness") -> tuple[float, ...]:
         """Counts in `UNITS` of a patient, as noisy numbers of patients."""
 
 
@@ -201,7 +201,7 @@ _REGISTRY: dict[str, type[DPEvent]] = {}
 
 
 def counts_mechanisms() -> list[type[CountsMechanism]]:
-    """All that can release pairs of counts, by name."""
+    """All that can release counts, by name."""
     return [kind for _, kind in sorted(_REGISTRY.items()) if issubclass(kind, CountsMechanism)]
 
 

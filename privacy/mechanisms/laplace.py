@@ -1,4 +1,4 @@
-"""The Laplace mechanism for a pair of counts, exact on a grid.
+"""The Laplace mechanism for counts, exact on a grid.
 
 The noise is a Laplace variable that is rounded to a whole number of grid units. Counts are whole numbers of them
 too, so that the noisy counts are the rounded values of the continuous mechanism: a function of its output, which
@@ -7,9 +7,11 @@ so that the low bits of a result tell nothing (Mironov, "On Significance of the 
 Differential Privacy", 2012). The sampler is exact and needs nothing but uniform whole numbers: Canonne, Kamath and
 Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2.
 
-A patient changes the two counts by a and 1 - a. This costs at most as much as a change of one count by 1, at every
-delta: where the loss of the latter is 1/b or -1/b, that of the former is less often so, and every loss between is more
-likely, at the same expectation of the likelihood ratio.
+A patient who changes two counts by a and 1 - a costs at most as much as a change of one count by 1, at every delta:
+where the loss of the latter is 1/b or -1/b, that of the former is less often so, and every loss between is more likely,
+at the same expectation of the likelihood ratio. With more counts, changed by a_1, ..., a_k of sum 1, the last two are
+such a pair on a scale of their own, of b / (a_(k-1) + a_k), and cost at most as much as one count changed by their sum;
+composition keeps that order, so that one count fewer is left each time, until one count changes by 1.
 
 Source of the Renyi divergence: Mironov, "Renyi Differential Privacy", 2017, Table II.
 """
@@ -90,7 +92,7 @@ class Laplace(CountsMechanism):
 
     @property
     def sentence(self) -> str:
-        return "Laplace noise on pairs of counts over all patients"
+        return "Laplace noise on counts over all patients"
 
     @classmethod
     def for_counts(cls, noise: float) -> Self:
@@ -100,9 +102,8 @@ class Laplace(CountsMechanism):
     def deviation(self) -> float:
         return math.sqrt(2) * self.scale
 
-    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
-        first, second = (count + _rounded_laplace(self.scale, randomness) for count in pair)
-        return first / UNITS, second / UNITS
+    def noisy(self, counts: Sequence[int], randomness: "Randomness") -> tuple[float, ...]:
+        return tuple((count + _rounded_laplace(self.scale, randomness)) / UNITS for count in counts)
 
 
 @dataclass(frozen=True)

@@ -118,13 +118,13 @@ class SampledGaussian(CountsMechanism):
 
     @classmethod
     def for_counts(cls, noise: float) -> Self:
-        """The pair of counts changes by at most 1 in the L1 norm, and so in the L2 norm."""
+        """Counts change by at most 1 in the L1 norm, and so in the L2 norm."""
         return cls(1.0, noise, use=Use.COUNTS)
 
     @property
     def deviation(self) -> float:
         return self.noise
 
-    def noisy(self, pair: tuple[int, int], randomness: "Randomness") -> tuple[float, float]:
-        first, second = randomness.rounded_normal(2, self.noise * UNITS).tolist()
-        return (pair[0] + first) / UNITS, (pair[1] + second) / UNITS
+    def noisy(self, counts: Sequence[int], randomness: "Randomness") -> tuple[float, ...]:
+        noise = randomness.rounded_normal(len(counts), self.noise * UNITS).tolist()
+        return tuple((count + value) / UNITS for count, value in zip(counts, noise, strict=True))

@@ -267,7 +267,7 @@ def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
     assert {(item.event.mechanism, item.event.use, item.event.steps) for item in record.mechanism.mechanisms} == {
         ("sampled_gaussian", "gradients", 4), ("laplace", "counts", 2)
     }  # fmt: skip
-    assert "Gaussian noise" in record.claim.sentence and "Laplace noise on pairs of counts" in record.claim.sentence
+    assert "Gaussian noise" in record.claim.sentence and "Laplace noise on counts" in record.claim.sentence
     assert "Table II" in record.accounting.accountants[0].source
     assert rules(record)["settings"] == rules(record)["charged first"] == rules(record)["replay"] == "shown"
     [laplace] = [item for item in record.mechanism.mechanisms if item.event.mechanism == "laplace"]
