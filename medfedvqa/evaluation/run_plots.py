@@ -1,6 +1,6 @@
 """The plots of a run. matplotlib is imported with the first plot."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
         yield "final", final_figure(results)
         if results["average"]["baselines"]["alone"]:
             yield "together", together_figure(results)
+    if results.get("statistics"):
+        yield "statistics", statistics_figure(results["statistics"])
     if any(record.bytes_up for record in history.rounds):
         yield "traffic", traffic_figure(history)
 
@@ -209,6 +211,29 @@ def together_figure(results: Results) -> "Figure":
     return figure
 
 
+def statistics_figure(statistics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
+    """Who has what: patients by category and site, a panel for each table. Categories that nobody has are left out."""
+    sites = list(statistics)
+    tables = {
+        table: [name for name in categories if any(statistics[site][table][name] >= 0.5 for site in sites)]
+        for table, categories in statistics[sites[0]].items()
+    }
+    heights = [max(len(names), 1) for names in tables.values()]
+    figure = new_figure(min(CELL * len(sites), WIDEST_MAP) + 2.8, 0.24 * sum(heights) + 0.5 * len(tables) + 1.0)
+    panels = figure.subplots(len(tables), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (table, names) in zip(panels, tables.items(), strict=True):
+        counts = np.array([[statistics[site][table][name] for site in sites] for name in names]).reshape(-1, len(sites))
+        axes.imshow(counts, cmap="cividis", aspect="auto", vmin=0)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_title(f"patients by {table.replace('_', ' ')}", fontsize=9)
+        axes.tick_params(length=0, labelsize=7)
+        axes.spines[:].set_visible(False)
+        if len(sites) <= NUMBERED_SITES and len(names):
+            _number_cells(axes, counts, whole=True)
+    panels[-1].set_xticks(range(len(sites)), sites, rotation=45, ha="right", rotation_mode="anchor")
+    return figure
+
+
 def traffic_figure(history: History) -> "Figure":
     """What the sites together sent and received in each round, in KiB."""
     from matplotlib.ticker import MaxNLocator
@@ -236,13 +261,13 @@ def _curve(history: History, site: str) -> tuple[list[int], list[float]]:
     return [record.round for record in records], [100 * record.accuracy[site] for record in records]
 
 
-def _number_cells(axes: "Axes", weights: Any) -> None:
-    """Writes every weight into its cell except on the diagonal, in black if the cell is bright."""
-    middle = (weights.min() + weights.max()) / 2
-    for (row, column), weight in np.ndenumerate(weights):
-        if row != column:
-            colour = "black" if weight > middle else "white"
-            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour)
+def _number_cells(axes: "Axes", values: Any, whole: bool = False) -> None:
+    """Writes each value into its cell, in black if the cell is bright: weights off the diagonal, or whole counts."""
+    middle = (values.min() + values.max()) / 2
+    for (row, column), value in np.ndenumerate(values):
+        if whole or row != column:
+            colour, text = "black" if value > middle else "white", f"{value:.0f}" if whole else f"{value:.2f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7 if whole else None)
 
 
 def _prompt_names(history: History) -> list[str]:

@@ -126,6 +126,7 @@ def test_a_job_counts_in_clear_and_only_counts_leave(tmp_path):
     released = {tensor.name for entry in log if entry.event is Event.RELEASE for tensor in entry.tensors}
     assert released == {"organ", "answer_type"}
     assert "organ: head" in (tmp_path / "run" / "table.md").read_text()
+    assert (tmp_path / "run" / "plots" / "statistics.png").stat().st_size > 5000
 
 
 def test_on_shares_the_server_learns_the_sums_over_all_sites_alone(tmp_path):
