@@ -7,7 +7,7 @@ CVPR 2017). So words alone are right half of the time, at every site and in ever
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +149,13 @@ def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
 
 
 def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
-    return square(draw(scenes[row.image]), size)
+    return _drawn(scenes[row.image], size).clone()
+
+
+@lru_cache(maxsize=1024)
+def _drawn(scene: Scene, size: int) -> torch.Tensor:
+    """Kept, since the sites and jobs of one process ask for the same pictures again; at 128 pixels these are 64 MiB."""
+    return square(draw(scene), size)
 
 
 def _site(name: str, generator: np.random.Generator) -> PhantomSite:

@@ -308,7 +308,8 @@ def trained(
 
     def job(method: str, **options: Any) -> JobSpec:
         known = method_type(method).config_type.model_fields
-        values = {"rounds": 1, "local_epochs": 1, "answers": "closed", "tuning": "lora", "blocks": 1, "hidden": 4}
+        values = {"rounds": 1, "local_epochs": 4, "local_unit": "batches", "batch_rows": 16, "answers": "closed"}
+        values |= {"tuning": "lora", "blocks": 1, "hidden": 4}
         values |= OTHERWISE.get(method, {}) | options
         fields = {"method": method, "secagg": True, "options": {k: v for k, v in values.items() if k in known}}
         return JobSpec.from_dict(quick_job().to_dict() | fields)
@@ -337,7 +338,7 @@ def test_no_second_method_gets_a_sum_over_fewer_sites(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"local_epochs": 5}, {"tuning": "classifier"}))],
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"local_epochs": 20}, {"tuning": "classifier"}))],
 )
 def test_sums_of_which_no_log_knows_do_not_cancel(trained: tuple[Configs, Any], tmp_path: Path, options: Any) -> None:
     """Sites that have lost their logs take part again: what they put in is not what they put in before, since the order
