@@ -9,7 +9,7 @@ import re
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import distribution as installed
 from pathlib import Path
@@ -203,7 +203,7 @@ def _compare_with_records(names: set[str]) -> None:
         file = getattr(module, "__file__", None)
         if _compared.get(name) is module or not isinstance(file, str):
             continue
-        distribution, _ = listed.get(str(outermost(Path(file))), (None, ""))
+        distribution, _ = listed.get(_package_of(file), (None, ""))
         if distribution is not None and name_of(distribution) in names:
             _, digest = listed.get(file, (None, "of no file that was installed"))
             if digest and digest != f"sha256={_as_in_record(Path(file))}":
@@ -212,6 +212,12 @@ def _compare_with_records(names: set[str]) -> None:
                     "again, then start the process again"
                 )
             _compared[name] = module
+
+
+@cache
+def _package_of(file: str) -> str:
+    """The outermost `__init__` around a module's file, as it was when this process first asked."""
+    return str(outermost(Path(file)))
 
 
 def _as_in_record(file: Path) -> str:

@@ -324,9 +324,12 @@ def upload(engine: Engine, site: str, task: str = "start") -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "second", [pytest.param(name, marks=[pytest.mark.slow] * (n != 1)) for n, name in enumerate(AVERAGING)]
+    ("first", "second"),
+    [
+        *(pytest.param("fedavg", name, marks=[pytest.mark.slow] * (n != 1)) for n, name in enumerate(AVERAGING)),
+        pytest.param("fedadam", "fedavg", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("first", ["fedavg", pytest.param("fedadam", marks=pytest.mark.slow)])
 def test_no_second_method_gets_a_sum_over_fewer_sites(
     trained: tuple[Configs, Any], tmp_path: Path, first: str, second: str
 ) -> None:
