@@ -112,7 +112,7 @@ class DPEvent(ABC):
 
     @property
     def observer(self) -> str:
-        """Who sees the result, for the claim, where it is not everybody outside of the site; else empty."""
+        """The observer that the claim names; empty if it is everybody outside of the site."""
         return ""
 
     @property

@@ -85,7 +85,7 @@ class UniCon(SplitTraining[UniConConfig]):
     def gradients(
         self, hub: Hub, parts: Mapping[str, ServerPart], activations: Mapping[str, Tensors], step: int, rate: float
     ) -> dict[str, Tensors]:
-        """Each site's batch is contrasted within itself."""
+        """The gradients for each site. The loss contrasts the rows of one site's batch only."""
         return {site: _learn(parts[site], activations[site], rate) for site in hub.sites}
 
     def activations(
