@@ -156,7 +156,7 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """Who takes part in a step, for reports."""
+        """How a report describes the patients who take part in a step."""
 
     @property
     @abstractmethod

@@ -56,7 +56,7 @@ class SiteMail:
             return self._current
 
     def close(self) -> None:
-        """Nothing is sent again."""
+        """Ends the attempt: parts are no longer sent again."""
         self._current = None
 
     def box(self, attempt: str, address: str) -> "_Inbox":

@@ -99,7 +99,7 @@ class UniCon(SplitTraining[UniConConfig]):
         return {ROWS: networks.rows(values, self.batch(site, train, rows)), ANSWERS: answers[right]}
 
     def right(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
-        """Whether the most similar answer of the site's is the row's."""
+        """Whether the site's most similar answer is the true one, for each row."""
         return self.chosen(site, values, examples).eq(examples.answers)
 
     @torch.no_grad()
