@@ -217,7 +217,7 @@ def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
 def check_steps(steps: object) -> None:
     """Raises `AccountingError` unless it is a whole number from 1."""
     if type(steps) is not int or steps < 1:
-        raise AccountingError("an event has happened: give its steps as a whole number from 1")
+        raise AccountingError("an event has at least one step: give a whole number from 1")
 
 
 def is_number(value: object) -> bool:

@@ -66,7 +66,7 @@ class UniCon(SplitTraining[UniConConfig]):
 
     @property
     def server_shapes(self) -> Shapes:
-        """Those of both adapters."""
+        """The shapes of both adapters' tensors."""
         return self.server.shapes
 
     def server_part(self, seed: int) -> ServerPart:
