@@ -404,7 +404,7 @@ class Reconciler:
             self._released.pop(job, None)
 
     def _result(self, seq: int, job: str, result: ResultCount) -> None:
-        """Requires a result to match a release: its bytes, as often as it was sent, and little around them."""
+        """Requires a result to match a release in its bytes for each message, with at most LOG_BYTES beside them."""
         release = result.round, result.nbytes // result.messages, result.tensors
         if result.nbytes % result.messages == 0 and release in self._released[job]:
             self._values += result.nbytes

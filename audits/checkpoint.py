@@ -114,7 +114,7 @@ class NoteFile:
             yield int(size), binascii.a2b_base64(root)
 
     def cosigned(self) -> Iterator[tuple[int, bytes]]:
-        """Size of each note with more than one signature, and the note as it is written. Raises `NoteError`."""
+        """The size of each note with more than one signature, and its text. Raises `NoteError`."""
         for note, size, _ in self._matches(_COSIGNED):
             yield int(size), note
 

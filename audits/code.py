@@ -48,7 +48,7 @@ class CodePart:
     def __post_init__(self) -> None:
         forms = ((_NAME, self.name), (_VERSION, self.version), (_DIGEST, self.sha256))
         if not all(value is None or fits(value) for fits, value in forms):
-            raise ValueError("no name, version or digest of a distribution")
+            raise ValueError("a distribution cannot have this name, version or digest")
         is_named = self.name is not None and self.version is not None and self.sha256 is not None
         is_bare = self.name is None and self.version is None
         if not (is_bare if self.kind is CodeKind.MODULE else is_named):

@@ -74,7 +74,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
     """
     try:
         if len(bundle) > MAX_BUNDLE:
-            raise NoteError("this is no proof of an audit log's entry: it is longer than any")
+            raise NoteError("this file is larger than a proof of an entry may be")
         bundle_json = json.loads(bundle)
         if not check_number(bundle_json["format"], FORMAT, "the proof"):
             raise NoteError("this is no proof of an audit log's entry")

@@ -157,7 +157,7 @@ def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
         if line.event == RECEIVE and line.outcome == ACCEPTED and line.peer == name:
             digests[matching(line)] = line.seq
     if walk.bad:
-        raise NoteError("the server's receipts do not hold themselves: ask for another copy")
+        raise NoteError("the chain of the server's receipts is broken: ask for another copy")
     return digests
 
 

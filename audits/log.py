@@ -462,7 +462,7 @@ class _Block:
         return entry
 
     def settle(self) -> None:
-        """The lines are on disk."""
+        """Notes that the written lines are on disk."""
         for request, entries in self._entries:
             request.settle(entries)
 

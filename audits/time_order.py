@@ -146,7 +146,7 @@ class Times:
             self._compare(entries)
 
     def leap(self) -> int | None:
-        """The first entry that follows a leap which no cosigned time reaches."""
+        """The first entry after a leap in time that no cosigned time covers."""
         newest = self.cosigned.newest
         return next((entry for entry, time in self._leaps if newest is None or time - newest > TOLERANCE), None)
 

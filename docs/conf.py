@@ -40,7 +40,7 @@ html_show_search_summary = False  # summaries are fetched, which browsers refuse
 METHODS = Path(__file__).parent.joinpath("methods").glob("*.md")
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
-        "Start": ["quickstart", "library", "commands", "faq"],
+        "Start": ["quickstart", "library", "commands", "faq", "roadmap"],
         "Concepts": ["concepts"],
         "Methods": ["methods/index", "own-network", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],

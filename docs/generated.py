@@ -120,8 +120,10 @@ def _options(kind: type[Method[Any]]) -> Iterator[str]:
     described: set[str] = set()
     for page, base in SHARED_OPTIONS.items():
         if issubclass(kind.config_type, base) and page != kind.name:
-            described = set(base.model_fields)
-            absent = [f"`{name}`" for name in method_type(page).config_type.model_fields if name not in described]
+            own, shared = kind.config_type.model_fields, method_type(page).config_type.model_fields
+            same = {name for name in own.keys() & shared.keys() if own[name].description == shared[name].description}
+            described = set(base.model_fields) | same
+            absent = [f"`{name}`" for name in shared if name not in described]
             without = f" without {', '.join(absent)}" if absent else ""
             listed = f" that `medfedvqa methods {kind.name}` lists"
             yield f"Those of [{page}]({page}.md){without if len(absent) < 5 else listed}, and:\n"

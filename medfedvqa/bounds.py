@@ -42,7 +42,7 @@ MOST_RATE = 100.0
 """Learning rates, and the deviation of new values."""
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
 MOST_ANSWERS = 10_000
-"""Answers of a list; no list of a job is longer."""
+"""The most answers that a job's list may have."""
 MOST_TEXT = 200
 """Characters of an answer, and of any other string of a job."""
 MOST_DECAYS = 1_000
@@ -88,7 +88,7 @@ OrganName = Annotated[str, StringConstraints(pattern=rf"^{ORGAN_NAME}\z")]
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", max_length=32)]
 """A method, a reader."""
 JOIN = "+"
-"""What stands between the names of several data sets in that of all together, as in `vqa-rad+slake`."""
+"""Joins the names of several data sets, as in `vqa-rad+slake`."""
 DataName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*(\+[a-z][a-z0-9_-]*)*\z", max_length=64)]
 """A reader, or several with `JOIN` between."""
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]

@@ -105,7 +105,7 @@ def _own_modules(root: Any) -> set[str]:
 
 
 def _modules_of(root: object) -> Iterator[str]:
-    """Those modules, and the ones of what a class inherits and of what stands in it."""
+    """The modules of an object, and for a class also those of its bases and members."""
     yield from _own_modules(root)
     for base in root.__mro__ if isinstance(root, type) else ():
         yield base.__module__

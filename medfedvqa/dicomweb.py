@@ -37,7 +37,7 @@ Watch = Callable[[int, int], None]
 
 
 class FetchOutcome(StrEnum):
-    """What became of a name."""
+    """The outcome of fetching the image that a name means."""
 
     FETCHED = "fetched"
     PRESENT = "present"

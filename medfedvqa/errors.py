@@ -22,4 +22,4 @@ class FederationError(MedfedvqaError):
 
 
 class BackupError(MedfedvqaError):
-    """A backup of a site cannot be written or read, or must not take the place of what is there."""
+    """A backup of a site cannot be written or read, or must not replace existing files."""

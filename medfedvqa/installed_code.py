@@ -40,9 +40,9 @@ _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 
 
 class CompiledElsewhere(ConfigError):
-    """Installed code has a file that runs as byte code, or is hidden among byte code, and that no source vouches for.
+    """Installed code has byte code without its source, or a file hidden among byte code.
 
-    `fault` continues the name of what has it, to a sentence that says what to do.
+    `fault` follows the distribution's name in a sentence that says what to do.
     """
 
     def __init__(self, fault: str) -> None:

@@ -36,9 +36,9 @@ def prepared_at(place: Path) -> Path:
 
 
 def decide(folder: Path, places: Sequence[Path], aside: str) -> None:
-    """Decide that what is prepared takes these places; it is on disk already. `finish` moves it.
+    """Record that the prepared files, which are on disk, will replace these places; `finish` moves them.
 
-    `aside`: begins the ending that the name of what lies there gets.
+    A file that is already at a place is renamed: its name gets an ending that begins with `aside`.
     """
     for parent in {place.parent for place in places}:
         sync_folder(parent)

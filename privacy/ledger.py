@@ -66,9 +66,9 @@ def check_fits(
     delta: float,
     history: Callable[[], str],
 ) -> None:
-    """Whether these rounds more, beside each of a bound's exposures, stay within it; `history` tells what came before.
+    """Raises `BudgetRefused` if these further rounds would exceed a bound. `history` describes earlier charges.
 
-    A bound is its owner, its epsilon or None, and the exposures. Raises `BudgetRefused`.
+    A bound is its owner, its epsilon or None, and the exposures that the rounds are composed with.
     """
     new_events = [event for events in rounds for event in events]
     for who, most, exposures in bounds:

@@ -189,7 +189,7 @@ def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
     separate = [part.separate() if isinstance(part, Products) else part for part in parts]
     separate_parts = [part for part in separate if isinstance(part, Separate)]
     if len(separate_parts) < len(parts):
-        raise SettingsError("a table is looked up and used in another way, too: freeze it")
+        raise SettingsError("an embedding table is used by a look-up and by another layer: freeze it")
     return [merge(separate_parts)]
 
 

@@ -47,7 +47,7 @@ class Follower:
         return now.st_size < size or (now.st_size == size and now.st_mtime_ns != time)
 
     def grown(self) -> Iterator[tuple[int, int, Entry]]:
-        """Entries that came since the last time: the segment's first entry, the offset in it, and what stands there.
+        """New entries since the last call: the segment's first number, the offset in the segment, the entry.
 
         Raises `OSError`, and `LogError` if there is no log.
         """

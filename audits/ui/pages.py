@@ -88,7 +88,7 @@ class BadQuery(Exception):
 
 @dataclass(frozen=True)
 class Sight:
-    """What pages are made from."""
+    """The data that the pages show."""
 
     index: Index
     checks: Checks

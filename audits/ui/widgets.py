@@ -114,7 +114,7 @@ def _select(name: str, chosen: str, known: Sequence[str]) -> Html:
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """A list of names with what they are; a name without anything is left out."""
+    """A list of names with their values; a name without a value is left out."""
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None))
 
 

@@ -106,7 +106,7 @@ class Answerer:
 
     @property
     def answering(self) -> Answering:
-        """The model, with its values."""
+        """The model with its trained values in place."""
         return self._answering
 
     @property

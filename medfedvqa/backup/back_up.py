@@ -97,7 +97,7 @@ def _write(stream: BinaryIO, config: SiteConfig, site_file: Path, time: str) -> 
 
 
 def _add_log(archive: tarfile.TarFile, folder: Path) -> Verdict:
-    """Adds the log as it is at one moment; its verdict. Raises `LogError` if it does not hold."""
+    """Adds a consistent copy of the log, and returns its verdict. Raises `LogError` if it does not hold."""
     if not log_files(folder):
         return Verdict(0, GENESIS)
     with held_still(folder):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RunOption = Annotated[Path, typer.Option(help="A finished run's folder, with its results.json.")]
 SiteOption = Annotated[str, typer.Option(help="The site's name in the run, or the path of its site.yml.")]
 JobIdOption = Annotated[
-    str | None, typer.Option("--job", help="Which job, where the site keeps the state of several; the log names them.")
+    str | None, typer.Option("--job", help="The job to ask, if the site keeps several; the log names them.")
 ]
 
 

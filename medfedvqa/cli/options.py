@@ -134,7 +134,7 @@ EncodingOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Encoding of a table that is no Unicode, such as cp1252 or gb18030.")
 ]
 HiddenOption = Annotated[
-    Literal["refuse", "read", "leave-out"], typer.Option(help="What becomes of a workbook's hidden rows and columns.")
+    Literal["refuse", "read", "leave-out"], typer.Option(help="How to treat a workbook's hidden rows and columns.")
 ]
 ThreadsOption = Annotated[int, typer.Option(help="Processor threads per site.", min=1)]
 CacheOption = Annotated[

@@ -39,7 +39,7 @@ def report_command(
     network: Network = True,
     audience: Annotated[
         Literal["officers", "patients"],
-        typer.Option(help="For whom the pages are; for patients it is one, in short words."),
+        typer.Option(help="The readers of the pages. Patients get one page in short words."),
     ] = "officers",
     language: Annotated[Literal["en", "de"], typer.Option(help="The language of the page for patients.")] = "en",
 ) -> None:

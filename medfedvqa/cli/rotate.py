@@ -28,7 +28,7 @@ _FIXED = {
 
 
 def rotate(
-    key: Annotated[KeyName, typer.Argument(help="The key to replace; of `cohort` and `store` it says why not.")],
+    key: Annotated[KeyName, typer.Argument(help="The key to replace. It refuses `cohort` and `store`, and says why.")],
     site: SiteFile,
 ) -> None:
     """Replace a stopped site's key of its audit log or of secure aggregation; old signatures still verify."""

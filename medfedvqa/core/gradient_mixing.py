@@ -90,7 +90,7 @@ class Mixer:
         self._running = dict[str, Floats]()
 
     def model(self, site: str) -> Tensors:
-        """What the site is sent next; empty before the first exchange, and at a site that has no group."""
+        """The values for the site's next step; empty before the first exchange, and for a site without a group."""
         return self._models.get(self._group_of.get(site, ""), {})
 
     @property

@@ -178,7 +178,7 @@ class MeanOnShares:
 
 @dataclass(frozen=True)
 class CommitteeMean(MeanOnShares):
-    """The same, computed by members with CrypTen: they open the sum to each other, and each sends it to the server."""
+    """A mean that members compute with CrypTen: they open the sum to each other, and each sends it to the server."""
 
     hiding = "as shares"
 

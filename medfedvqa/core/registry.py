@@ -102,5 +102,5 @@ def create(
             "a mean can be taken"
         )
     if method.gathering.robust and not method.averages:
-        raise ConfigError(f"the method '{name}', so configured, takes no means of uploads: leave out 'gather'")
+        raise ConfigError(f"the method '{name}' averages no uploads with these options: leave out 'gather'")
     return method

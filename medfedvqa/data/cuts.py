@@ -81,7 +81,7 @@ class Cut:
         return tuple(names)
 
     def divided(self, data: VQAData, split: Split) -> VQAData:
-        """The set with the names of these sites for organs, of the split's rows. Raises `ConfigError`."""
+        """The split's rows as a data set whose organs are these sites' names. Raises `ConfigError`."""
         if self.kind == "hospital":
             raise ConfigError("hospitals are cut of an organ's rows alone")
         rows_asked = [

@@ -54,7 +54,7 @@ def load_site(
     built = build_site(data, organ, split, answers)
     if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
         more = ": `medfedvqa data check` names all" if of_reader(reader) else ""
-        raise DataError(f"row {missing[0].index}: its picture is missing or empty, as {len(missing)} are{more}")
+        raise DataError(f"row {missing[0].index}: its picture is missing or empty ({len(missing)} in all){more}")
     return replace(hospitals(built, hospital.count)[hospital.number - 1], organ=site) if hospital else built
 
 

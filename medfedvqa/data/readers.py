@@ -65,7 +65,9 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
     """The function that reads the set. Raises `ConfigError` for a reader that is unknown or not allowed."""
     if JOIN in reader:
         if not _can_join(sets_of(reader)):
-            raise ConfigError(f"one name joins different ones of the sets {', '.join(JOINABLE)}, as vqa-rad{JOIN}slake")
+            raise ConfigError(
+                f"a joined name has several different sets of {', '.join(JOINABLE)}, as vqa-rad{JOIN}slake"
+            )
         return joined
     if reader in _REGISTERED:
         return _REGISTERED[reader]

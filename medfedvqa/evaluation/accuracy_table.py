@@ -13,7 +13,7 @@ TABLE = "table.md"
 FREE = {"majority": "majority", "question_prior": "question-only prior"}
 """Labels of the baselines that need no training."""
 KEPT = {"finished": "finished at the site", "kept_accuracy": "what each site keeps"}
-"""Labels of what becomes of a released model at the sites."""
+"""Labels of the models that sites make from a released one."""
 TRAINED = {"alone": "alone", "alone_equal": "alone with equal steps"}
 """Labels of the models that a site trains alone."""
 ABSENT = "–"

@@ -50,9 +50,10 @@ class Estimate:
         return student_p(self.mean / sqrt(self.variance), self.freedom)
 
     def share(self, rows: float, seeds: int) -> Interval:
-        """Wilson's interval of a mean in 0..1 with as many independent rows as have its variance, and by Student's t.
+        """Wilson's interval of a mean in 0..1, with Student's t in place of the normal quantile.
 
-        They are at most the rows that all seeds test, and those of one seed where nothing varies.
+        The number of rows is the one that gives this variance to independent rows. It is at most the rows that all
+        seeds test, and the rows of one seed if the variance is zero.
         """
         if not self.freedom:
             return 0.0, 1.0

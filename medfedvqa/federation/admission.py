@@ -223,7 +223,7 @@ class Admission:
             yield Refusal.ROOT
 
     def _check_plug_ins(self) -> None:
-        """Refuse what comes from outside, such as a method, unless the site allows the distribution that brings it."""
+        """Refuse a method, reader or backbone from outside unless the site allows its distribution."""
         job, reader = self._job, self._config.data.reader
         names: dict[Group, str | None] = {
             "methods": None if is_built_in(job.method) else job.method,

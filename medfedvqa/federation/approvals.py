@@ -78,7 +78,7 @@ def decide(
             f"the key of '{person}' is not among `approvers` in site.yml: `medfedvqa jobs approver` prints its line"
         )
     if not timedelta(0) < valid <= LONGEST:
-        raise ApprovalError("a yes lasts between a moment and a year")
+        raise ApprovalError("an approval lasts more than 0 and at most 366 days")
     now = datetime.now(UTC)
     decision = Decision(
         site=config.name,

@@ -113,7 +113,7 @@ class JobSpec(JobChoices, frozen=True):
         return max(self.min_sites, method.least_sites, robust)
 
     def quorum_rule(self) -> QuorumRule:
-        """What becomes of sites that do not answer."""
+        """How a job treats sites that do not answer."""
         method = self.build()
         return QuorumRule(
             least=self.least_sites,

@@ -13,7 +13,7 @@ _Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)]
 
 
 class JobChoices(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """The fields; a description is the help of its option, but for its capital letter and full stop."""
+    """The fields of a job that have an option; the option's help is made from the field's description."""
 
     seed: int = Field(
         0,

@@ -88,7 +88,7 @@ class CommitteeMeanSite:
     def _share(
         self, task: str, how: CommitteeMean, saved: Saved, attempt: Attempt, links: dict[str, MeteredWire]
     ) -> None:
-        """Share the saved answer over `links`, which this fills, and save what comes of it: at a member the sum.
+        """Share the saved answer over `links`, which this fills, and save the result: at a member the sum.
 
         Raises `SiteError`, or `RangeError` before anything is shared.
         """

@@ -132,7 +132,7 @@ class SharingSteps:
         return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
 
     def split_sum(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
-        """The parts of a sum, or of what goes into it, by name."""
+        """Splits a sum, or one site's input to it, into named tensors."""
         specs = how.summands(self.declared(task))
         ends = np.cumsum([int(np.prod(spec.shape)) for spec in specs])[:-1]
         parts = np.split(values.view(np.int64), ends)

@@ -248,7 +248,7 @@ class CleanPicture:
 
 @dataclass(frozen=True)
 class _Hit:
-    """A line or a code in the searched picture, and what becomes of it."""
+    """A line or a code in the searched picture, and the decision about it."""
 
     corners: Array
     """float32 [4, 2], in pixels of the searched picture."""

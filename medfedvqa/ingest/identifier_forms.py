@@ -76,7 +76,7 @@ _ELEMENTS = {
 
 @dataclass(frozen=True)
 class Spotted:
-    """A place in a text, and the forms of what stands there."""
+    """A span of a text, and the forms under which it is compared."""
 
     start: int
     end: int

@@ -54,10 +54,10 @@ class Options:
     seconds: int = 120
     """The most time for one file."""
     identifiers: str = "leave-out"
-    """What becomes of a question that holds an identifier: `leave-out`, or `replace` it by a placeholder."""
+    """How to treat a question that holds an identifier: `leave-out`, or `replace` it by a placeholder."""
 
     unread: str = "blank"
-    """What becomes of marks near the border that cannot be read: `blank`, or `flag` them for review."""
+    """How to treat unread marks near the border: `blank`, or `flag` them for review."""
     masks: str = ""
     """The script of the regions that are blanked by device: see `medfedvqa.ingest.device_masks`."""
     assume: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ class PatientSources:
         return self._by_number.get(plain_number(number), (plain_number(number),))
 
     def as_json(self) -> dict[str, Any]:
-        """For a worker process."""
+        """The sources as JSON, which a worker process reads."""
         return {"facts": self.facts, "persons": self.persons, "withdrawn": sorted(self.withdrawn)}
 
     @classmethod

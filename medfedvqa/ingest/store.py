@@ -218,7 +218,7 @@ class WithdrawnNumber(StrictModel):
 
 
 class WithdrawalList(StrictModel):
-    """The store's list."""
+    """The list of patients who have withdrawn from the store."""
 
     format: Literal["medfedvqa-withdrawn/1"] = "medfedvqa-withdrawn/1"
     withdrawn: list[WithdrawnNumber] = []

@@ -11,12 +11,12 @@ MOST_FINDS = 100
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the table itself does not say."""
+    """Choices for reading a table that the file does not make."""
 
     encoding: str | None = None
     """The encoding of a table that is neither UTF-8 nor UTF-16."""
     hidden: Literal["refuse", "read", "leave-out"] = "refuse"
-    """What becomes of rows and columns that a workbook hides."""
+    """How to treat rows and columns that a workbook hides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,5 +284,5 @@ def _separator(line: str, required: Collection[str]) -> str:
 
 
 def _text(cell: Cell) -> str:
-    """What stands in a cell; of a cell that cannot be read, that something does."""
+    """A cell's text; for a cell that cannot be read, its text in the file or else the reason."""
     return cell.strip() if isinstance(cell, str) else cell.text or cell.refusal

@@ -1,4 +1,4 @@
-"""What was found in a picture, and what becomes of it: read first, then decided."""
+"""Finds in a picture, and the decision about each."""
 
 import re
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class FindKind(StrEnum):
 
 
 class Decision(StrEnum):
-    """What becomes of a find."""
+    """The decision about a find."""
 
     BLANKED = "blanked"
     KEPT = "kept"
@@ -101,7 +101,7 @@ def decide(
     square: bool = False,
     faint: bool = False,
 ) -> tuple[FindKind, Decision]:
-    """What a find is and what becomes of it.
+    """Classifies a find and decides about it.
 
     `is_known`: whether the patient's header has a form of an identifier. `off_anatomy`: the find is near the border.
     `blank_unread`: what is not legible there is blanked; else it is flagged. In anatomy nothing is blanked unread.

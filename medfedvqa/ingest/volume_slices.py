@@ -37,7 +37,7 @@ Watch = Callable[[int, int], None]
 
 
 class SliceOutcome(StrEnum):
-    """What became of a name."""
+    """The outcome of cutting the slice that a name means."""
 
     CUT = "cut"
     PRESENT = "present"

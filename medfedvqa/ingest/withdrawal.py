@@ -52,7 +52,7 @@ def withdraw(store: Path, number: str, key: Path, persons: Path | None = None) -
     `ConfigError` or `DataError`; neither repeats the number.
     """
     if not number.strip():
-        raise ConfigError("a patient has a number: give the one that the images' headers, or the table, name")
+        raise ConfigError("the number is empty: give the patient's number as in the images' headers or the table")
     if not key.is_file():
         raise ConfigError(
             "the key of the store's pseudonyms is missing, and nobody is recognised without it: give --key"

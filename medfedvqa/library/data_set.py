@@ -106,7 +106,7 @@ def load(
 def cut_of(sites: str, hospitals: int = 1) -> Cut:
     """The cut that these options ask for. Raises `ConfigError`."""
     if hospitals != 1 and sites != "organ":
-        raise ConfigError(f"hospitals of each organ are a cut by themselves: write sites as 'hospital:{hospitals}'")
+        raise ConfigError(f"'hospitals' and 'sites' both cut the set: write sites as 'hospital:{hospitals}'")
     return Cut.of(sites if hospitals == 1 else f"hospital:{hospitals}")
 
 

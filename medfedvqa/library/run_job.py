@@ -36,7 +36,7 @@ def run(
     threads: int = 1,
     backbone_files: Mapping[str, str | Path] | None = None,
 ) -> Results:
-    """Train the job on the data set, with one site per organ, and return what came of it.
+    """Train the job on the data set, with one site per organ, and return the results.
 
     `engine`: `local` for this process, `simulator` or `provisioned` for NVIDIA FLARE on this machine. `sites`: only
     these organs; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`; of

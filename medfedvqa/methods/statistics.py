@@ -55,7 +55,7 @@ class StatisticsConfig(ListedAnswers, frozen=True):
         if isinstance(by, list | tuple) and {"question", "patient"} & {*map(str, by)}:
             raise ValueError("questions and patients' keys are free text, whose values no list names: leave them out")
         if isinstance(by, list | tuple) and len({*map(str, by)}) < len(by):
-            raise ValueError("a table is counted once: name each one time")
+            raise ValueError("'by' names a table twice: name each once")
         return by
 
 

@@ -162,7 +162,7 @@ def _check_layers(name: str, network: nn.Module) -> None:
                 "group normalisation, such as torch.nn.GroupNorm"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise ConfigError(f"{what} draws from no patient's own source: set its probability to 0")
+            raise ConfigError(f"{what} is random but not by the patient's own random source: set its probability to 0")
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class DPEvent(ABC):
 
     @property
     def observer(self) -> str:
-        """Who sees the result, for the claim, where it is not everybody outside of the site; else empty."""
+        """The observer that the claim names; empty if it is everybody outside of the site."""
         return ""
 
     @property
@@ -156,7 +156,7 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """Who takes part in a step, for reports."""
+        """How a report describes the patients who take part in a step."""
 
     @property
     @abstractmethod
@@ -217,7 +217,7 @@ def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
 def check_steps(steps: object) -> None:
     """Raises `AccountingError` unless it is a whole number from 1."""
     if type(steps) is not int or steps < 1:
-        raise AccountingError("an event has happened: give its steps as a whole number from 1")
+        raise AccountingError("an event has at least one step: give a whole number from 1")
 
 
 def is_number(value: object) -> bool:

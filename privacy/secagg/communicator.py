@@ -88,7 +88,7 @@ class LinkCommunicator:
         self._send(dst, tensor.contiguous().numpy().astype("<i8", copy=False).tobytes())
 
     def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        """A tensor of the shape of the one that is given, which stays as it is."""
+        """Receives a tensor with the shape of the given one, which is not changed."""
         values = np.frombuffer(bytearray(self._receive(src, 8 * tensor.numel())), dtype="<i8")
         return torch.from_numpy(values.reshape(tensor.shape))
 

@@ -226,9 +226,9 @@ def _limits(octaves: int, bits: int) -> Ring:
 
 
 def _inverse(party: Party, small: Ring) -> Ring:
-    """Shares of about one over a sum, zero if it counts as none, with _FACTOR_BITS, from its comparisons [..., limits].
+    """Shares of the approximate inverse of a sum, with _FACTOR_BITS, from its comparisons [..., limits].
 
-    A step function of the sum: between two limits, one over what lies halfway between them in logarithm.
+    It is a step function: between two limits, the inverse of their geometric mean. A negligible sum gives zero.
     """
     octaves = ((small.shape[-1] - 1) // _STEPS) + NEGLIGIBLE_LOG2
     heights = np.rint(np.ldexp(2.0 ** (-0.5 / _STEPS) / _sizes(octaves), _FACTOR_BITS)).astype(np.int64)

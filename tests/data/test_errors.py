@@ -135,7 +135,7 @@ def test_an_answer_space_of_one(publish: Publish, raw_row: RawRow) -> None:
 def test_a_missing_image(publish: Publish, raw_row: RawRow) -> None:
     """All that are missing are counted when a site loads its data, before anything is trained."""
     rows = [*two_rows(raw_row), raw_row(image_name="SECRET-3.jpg"), raw_row(image_name="SECRET-3.jpg")]
-    words = "row 1: its picture is missing or empty, as 2 are: `medfedvqa data check` names all"
+    words = "row 1: its picture is missing or empty (2 in all): `medfedvqa data check` names all"
     refused(publish(rows), words)
 
 

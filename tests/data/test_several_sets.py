@@ -77,9 +77,9 @@ def test_one_job_trains_on_sites_of_different_sets(tmp_path: Path) -> None:
 def test_only_different_sets_that_need_no_ledger_of_their_own_join(name: str) -> None:
     """A store is bound to its ledger, so it is a site of its own; a plug-in's reader joins nothing either."""
     assert not is_built_in(name) and is_built_in("slake+vqa-rad")
-    with pytest.raises(ConfigError, match="one name joins different ones"):
+    with pytest.raises(ConfigError, match="a joined name has several different sets"):
         read(name, None)
-    with pytest.raises(ConfigError, match="one name joins different ones"):
+    with pytest.raises(ConfigError, match="a joined name has several different sets"):
         find_root(name, None)
 
 

@@ -41,7 +41,7 @@ def unpack(message: Shareable) -> "tuple[int, Tensors]":
     gate, or the server's hub, checks whether these are the declared arrays.
     """
     if not isinstance(message, dict) or not set(message) <= {ReservedHeaderKey.HEADERS, ROUND, TENSORS, AUDIT_BYTES}:
-        raise JobRefused(Refusal.MESSAGE, "the message holds more than a round, its arrays and what is beside them")
+        raise JobRefused(Refusal.MESSAGE, "the message holds other fields than a round, arrays and audit bytes")
     round, tensors = message.get(ROUND), message.get(TENSORS)
     if type(round) is not int or not 0 <= round <= MOST_ROUNDS:
         raise JobRefused(Refusal.MESSAGE, "the message does not name a round")

@@ -223,5 +223,5 @@ def missing() -> list[str]:
 
 
 def is_tested() -> bool:
-    """Whether all tests have run with the version that is installed, and not only its reached code is known."""
+    """Whether the whole test suite has run with the installed version of FLARE."""
     return nvflare.__version__ in TESTED

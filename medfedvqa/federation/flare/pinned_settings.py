@@ -93,7 +93,7 @@ def pin_settings(kit: Path) -> None:
 
 
 def not_pinned(kit: Path) -> list[str]:
-    """What is pinned and does not hold, according to the objects that FLARE itself uses."""
+    """The pinned settings that FLARE's own objects do not have."""
     own = set(_folders(kit)).issuperset(ConfigService._config_path)
     return not_fixed() + ([] if own else ["settings of the kit only"])
 

@@ -48,7 +48,7 @@ class SiteMail:
         self._cell.register_request_cb(CHANNEL, _AGAIN, self._resend)
 
     def attempt(self, name: str) -> "AttemptMail":
-        """The relay of one attempt; the one before is over, and what is left of it is dropped."""
+        """The relay of one attempt. Messages of earlier attempts are dropped."""
         with self._lock:
             for key in [key for key in self._boxes if key[0] != name]:
                 del self._boxes[key]
@@ -56,7 +56,7 @@ class SiteMail:
             return self._current
 
     def close(self) -> None:
-        """Nothing is sent again."""
+        """Ends the attempt: parts are no longer sent again."""
         self._current = None
 
     def box(self, attempt: str, address: str) -> "_Inbox":
@@ -81,7 +81,7 @@ class SiteMail:
         self._fire(_PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
 
     def ask(self, address: str, attempt: str, arrived: int) -> None:
-        """For part number `arrived`, once more. While others' come in the way is full, and more would not help."""
+        """Asks the peer to send part number `arrived` again, unless other parts have just arrived."""
         if time.monotonic() - self._came > _ASK_AFTER:
             self._fire(_AGAIN, address, {_ATTEMPT: attempt, _ARRIVED: arrived}, None)
 

@@ -66,7 +66,7 @@ class UniCon(SplitTraining[UniConConfig]):
 
     @property
     def server_shapes(self) -> Shapes:
-        """Those of both adapters."""
+        """The shapes of both adapters' tensors."""
         return self.server.shapes
 
     def server_part(self, seed: int) -> ServerPart:
@@ -85,7 +85,7 @@ class UniCon(SplitTraining[UniConConfig]):
     def gradients(
         self, hub: Hub, parts: Mapping[str, ServerPart], activations: Mapping[str, Tensors], step: int, rate: float
     ) -> dict[str, Tensors]:
-        """Each site's batch is contrasted within itself."""
+        """The gradients for each site. The loss contrasts the rows of one site's batch only."""
         return {site: _learn(parts[site], activations[site], rate) for site in hub.sites}
 
     def activations(
@@ -99,7 +99,7 @@ class UniCon(SplitTraining[UniConConfig]):
         return {ROWS: networks.rows(values, self.batch(site, train, rows)), ANSWERS: answers[right]}
 
     def right(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
-        """Whether the most similar answer of the site's is the row's."""
+        """Whether the site's most similar answer is the true one, for each row."""
         return self.chosen(site, values, examples).eq(examples.answers)
 
     @torch.no_grad()

@@ -112,7 +112,7 @@ def mislabelled(data: SiteData, share: float) -> SiteData:
 
 
 def newcomer(data: SiteData, patients: int) -> SiteData:
-    """The site with this many labelled patients, the first by digest; every fourth is one to validate with.
+    """The site with only this many labelled patients, chosen by digest; every fourth of them validates.
 
     With `EVERY` the site has all its rows.
     """

@@ -31,8 +31,7 @@ UNTRAINED = "bag of words"
 
 
 def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
-    """The systems of an entry; of a table those of some of its rows, by printed name or by number from 1, with commas
-    between, or of all its rows.
+    """The systems of an entry. `rows` selects rows of a table by printed name or number from 1, with commas; else all.
 
     The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
     """

@@ -170,9 +170,10 @@ class PublicPass:
     def contrasts(
         self, before: Mapping[str, torch.Tensor], projection: Values, server: Values, seed: int
     ) -> Iterator[Penalty]:
-        """Endless steps over the pairs in random order: gamma times the contrasts, as functions of the VQA model.
+        """The contrastive losses, times gamma, of batches of public pairs in random order, without end.
 
-        `before`: all values that the round starts from; `projection`: those in training; `server`: representations.
+        Each is a function of the VQA model's values. `before`: all values at the start of the round; `projection`: the
+        trained projection; `server`: the server's representations.
         """
         generator, previous = torch.Generator().manual_seed(seed), self.represent(before)
         how = self.contrast

@@ -29,9 +29,9 @@ class Trunk(nn.Module, ABC):
 
 
 def masked(scores: torch.Tensor, present: torch.Tensor | None) -> torch.Tensor:
-    """Scores that a softmax over them ignores where nothing is present; without anything present it is uniform.
+    """Scores with the absent items masked, so that a softmax gives them no weight.
 
-    None: all is present.
+    If no item is present, the softmax is uniform. `present` is None if all items are.
     """
     return scores if present is None else scores.masked_fill(~present, torch.finfo(scores.dtype).min)
 
