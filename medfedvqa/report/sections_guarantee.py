@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from audits.entry import Event
+from audits.escaping import NAME, bounded
 from medfedvqa.report import charts
 from medfedvqa.report.blocks import (
     NONE,
@@ -67,9 +69,22 @@ def identity(report: Report) -> Section:
         fact("Sites of the job", ", ".join(section.sites) or NONE, "as far as the site knows them"),
         fact("Log", (section.log_origin, ", ", count(section.log_entries), " entries"), Link("H", "H")),
         fact("Ledger", (count(section.ledger_records), " records"), ledger),
+        *_approvals(report),
         fact("Digests, keys and code", Link("at the end", "code")),
     ]
     return Section("A", "Identity", (Facts("What it is of", tuple(about)), words_of(report)))
+
+
+def _approvals(report: Report) -> Iterator[Fact]:
+    """A figure for each entry that admits the job with the permit of a person of the hospital.
+
+    The log holds the person's name and the permit, but neither the person's key nor the end of the permit.
+    """
+    for record in (entry.record for entry in report.evidence.log.entries):
+        admission = record.get("admission")
+        if record.get("event") == Event.ADMITTED and isinstance(admission, dict) and admission.get("permit"):
+            person, permit = (bounded(str(admission.get(name) or NONE), NAME) for name in ("approver", "permit"))
+            yield fact("Approved by", (f"{person}, permit ", Code(permit)), with_links(f"entry {record.get('seq')}"))
 
 
 def code(report: Report) -> Section:

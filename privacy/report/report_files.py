@@ -6,6 +6,8 @@ from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema, NullableSchema
 
 from audits import AuditKey, NewerFormat
 from audits.bounded_files import MAX_DOCUMENT
@@ -96,5 +98,21 @@ def report_schema() -> dict[str, Any]:
 
 def model_schema() -> dict[str, Any]:
     """The schema that the model has."""
-    schema = Report.model_json_schema(mode="serialization")
+    schema = Report.model_json_schema(mode="serialization", schema_generator=_BriefSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{PREDICATE}/schema", **schema}
+
+
+class _BriefSchema(GenerateJsonSchema):
+    """Leaves out the titles, which only repeat names, and writes "a string or null" as a list of two types."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        return {name: value for name, value in super().model_schema(schema).items() if name != "title"}
+
+    def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
+        inner = self.generate_inner(schema["schema"])
+        if isinstance(inner.get("type"), str) and not inner.keys() & {"enum", "const"}:
+            return inner | {"type": [inner["type"], "null"]}
+        return super().nullable_schema(schema)
