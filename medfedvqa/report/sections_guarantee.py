@@ -82,7 +82,9 @@ def _approvals(report: Report) -> Iterator[Fact]:
     """
     for record in (entry.record for entry in report.evidence.log.entries):
         admission = record.get("admission")
-        if record.get("event") == Event.ADMITTED and isinstance(admission, dict) and admission.get("permit"):
+        if (record.get("event"), record.get("job")) != (Event.ADMITTED, report.evidence.job):
+            continue
+        if isinstance(admission, dict) and admission.get("permit"):
             person, permit = (bounded(str(admission.get(name) or NONE), NAME) for name in ("approver", "permit"))
             yield fact("Approved by", (f"{person}, permit ", Code(permit)), with_links(f"entry {record.get('seq')}"))
 

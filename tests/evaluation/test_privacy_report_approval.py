@@ -18,11 +18,11 @@ REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.jso
 PERMIT = "0123456789abcdef"
 
 
-def with_admission(admission: Any, event: str = "admitted") -> Report:
+def with_admission(admission: Any, event: str = "admitted", job: str = REPORT.evidence.job) -> Report:
     """The report whose first entry of the log is an admission, as `Admission` logs it."""
     log = REPORT.evidence.log
     first = log.entries[0]
-    record = {**first.record, "event": event, "admission": admission}
+    record = {**first.record, "event": event, "admission": admission, "job": job}
     entries = (replace(first, record=record), *log.entries[1:])
     evidence = REPORT.evidence.model_copy(update={"log": replace(log, entries=entries)})
     return REPORT.model_copy(update={"evidence": evidence})
@@ -60,6 +60,7 @@ def test_both_pages_name_the_person_and_the_permit_and_link_the_entry() -> None:
 def test_no_person_is_named_where_the_log_names_none(admission: Any, event: str) -> None:
     """A job of a site without approvers has no such figure, and a refusal is no approval."""
     assert approvals(with_admission(admission, event)) == []
+    assert approvals(with_admission({"permit": PERMIT, "approver": "ada"}, job="another")) == []
 
 
 def test_a_name_cannot_be_longer_than_names_or_hide_letters() -> None:
