@@ -130,7 +130,8 @@ def test_each_hospital_answers_for_itself_and_nobody_for_another(
     assert Refusal.DECLINED.sentence in told and Refusal.APPROVAL.sentence in told
 
     export_job(JOB.model_copy(update={"options": JOB.options | {"rounds": 2}}), tmp_path / "changed")
-    third = submitted(federation, tmp_path / "changed")
+    third, fourth = (federation.submit(tmp_path / folder) for folder in ("changed", "job"))
+    for job_id in (third, fourth):
+        federation.wait(job_id, PATIENCE)
     assert {name: codes(federation, name, third) for name in SITES} == {name: ["approval"] for name in SITES}
-    fourth = submitted(federation, tmp_path / "job")  # the permit was for one run
-    assert codes(federation, "chest", fourth) == ["approval"]
+    assert codes(federation, "chest", fourth) == ["approval"]  # the permit was for one run

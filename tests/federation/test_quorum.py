@@ -17,6 +17,7 @@ from audits import Event, Refusal, read
 from medfedvqa.core import create
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.evaluation import results_schema
+from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
@@ -160,8 +161,11 @@ def test_a_refusal_ends_a_job_without_a_quorum_or_below_it(
     assert "site 'head' stopped the job" in json.loads((tmp_path / "results.json").read_text())["failure"]
 
 
-def test_a_refusal_in_a_step_on_shares_ends_the_job(job_on_shares: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_refusal_in_a_step_on_shares_ends_the_job(
+    job_on_shares: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A site that finds the server's attempt false is no dropout, although three of four sites would be enough."""
+    monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
     names = (*NAMES, "pelvis")
     configs, job = job_on_shares(Averaged, names, min_sites=3)
     engine = Engine(configs, job)
