@@ -16,11 +16,11 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 
 Sites = Callable[..., dict[str, SiteConfig]]
-QUICK: dict[str, object] = {"rounds": 1, "local_epochs": 1, "batch_rows": 4, "answers": "closed"}
+QUICK: dict[str, object] = {"rounds": 2, "local_epochs": 1, "batch_rows": 4, "answers": "closed"}
 UNIFORM = {"weighting": "uniform"}
 OPTIONS = {
-    "prompt_pfl": {"finish_epochs": 1, "rounds": 2}, "feddat": {}, "san": {}, "mevf": {},
-    "fedavg": UNIFORM | {"rounds": 2}, "fedprox": UNIFORM, "moon": UNIFORM, "feddc": UNIFORM, "fedkd": UNIFORM,
+    "prompt_pfl": {"finish_epochs": 1}, "feddat": {}, "san": {}, "mevf": {},
+    "fedavg": UNIFORM, "fedprox": UNIFORM, "moon": UNIFORM, "feddc": UNIFORM, "fedkd": UNIFORM,
     "fedp3": UNIFORM | {"filter": "all"},
 }  # fmt: skip
 NOBODY = Split("patient", fractions=(0.0, 0.5, 0.5))

@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,8 @@ SIGNATURES, SIGNER = ".__nvfl_sig.json", ".__nvfl_submitter.crt"
 SITE, RANDOM = "chest", "medclip@random"
 OPTIONS = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 8, "blocks": 1, "hidden": 8}
 JOB = {"method": "prompt_pfl", "options": OPTIONS | {"local_baseline": False}, "data": "phantom", "backbone": RANDOM}
+START_DEADLINE = 600.0
+"""Seconds, for a machine that is busy with other things."""
 Files = dict[str, bytes]
 OPENED: list[socket.socket] = []
 """All connections, which the test closes."""
@@ -211,10 +214,24 @@ def half(content: bytes) -> bytes:
 
 
 def started(places: Collection[VaultPlace]) -> None:
-    """Start those vaults that do not run: a slow machine may leave one without a connection until it ends."""
-    commands = [[sys.executable, *place.command("--detached")] for place in places]
-    for process in [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]:
-        process.wait(DEADLINE)
+    """Start those vaults that do not run, until all answer: one that is about to end still keeps another from starting.
+    A busy machine takes minutes for it."""
+    end, missing = time.monotonic() + START_DEADLINE, list(places)
+    while missing:
+        assert time.monotonic() < end, "a vault does not start"
+        commands = [[sys.executable, *place.command("--detached")] for place in missing]
+        for process in [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]:
+            process.wait(START_DEADLINE)
+        missing = [place for place in missing if not answers(place)]
+
+
+def answers(place: VaultPlace) -> bool:
+    """Whether somebody listens at the vault's socket."""
+    try:
+        place.connect().close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass
