@@ -157,7 +157,9 @@ class Admission:
     def _remember(self, history: _History, permit: Decision | None) -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
-        approved = {"permit": permit.permit, "approver": permit.person} if permit else {}
+        approved: dict[str, str] = {}
+        if permit:
+            approved = {"permit": permit.permit, "approver": permit.person, "until": permit.until.isoformat()}
         admission = {"definition": self._job.definition, "runs": history.repeats + 1, **fresh, **approved}
         self._log.append(Event.ADMITTED, **self._standing(), admission=admission)
 

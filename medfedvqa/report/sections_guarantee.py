@@ -78,15 +78,19 @@ def identity(report: Report) -> Section:
 def _approvals(report: Report) -> Iterator[Fact]:
     """A figure for each entry that admits the job with the permit of a person of the hospital.
 
-    The log holds the person's name and the permit, but neither the person's key nor the end of the permit.
+    The log holds the person's name, the permit, and its end where this version or a later one wrote it.
     """
     for record in (entry.record for entry in report.evidence.log.entries):
         admission = record.get("admission")
         if (record.get("event"), record.get("job")) != (Event.ADMITTED, report.evidence.job):
             continue
         if isinstance(admission, dict) and admission.get("permit"):
-            person, permit = (bounded(str(admission.get(name) or NONE), NAME) for name in ("approver", "permit"))
-            yield fact("Approved by", (f"{person}, permit ", Code(permit)), with_links(f"entry {record.get('seq')}"))
+            person, permit, until = (
+                bounded(str(admission.get(name) or NONE), NAME) for name in ("approver", "permit", "until")
+            )
+            end = "" if until == NONE else f", until {until}"
+            approval = (f"{person}, permit ", Code(permit), end)
+            yield fact("Approved by", approval, with_links(f"entry {record.get('seq')}"))
 
 
 def code(report: Report) -> Section:

@@ -37,9 +37,10 @@ def approvals(report: Report) -> list[tuple[str, str]]:
 
 def test_both_pages_name_the_person_and_the_permit_and_link_the_entry() -> None:
     """The same figure is in the HTML page and in the PDF."""
-    report = with_admission({"definition": "ab" * 32, "runs": 1, "permit": PERMIT, "approver": "ada"})
+    until = "2026-12-06T09:00:00+00:00"
+    report = with_admission({"definition": "ab" * 32, "permit": PERMIT, "approver": "ada", "until": until})
     seq = report.evidence.log.entries[0].record["seq"]
-    assert approvals(report) == [(f"ada, permit {PERMIT}", f"entry {seq}")]
+    assert approvals(report) == [(f"ada, permit {PERMIT}, until {until}", f"entry {seq}")]
     document = compose(report)
     html = page(document)
     assert f"ada, permit <code>{PERMIT}</code>" in html and f'<a href="#entry-{seq}">entry {seq}</a>' in html

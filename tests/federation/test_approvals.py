@@ -52,7 +52,7 @@ def test_a_job_waits_until_a_person_says_yes_and_then_runs_once(
     assert ask(config, job, "three") is None
     (admitted,) = [entry for entry in read(config.audit) if entry.event is Event.ADMITTED]
     assert admitted.admission is not None and admitted.admission["approver"] == "ada"
-    assert admitted.admission["permit"] == made.permit
+    assert (admitted.admission["permit"], admitted.admission["until"]) == (made.permit, made.until.isoformat())
     assert ask(config, fresh(quick_job()), "four") is Refusal.APPROVAL
 
 
