@@ -44,7 +44,7 @@ class Use(StrEnum):
 
 _USES = {
     Use.GRADIENTS: ("sum of clipped gradients of patients", "clip"),
-    Use.COUNTS: ("counts of patients, or the pair behind a released accuracy", "1"),
+    Use.COUNTS: ("set of counts over patients", "1"),
 }
 
 

@@ -113,4 +113,4 @@ def test_plan_names_the_mechanism_of_the_counts(medfedvqa: Command) -> None:
     few = medfedvqa("privacy", "plan", "prompt_pfl", "-O", "rounds=2", "-O", "answers=closed", "--epsilon", "3")
     assert few.returncode == 0 and "Laplace noise of scale" in few.stdout and "sum of clipped gradients" in few.stdout
     own = medfedvqa("privacy", "plan", "prompt_pfl", *QUICK)
-    assert "Gaussian noise of multiplier 10 on each pair of counts" in " ".join(own.stdout.split())
+    assert "Gaussian noise of multiplier 10 on each set of counts" in " ".join(own.stdout.split())

@@ -238,9 +238,7 @@ def test_a_task_under_the_number_of_another_round_is_not_aggregated(job_on_share
     assert refusal(engine, "start/mean", "a", attempt("one", "abc"), round=2) is Refusal.ORDER
 
 
-def test_a_server_that_tells_sites_of_different_cohorts_gets_no_upload(
-    job_on_shares: Make,
-) -> None:
+def test_a_server_that_tells_sites_of_different_cohorts_gets_no_upload(job_on_shares: Make) -> None:
     """Links are made under the digest of the sites: `a`, who would refuse four, is told of five and gets no answer."""
     configs, job = job_on_shares(Averaged, FIVE)
     engine = start(configs, job, "job")

@@ -372,8 +372,8 @@ def test_a_lying_report_in_a_mean_with_crypten_counts_as_silence(job_on_shares: 
     ("fields", "reason"),
     [
         ({"method": "fedavg", "gather": "median", "secagg": True}, "on shares only a mean can be taken"),
-        ({"method": "prompt_pfl", "gather": "trimmed"}, "takes no means of uploads: leave out 'gather'"),
-        ({"method": "creamfl", "gather": "median"}, "takes no means of uploads"),
+        ({"method": "prompt_pfl", "gather": "trimmed"}, "averages no uploads with these options: leave out 'gather'"),
+        ({"method": "creamfl", "gather": "median"}, "averages no uploads"),
         ({"method": "fedavg", "gather": "krum"}, "'gather'"),
         ({"method": "fedavg", "most_norm": 0}, "'most_norm'"),
         ({"method": "fedavg", "most_norm": float("inf")}, "'most_norm'"),
