@@ -67,7 +67,6 @@ OF_ITS_KIND: set[Case] = {
     *((name, IN_CLEAR) for name in ("bag_of_words", "creamfl", "feddat", "fedgems", "prompt_pfl", "ridge")),
     ("split_learning", ON_SHARES),
     ("unicon", ON_SHARES),
-    *TRUNKED,
 }
 """One of each other kind of exchange; further methods of a kind run before a release."""
 

@@ -56,7 +56,7 @@ def test_sites_are_provisioned_with_each_others_keys_and_people_confirm_them(tmp
     assert check["problem"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_private_job_runs_as_it_is_shipped(tmp_path: Path) -> None:
     """Provision, start, submit: the job finishes at every site; whatever leaves and depends on data is private and on
     shares; and each ledger is charged what the job says."""
