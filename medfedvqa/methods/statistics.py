@@ -180,7 +180,7 @@ class Statistics(Method[StatisticsConfig]):
             words = list(part.modalities) or [OTHER] * len(part)
         else:
             of_letter = {letter: name for name, letter in ANSWER_TYPES.items()}
-            words = [of_letter[letter] for letter in part.types]
+            words = [of_letter[letter] for letter in part.types] or [OTHER] * len(part)
         return torch.tensor([_place(names, word) for word in words], dtype=torch.int64)
 
 
