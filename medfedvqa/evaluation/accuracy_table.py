@@ -105,18 +105,27 @@ def _cells(results: Results, escaped: Callable[[str, int], str]) -> tuple[list[s
     return head, [[escaped(way.label, SENTENCE), *map(accuracy_cell, way.entries)] for way in answering(results)]
 
 
-def _counted(
-    statistics: Mapping[str, Mapping[str, Mapping[str, float]]], escaped: Callable[[str, int], str]
-) -> tuple[list[str], list[list[str]]]:
+Statistics = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Counts of patients by site, table and category."""
+
+
+def categories_of(statistics: Statistics) -> dict[str, list[str]]:
+    """The categories of each table that a site has patients of."""
+    sites = list(statistics.values())
+    return {
+        table: [name for name in categories if any(site[table][name] >= 0.5 for site in sites)]
+        for table, categories in sites[0].items()
+    }
+
+
+def _counted(statistics: Statistics, escaped: Callable[[str, int], str]) -> tuple[list[str], list[list[str]]]:
     """One row per category that any site has, one column per site."""
-    head, sites = ["", *(escaped(site, NAME) for site in statistics)], list(statistics.values())
     rows = [
-        [escaped(f"{table}: {category}", SENTENCE), *(f"{site[table][category]:.0f}" for site in sites)]
-        for table, categories in (sites[0].items() if sites else ())
-        for category in categories
-        if any(site[table][category] >= 0.5 for site in sites)
+        [escaped(f"{table}: {name}", SENTENCE), *(f"{site[table][name]:.0f}" for site in statistics.values())]
+        for table, names in categories_of(statistics).items()
+        for name in names
     ]
-    return head, rows
+    return ["", *(escaped(site, NAME) for site in statistics)], rows
 
 
 def rows_of(results: Results, site: str) -> str:

@@ -1,6 +1,6 @@
 """The plots of a run. matplotlib is imported with the first plot."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.evaluation.accuracy_table import Entry, Results, answering, rows_of
+from medfedvqa.evaluation.accuracy_table import Entry, Results, Statistics, answering, categories_of, rows_of
 from medfedvqa.evaluation.history import History
 from medfedvqa.evaluation.reliability_test import tested_weights
 from medfedvqa.figures import (
@@ -211,13 +211,9 @@ def together_figure(results: Results) -> "Figure":
     return figure
 
 
-def statistics_figure(statistics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
+def statistics_figure(statistics: Statistics) -> "Figure":
     """Who has what: patients by category and site, a panel for each table. Categories that nobody has are left out."""
-    sites = list(statistics)
-    tables = {
-        table: [name for name in categories if any(statistics[site][table][name] >= 0.5 for site in sites)]
-        for table, categories in statistics[sites[0]].items()
-    }
+    sites, tables = list(statistics), categories_of(statistics)
     heights = [max(len(names), 1) for names in tables.values()]
     figure = new_figure(min(CELL * len(sites), WIDEST_MAP) + 2.8, 0.24 * sum(heights) + 0.5 * len(tables) + 1.0)
     panels = figure.subplots(len(tables), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
