@@ -16,7 +16,7 @@ _system_logs: list[logging.Logger] = []
 
 
 def announce(entry: Entry) -> None:
-    """Tell the process's own log, and the machine's if there is one, of an entry that people should read."""
+    """Reports a refusal or a finding to the process's own log, and to the logs that `announce_to` added."""
     if (text := announcement(entry)) is not None:
         _logger.warning(text)
         for system_log in _system_logs:
@@ -34,9 +34,9 @@ def announcement(entry: Entry) -> str | None:
 
 
 def announce_to(place: Path, site: str) -> logging.Logger:
-    """From now on this process also tells the machine's own log, whose socket is at `place`: syslog's, or journald's.
+    """Makes this process also announce to the machine's own log, syslog or journald, whose socket is at `place`.
 
-    No bytes leave the machine by it, unless the machine's own log forwards them. Raises `OSError` if nobody listens.
+    No bytes leave the machine unless the machine's own log forwards them. Raises `OSError` if nobody listens.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
         trial.connect(str(place))  # the handler itself connects when it has something to say

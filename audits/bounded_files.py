@@ -1,4 +1,4 @@
-"""Reads files that others made: plain files only, and no more of them than their kind may have.
+"""Reads untrusted files: plain files only, and at most as many bytes as their kind may have.
 
 A link to a device, a pipe, a folder or a file without end is refused before a byte of it is read.
 """
@@ -30,11 +30,11 @@ def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The content of a plain file. Raises `OSError` for any other file, and for one of more bytes than `limit`."""
+    """The content of a plain file. Raises `OSError` if it is not a plain file or has more than `limit` bytes."""
     with open_plain(path, 0) as file:
         if os.fstat(file.fileno()).st_size <= limit:
             content = bytearray()
-            while len(content) <= limit and (block := file.read(min(1 << 20, limit + 1 - len(content)))):
+            while len(content) <= limit and (block := file.read(1 << 20)):
                 content += block
             if len(content) <= limit:
                 return bytes(content)

@@ -1,8 +1,8 @@
 """The byte ledger in the audit log: counts of bytes that left, compared with releases and named overhead.
 
 The process that reads a site's rows, the vault, has one way out, its socket. It counts what it answers there to a job's
-tasks, and the sealed mail for other sites. In logs of version 0.2.0 and before, no process was a vault: those of FLARE
-counted the frames that they handed to the network, and what they meant to send.
+tasks, and the sealed mail for other sites. In logs of version 0.2.0 and before, no process is a vault: FLARE's
+processes counted the frames that they handed to the network, and the payload that they meant to send.
 
 An entry's `wire` holds `process` (`vault`; `site` or `job` before), `session` (one for each start of a process),
 `number` (of the entry within the session, from 0), `last` (the session is over), `gap` (the machine went down: the
@@ -30,9 +30,9 @@ _NO_WORDS: Mapping[str, type[StrEnum]] = MappingProxyType({})
 def check_members(
     kind: type, parts: Collection[Mapping[str, Any]], what: str, words: Mapping[str, type[StrEnum]] = _NO_WORDS
 ) -> None:
-    """Raises `NewerFormat`, which names `what`, if a part has a member that the dataclass lacks, or another word.
+    """Raises `NewerFormat(what)` if a part has a member that the dataclass lacks, or an unknown word.
 
-    `words`: members whose texts are of a closed vocabulary.
+    `words`: the closed vocabulary of each member that has one, by the member's name.
     """
     names = {member.name for member in fields(kind)}
     for part in parts:
@@ -93,20 +93,21 @@ LIMITS: Mapping[Traffic, int | None] = {
     Traffic.INTERNAL: None,
     Traffic.UNLISTED: 0,
 }
-"""Bytes that one frame of a kind may have, headers included; None where its payload is held against what was released.
+"""The most bytes of one frame of a kind, headers included. None: results are compared with what was released, and
+frames between the site's own processes have no limit.
 
-A task's result may have `PREFIX + HEADER` bytes around each frame's payload, and its payload `ENVELOPE` bytes a message
-and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields) above its tensors' values. At most `LOG_BYTES`
-bytes of a message may tell of audit logs: checkpoints, proofs and cosignatures.
+A frame may have `PREFIX + 2 * HEADER` bytes around its payload. A result's payload may exceed its tensors' values by
+`ENVELOPE` bytes a message and `PER_TENSOR` bytes a tensor (name, shape, dtype, FLARE's own fields). At most `LOG_BYTES`
+bytes of a message may be audit data: checkpoints, proofs and cosignatures.
 """
 
 
 @dataclass
 class FrameCount:
-    """Frames of one kind: of which job (None: of the site itself), and whether they leave the site.
+    """Counts of frames of one kind of traffic. `job` is None for the site's own frames; `leaves`: they leave the site.
 
-    `nbytes` counts whole frames, `payload` what is in them below the headers, `largest` the longest frame. `announced`
-    is the payload that was handed down to be sent: what is on the wire above it was put there below that point.
+    `nbytes`: bytes of whole frames; `payload`: bytes without headers; `largest`: bytes of the longest frame.
+    `announced`: payload bytes that were handed over to be sent; any payload beyond them was added below that point.
     """
 
     traffic: Traffic
@@ -130,7 +131,7 @@ class FrameCount:
 class ResultCount:
     """Counts of one task's result: how often a job's process encoded it, and with how many tensors.
 
-    Sums over the messages: `nbytes` of the tensors' values, `beside` of what is exchanged about audit logs, `encoded`
+    Sums over the messages: `nbytes` of the tensors' values, `beside` of audit data, `encoded`
     bytes of whole messages.
     """
 
@@ -145,7 +146,7 @@ class ResultCount:
 
 @dataclass(frozen=True)
 class WireWindow:
-    """What one process counted since its last entry; the `wire` of one entry."""
+    """The counts of one process since its last entry: the field `wire` of an entry."""
 
     process: str
     session: str
@@ -164,7 +165,7 @@ class WireWindow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "WireWindow":
-        """The window that `record` describes. Raises `LogError` if it is none, `NewerFormat` if it has more."""
+        """The window in a record. Raises `LogError` if it is malformed, `NewerFormat` if a newer version wrote it."""
         try:
             _check_names(record)
             sent, refused = (tuple(_count(part) for part in record[name]) for name in ("sent", "refused"))
@@ -286,7 +287,7 @@ _LOG_BYTES = "checkpoints and cosignatures of audit logs"
 
 _Releases: TypeAlias = OrderedDict[tuple[int | None, int, int], None]  # round, bytes of values, number of tensors
 _RECENT = 512
-"""Releases of a job, alike ones once, that its counts may lag behind; a job counts every few seconds."""
+"""Distinct recent releases of a job that are remembered, because its counts are logged only every few seconds."""
 
 
 class Reconciler:
@@ -312,7 +313,7 @@ class Reconciler:
             self.add_window(entry.seq, entry.job, WireWindow.from_record(entry.wire or {}))
 
     def add_release(self, job: str, round: int | None, peer: str | None, nbytes: int, tensors: int) -> None:
-        """Adds a logged release to `peer`: its number of tensors, and of bytes of their values."""
+        """Adds a logged release to `peer`, with its number of tensors and the bytes of their values."""
         if peer == SITES:
             self._jobs[job].shared = True
         else:

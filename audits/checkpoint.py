@@ -29,7 +29,7 @@ _BODY = rb"[^\n]++\n(0|[1-9][0-9]{0,17})\n([A-Za-z0-9+/]{43}=)\n(?:[^\n]++\n)*+\
 _SIGNATURE = rb"(?:%s[^\n]*+\n)" % DASH.encode()
 _NOTE = re.compile(rb"(%s%s++)\n" % (_BODY, _SIGNATURE))
 _COSIGNED = re.compile(rb"(?:%s%s\n)*+(?:%s)?+" % (re.sub(rb"\((?!\?)", b"(?:", _BODY), _SIGNATURE, _NOTE.pattern))
-"""Skips notes with one signature, which most have, in a fifth of the time that it takes to match them one by one."""
+"""Skips runs of notes with one signature (most of them), five times as fast as matching them one by one."""
 _SIZE = re.compile(r"0|[1-9][0-9]{0,17}")
 _EXTENSION = re.compile(r"([a-z]+) (\S{1,40})")
 
@@ -119,7 +119,7 @@ class NoteFile:
             yield int(size), note
 
     def _matches(self, pattern: re.Pattern[bytes]) -> Iterator[tuple[bytes, ...]]:
-        """The groups of `pattern` in each note that it matches."""
+        """The groups of each match of `pattern` whose first group is not empty."""
         rest = b""
         for block in self._blocks():
             rest, at = rest + block, 0
@@ -129,9 +129,9 @@ class NoteFile:
                     yield match.groups()
             rest = rest[at:]
             if len(rest) > MAX_NOTE:
-                raise NoteError("the file of checkpoints holds what is no note of a checkpoint")
+                raise NoteError("the file of checkpoints contains something that is not a checkpoint")
         if _END.search(rest):
-            raise NoteError("the file of checkpoints holds what is no note of a checkpoint")
+            raise NoteError("the file of checkpoints contains something that is not a checkpoint")
 
     def latest(self) -> Note | None:
         """The note of the largest tree among the last ones. Raises `NoteError`."""

@@ -35,7 +35,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
 
 @dataclass(frozen=True)
 class CodePart:
-    """One part; `sha256` as hex, none of code that is in no file, such as that of a notebook.
+    """One part. `sha256` is hex, or None for code that is in no file, such as a notebook's.
 
     Raises `ValueError` for a name, version or digest that no distribution has.
     """

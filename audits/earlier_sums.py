@@ -1,5 +1,6 @@
-"""Over which sites the sums were that a site's input went into: read from the site's own audit log, which is the only
-record of it, so that it cannot be set back apart from the log."""
+"""The cohorts of sites over which a site's inputs were summed, read from the site's own audit log.
+
+The log is the only record of them, so they cannot be rolled back separately from the log."""
 
 import fcntl
 import os
@@ -49,11 +50,11 @@ class EarlierSums:
             os.close(file)
 
     def cohorts(self, job: str, round: int, but_last: bool = False, every_round: bool = False) -> set[frozenset[str]]:
-        """Those into which this site may have put what it puts into a sum of this job and round.
+        """The cohorts whose sums may contain the same input that this site gives to a sum of this job and round.
 
-        They are those of all other jobs, of this round, and of the job's rounds with the same message from the server.
-        `but_last`: the last one of this round does not count. `every_round`: all of the job's rounds count. Raises
-        `LogError`.
+        They are the cohorts of all other jobs, of this round, and of the job's rounds with the same message from the
+        server. `but_last`: the last cohort of this round does not count. `every_round`: all of the job's rounds count.
+        Raises `LogError`.
         """
         self._catch_up()
         message, alike = self._messages.get((job, round)), list[frozenset[str]]()
@@ -66,7 +67,7 @@ class EarlierSums:
         return set(alike)
 
     def _catch_up(self) -> None:
-        """Reads what the log holds beyond the last time; a closed segment is the same file under another name."""
+        """Reads the lines since the last call, by inode: closing a segment only renames the file."""
         try:
             for path in segments(self._folder):
                 file = path.stat().st_ino
@@ -95,7 +96,7 @@ class EarlierSums:
                 cohorts.append(sites)
 
     def _take_message(self, record: Mapping[str, Any]) -> None:
-        """A round is trained with the first message with tensors: no later one of the round trains again."""
+        """Keeps a round's first message with tensors, the only message of the round that is trained with."""
         if record["outcome"] != Outcome.REFUSED and record["peer"] != SITES and record["tensors"]:
             message = tuple(sorted((tensor["name"], tensor["sha256"] or "") for tensor in record["tensors"]))
             self._messages.setdefault((record["job"], record["round"]), message)

@@ -50,7 +50,7 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of an entry. One that was refused or is shared has no digest; of a refused one no byte left either."""
+    """One tensor of an entry. A refused or shared tensor has no digest, and no byte of a refused tensor left."""
 
     name: str
     shape: tuple[int, ...]

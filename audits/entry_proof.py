@@ -35,7 +35,7 @@ class ProofResult:
 
 
 def prove(folder: Path, seq: int) -> dict[str, Any]:
-    """A bundle for entry `seq` as plain JSON: under the newest checkpoint that others cosigned, or else the newest.
+    """A bundle for entry `seq` as plain JSON, under the recent checkpoint that covers it and has the most signers.
 
     Raises `LogError` if the entry is not there or expired, or is not under a checkpoint yet.
     """
@@ -93,7 +93,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:
-    """Among the newest checkpoints over an entry the one that most have signed, with all their signatures."""
+    """Of the newest checkpoints that cover an entry, the one with the most signers, with all its signatures."""
     newest: OrderedDict[str, Note] = OrderedDict()
     for note in NoteFile(folder / CHECKPOINTS):
         if Checkpoint.parse(note.text).size > seq:
@@ -101,7 +101,7 @@ def _checkpoint(folder: Path, seq: int) -> Note:
             if len(newest) > _NEWEST:
                 newest.popitem(last=False)
     if not newest:
-        raise LogError("the entry is under no checkpoint yet: there is none, or the log is shorter")
+        raise LogError("no checkpoint covers this entry: wait for the next one, or check the number of the entry")
     return max(newest.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
 
 

@@ -20,7 +20,7 @@ from audits.errors import AuditError
 STEP = 0.05
 """Epsilons are tested upwards in steps of this size before the bound is refined between two of them."""
 MOST_EPSILON = 50.0
-"""No number of canaries that could be trained with proves more."""
+"""The largest epsilon tested: no realistic number of canaries proves more."""
 
 
 class EmpiricalError(AuditError):
@@ -34,7 +34,7 @@ class Guesses:
     canaries: int
     """m: each was in with probability 1/2."""
     guessed: int
-    """r: about how many of them the attack said anything, decided without knowing who was in."""
+    """r: the number of canaries that the attack guessed about, chosen without knowing which were in."""
     correct: int
     """v: how many guesses are right."""
 
@@ -64,7 +64,7 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The most likely that (epsilon, delta)-DP makes this many correct guesses, whatever the attack (Theorem 5.2).
+    """The largest probability that (epsilon, delta)-DP gives to this many correct guesses, by any attack (Theorem 5.2).
 
     Without delta they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). With it, the bound grows by
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
@@ -143,7 +143,7 @@ def binomial(trials: int, rate: float) -> NDArray[np.float64]:
 
 
 def _root(before: Callable[[float], bool]) -> float:
-    """Where a rate from 0 to 1 ceases to lie `before`."""
+    """The rate from 0 to 1 at which `before` turns from true to false, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

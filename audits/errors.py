@@ -61,6 +61,10 @@ class ForkFound(NoteError):
     """Two signed checkpoints of one log that cannot both be true: it was forked, rewritten or rolled back."""
 
 
+class ProofFromElsewhere(NoteError):
+    """A proof that does not hold, from a sender who did not know which checkpoint was cosigned here."""
+
+
 class ReleaseFault(StrEnum):
     """The closed set of sentences that explain a refusal.
 

@@ -18,7 +18,7 @@ FHIR_STRING = 1 << 20
 SYSLOG_VALUE = 1 << 15
 """Characters of a parameter in a syslog message."""
 _MARK = 32
-"""More characters than the sign has that stands in place of what is left out."""
+"""Room for the text that replaces what is left out: at least its number of characters."""
 _MOST_MARKS = 3
 """Marks on one letter that are shown: no script needs more, and many of them cover the lines above and below."""
 _BLANK = frozenset(
@@ -26,7 +26,7 @@ _BLANK = frozenset(
     + "".join(map(chr, range(0xFE00, 0xFE10)))
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
-"""Characters that are printable by their category but show nothing."""
+"""Characters whose Unicode category is printable but that show nothing."""
 _SPACES = (" ", "\u00a0")
 """A space, and the one at which no line is broken, which the program itself writes between figures."""
 _MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
@@ -35,7 +35,7 @@ _SYSLOG = re.compile(r'(["\\\]])')
 
 
 def visible(text: str, allowed: str = "") -> str:
-    """The whole text, each character that would not show itself written as its number. `allowed` stay as they are."""
+    """The whole text, with each invisible character written as its number. Characters in `allowed` stay as they are."""
     return text if text.isascii() and text.isprintable() else "".join(_pieces(text, allowed, runs=True))
 
 
@@ -58,12 +58,12 @@ def bounded(text: str, most: int, allowed: str = "", runs: bool = False) -> str:
 
 
 def for_terminal(text: str, most: int = NAME) -> str:
-    """One line that nothing in it ends, and that steers no terminal. It is not markup of any library."""
+    """The text as one line that cannot end early or steer a terminal. It is not escaped for any library's markup."""
     return bounded(text, most)
 
 
 def for_log(text: str, most: int = SENTENCE) -> str:
-    """Part of one line in a log file of the program, which nothing in it ends."""
+    """The text as a part of one line in a log file of the program; it cannot end the line."""
     return bounded(text, most)
 
 
@@ -73,12 +73,12 @@ def for_html(text: str, most: int = SENTENCE) -> str:
 
 
 def for_pdf(text: str, most: int = SENTENCE) -> str:
-    """Text of a PDF, in which nothing is a line's end or a mark of the program that sets it."""
+    """Text for a PDF, without line breaks and without marks of the program that sets it."""
     return bounded(text, most)
 
 
 def for_markdown(text: str, most: int = SENTENCE) -> str:
-    """Words within a paragraph, a list or a table's cell that are no markup, tag or link."""
+    """Plain words for a paragraph, a list or a table's cell: what would be markup, a tag or a link is escaped."""
     return _MARKDOWN_BEGIN.sub(r"\1\\", _MARKDOWN.sub(r"\\\1", bounded(text, most)))
 
 

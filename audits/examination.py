@@ -2,21 +2,20 @@
 (consistency)? Each lists what is shown, not shown and broken. No verdict implies another.
 """
 
-import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from audits.byte_ledger import Reconciler, WireWindow
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.entry import Event, Outcome
 from audits.errors import LogError, NewerFormat, NoteError
 from audits.expiry import Basis
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
-from audits.fast_lines import CLOSE, FINDING, OPEN, REFUSED, RELEASE, SENT, WIRE, LogLine
+from audits.fast_lines import LogLine
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
 from audits.key_succession import SUCCESSIONS, SucceededKey, read_successions, succeeded
 from audits.plurals import quantity
@@ -32,7 +31,7 @@ from audits.witness import KEYS, read_keys
 
 
 def times_part(times: Times) -> VerdictPart:
-    """Whether the dates of the entries can be right by themselves."""
+    """Whether the dates of the entries are plausible, without the times that others cosigned."""
     if times.malformed is not None:
         return VerdictPart("times", BROKEN, "the entry's time is not one that this format has", times.malformed)
     if times.earlier is not None:
@@ -85,15 +84,15 @@ def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart
 # The checkpoints that lie beside a log.
 
 _COSIGNED = 64
-"""The newest cosigned checkpoints that are looked at: each covers all before it."""
+"""The number of newest cosigned checkpoints that are examined: each covers all entries before it."""
 _OVER_EXPIRED = 16
-"""The first cosigned checkpoints over expired entries that are looked at."""
+"""The number of first cosigned checkpoints over expired entries that are examined."""
 
 
 class OwnCheckpoints:
-    """The log's own checkpoints, read as the walk comes to their sizes; of their signatures the newest's is checked.
+    """The log's own checkpoints, read as the walk reaches their sizes. Only the newest one's signature is checked.
 
-    An earlier one whose root is that of the log adds nothing that a signature could make truer.
+    An earlier checkpoint is compared with the log by its root; its signature would prove nothing more.
     """
 
     def __init__(self, folder: Path, first: int = 0) -> None:
@@ -104,7 +103,7 @@ class OwnCheckpoints:
         self.newest, self.cosigned, self.unreadable = self._gather()
         self._heads = iter(()) if self.unreadable else self._file.heads()
         self.next_size, self._next_root = self._advance(0)
-        """How many entries the next checkpoint covers that is not asked for yet; -1 after the last."""
+        """The size of the next checkpoint that `roots_at` has not returned yet; -1 after the last."""
 
     def _gather(self) -> tuple[Note | None, list[Note], str]:
         cosigned: deque[bytes] = deque(maxlen=_COSIGNED)
@@ -128,7 +127,7 @@ class OwnCheckpoints:
         return roots
 
     def _advance(self, size: int) -> tuple[int, bytes]:
-        """The next one in the file that is not smaller: those that were stored again, with cosignatures, come later."""
+        """The next checkpoint of at least `size`. Smaller ones are repeats, stored again later with cosignatures."""
         for head in self._heads:
             if head[0] >= size:
                 return head
@@ -136,11 +135,11 @@ class OwnCheckpoints:
 
     @property
     def size(self) -> int:
-        """How many entries the newest covers."""
+        """How many entries the newest checkpoint covers."""
         return Checkpoint.parse(self.newest.text).size if self.newest else 0
 
     def dated(self) -> Iterator[Checkpoint]:
-        """Those whose own times count: the newest, and those that others have cosigned."""
+        """The checkpoints whose own times count: the newest, and those that others have cosigned."""
         for note in [*self.cosigned, *([self.newest] if self.newest else [])]:
             yield Checkpoint.parse(note.text)
 
@@ -198,8 +197,9 @@ def examine(
     """
     evidence = ExternalEvidence.gather(against, folder)
     tiles = TileVerifier(folder)
+    # Checkpoints first: those of a log that grows may then cover less than is read of it, and never more.
+    checkpoints = OwnCheckpoints(folder, Walk(folder).first_entry())
     walk = Walk(folder, tiles)
-    checkpoints = OwnCheckpoints(folder, walk.first_entry())
     known_key = key or _known_key(folder, site, evidence)
     successions = [*read_successions(folder / SUCCESSIONS), *evidence.successions]
     site_key = succeeded(known_key, successions) if known_key else None
@@ -266,7 +266,7 @@ class _LogFacts:
     claims: Claims
     receipts: dict[bytes, int]
     ledger: Reconciler = field(default_factory=Reconciler)
-    jobs: dict[bytes, bool] = field(default_factory=dict)
+    jobs: dict[str, bool] = field(default_factory=dict)
     """Whether each is open."""
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
@@ -282,31 +282,29 @@ class _LogFacts:
     def take(self, line: LogLine, walk: Walk) -> None:
         self.compare(walk)
         self.times.take(line)
-        event = line.event
+        event, job = line.event, line.job or ""
         if line.newer:
             self.unread = line.seq if self.unread is None else self.unread
             self.last_release = line.seq  # for all that is known here
-        if event == RELEASE and line.outcome == SENT:
+        if event == Event.RELEASE and line.outcome == Outcome.SENT:
             self.last_release = line.seq
-            round = None if line.round == b"null" else int(line.round)
-            release = _shared(line.job), round, _shared(line.peer), int(line.nbytes)
-            self.ledger.add_release(*release, line.tensors.count(b'"dtype":'))
+            self.ledger.add_release(job, line.round, line.peer, line.nbytes, len(line.tensors))
             if self.receipts and (digest := matching(line)) in self.receipts:
                 self.answered.add(digest)
-        elif event == OPEN and line.outcome != REFUSED:
-            self.jobs[line.job] = True
-        elif event == CLOSE:
-            self.jobs.pop(line.job, None)
-        elif event == WIRE:
+        elif event == Event.OPEN and line.outcome != Outcome.REFUSED:
+            self.jobs[job] = True
+        elif event == Event.CLOSE:
+            self.jobs.pop(job, None)
+        elif event == Event.WIRE:
             self.ledger.expired = walk.first > 0
             try:
-                window = WireWindow.from_record(json.loads(line.wire or b"{}"))
-                self.ledger.add_window(line.seq, json.loads(line.job), window)
+                window = WireWindow.from_record(line.wire or {})
+                self.ledger.add_window(line.seq, job, window)
             except NewerFormat:
                 self.unread = line.seq if self.unread is None else self.unread
             except LogError:
                 self.uncounted = line.seq if self.uncounted is None else self.uncounted
-        elif event == FINDING:
+        elif event == Event.FINDING:
             self.findings += 1
 
     def compare(self, walk: Walk) -> None:
@@ -319,12 +317,6 @@ class _LogFacts:
                 self.unlike_own = size
         if size in self.claims.sizes and self.claims.sizes[size] != walk.tree.root():
             self.unlike_others.append(size)
-
-
-@lru_cache(maxsize=64)
-def _shared(value: bytes) -> Any:
-    """The value of a member that most entries of a job have in common: parsing it takes longer than the rest."""
-    return json.loads(value)
 
 
 def _receipts(site: str, evidence: ExternalEvidence) -> dict[bytes, int]:
@@ -395,7 +387,7 @@ def _tail(walk: Walk, checkpoints: OwnCheckpoints) -> VerdictPart:
 
 
 def _jobs(facts: _LogFacts, walk: Walk, running: Collection[str]) -> VerdictPart:
-    open_jobs = {str(json.loads(job)) for job in facts.jobs}
+    open_jobs = set(facts.jobs)
     now = len(walk.running)
     if still := open_jobs - walk.running - set(running):
         jobs = quantity(len(still), "job was", "jobs were")
@@ -511,7 +503,7 @@ def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Pa
 def check_site(folder: Path, named: str) -> str:
     """The site that a log says it is of; `named` if it has no entry. Raises `LogError`."""
     for line in Walk(folder):
-        return str(json.loads(line.site))
+        return line.site
     if not named:
         raise LogError("the log is empty, and so does not name its site")
     return named

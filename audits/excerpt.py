@@ -21,11 +21,11 @@ from audits.tree import Nodes, TreeFile, consistency_proof, consistent, includes
 from audits.witness import KEYS, read_keys
 
 _NEWEST = 64
-"""Checkpoints that are remembered on the way to the newest that others cosigned."""
+"""The number of checkpoints remembered while searching for the newest that others cosigned."""
 
 
 _STRICT = {"extra": "forbid"}
-"""For those who read these classes from JSON with pydantic."""
+"""The configuration for reading these classes from JSON with pydantic."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
 
 
 def _check_entry(entry: QuotedEntry, site: str, head: Checkpoint) -> int:
-    """The number of an entry that is as it was written and is under the checkpoint."""
+    """The number of an entry, after checking that it is unchanged and under the checkpoint."""
     try:
         record, _ = parse_any(canonical(entry.record) + b"\n")
     except OlderFormat:

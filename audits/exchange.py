@@ -22,9 +22,9 @@ Tensors: TypeAlias = "dict[str, NDArray[Any]]"
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _LARGEST = 2.0**1000
-"""No limit is larger: a whole number of any size still fits a float."""
+"""The largest limit: any smaller whole number still fits a float."""
 _ROUNDING = 1e-6
-"""Rounding to float32 may lengthen what was scaled to a norm by less."""
+"""The relative margin of a scaled norm: rounding to float32 lengthens a vector by less."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
 
@@ -153,7 +153,7 @@ class TaskSpec:
         return {name: upload[name] for name in names if name in upload}
 
     def check_norm(self, upload: Mapping[str, NDArray[Any]]) -> None:
-        """Raises `MessageRefused` if the parameters of an upload are longer than the task allows."""
+        """Raises `MessageRefused` if the joint norm of an upload's parameters exceeds the task's limit."""
         if self.most_norm is not None and not joint_norm(self.parameters(upload)) <= self.most_norm:
             raise MessageRefused(ReleaseFault.NORM.format(most=f"{self.most_norm:g}"))
 
@@ -189,9 +189,9 @@ class Exchange:
     def check(
         self, task: str, direction: Literal["up", "down"], tensors: Mapping[str, Any], peer: str = "server"
     ) -> Tensors:
-        """Copies of a message's tensors, once all is as the task declares it: names, dtypes, shapes, values.
+        """Copies of a message's tensors, whose names, dtypes, shapes and values all match the task's declaration.
 
-        For whoever is at the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
+        For the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
         every reason, in sentences that hold nothing but declared facts.
         """
         task_spec = self.task(task)

@@ -1,6 +1,5 @@
 """The content of an `expired` entry: which lines were deleted, and what showed that they were old enough."""
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -41,7 +40,7 @@ class Expiry:
     @classmethod
     def of(cls, line: LogLine) -> "Expiry | None":
         """Reads an `expired` entry; None if it states no expiry."""
-        record = json.loads(line.expiry or b"null")
+        record: Any = line.expiry
         if record is None:
             return None
         numbers = record.get("entries"), record.get("days")

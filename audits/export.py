@@ -210,13 +210,13 @@ def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path, since: 
     Raises `LogError` if a log does not hold, cannot be read, or changes meanwhile, or if `out` is there
     already or cannot be written; then there is no file.
     """
-    ends = {folder: _end(site, folder) for site, folder in logs.items()}
+    verified = verified_entries(logs)
     draft = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with open(draft, "xb", opener=_private) as file:
             count = 0
-            for folder, end in ends.items():
-                for entry in filter(partial(_is_since, since), _until(folder, end)):
+            for entries in verified:
+                for entry in filter(partial(_is_since, since), entries):
                     file.writelines(line + b"\n" for line in _WRITERS[form](entry))
                     count += 1
             file.flush()
@@ -231,16 +231,24 @@ def export_logs(logs: Mapping[str, Path], form: ExportFormat, out: Path, since: 
     return count
 
 
+def verified_entries(logs: Mapping[str, Path]) -> list[Iterator[Entry]]:
+    """The entries of each log (site: folder), after all logs were verified. Raises `LogError` if one does not hold."""
+    ends = {folder: _end(site, folder) for site, folder in logs.items()}
+    return [_until(folder, end) for folder, end in ends.items()]
+
+
 def _end(site: str, folder: Path) -> int:
-    """The number after that of the last entry of a log that holds."""
+    """One more than the last entry's number. Raises `LogError` if the log's chain is broken."""
     verdict = verify(folder)
     if not verdict.ok:
-        raise LogError(f"nothing was exported: the log of {site} breaks at entry {verdict.first_bad}; have it verified")
+        raise LogError(
+            f"nothing was exported: the log of {site} breaks at entry {verdict.first_bad}; see medfedvqa audit verify"
+        )
     return verdict.entries
 
 
 def _until(folder: Path, end: int) -> Iterator[Entry]:
-    """The entries before the one of this number: of a log that grows, those that were verified."""
+    """The entries below this number: in a growing log, only those that were verified."""
     for entry in read(folder):
         if entry.seq >= end:
             return

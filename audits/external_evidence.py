@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from audits.bounded_files import MAX_NOTES
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
+from audits.entry import Event, Outcome
 from audits.errors import LogError, NoteError
-from audits.fast_lines import ACCEPTED, RECEIVE, LogLine
+from audits.fast_lines import LogLine
 from audits.key_succession import SUCCESSIONS, SucceededKey, Succession, read_successions
 from audits.log_files import segments
 from audits.signed_note import Note, VerifierKey
@@ -35,7 +38,7 @@ class ExternalEvidence:
 
     @classmethod
     def gather(cls, places: Iterable[Path], but: Path) -> "ExternalEvidence":
-        """From these files, and all below these folders, but for the log that is to be checked in the folder `but`.
+        """Collects evidence from these files and all files below these folders, except the checked log in `but`.
 
         Raises `LogError` if a place does not exist, or a file is not what its name says.
         """
@@ -81,7 +84,7 @@ class Claims:
     forks: tuple[int, ...]
     """Sizes for which two roots are signed with the log's own key."""
     key: SucceededKey | None
-    """The log's own, as far as it is known."""
+    """The log's own key, as far as it is known."""
     other_keys: bool
     """Whether others know the log by another key, or hold checkpoints that one signed."""
     parties: tuple[str, ...]
@@ -122,10 +125,10 @@ def claims_on(site: str, key: SucceededKey | None, own_notes: Iterable[Note], ev
 
 
 def _other_keys(origin: str, key: SucceededKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> bool:
-    """Whether others know the log by another key, or hold notes of it that another key signed, or one that was
-    succeeded before.
+    """Whether others know the log by another key, or hold a note of it by another key, or by a replaced key after its
+    last valid size.
 
-    Where no key is known, that is one which the log's own notes do not have.
+    Where no key is known, "another key" is any key that did not sign the log's own notes.
     """
     retired = key.retired if key else ()
     if key and any(s.old.signed(note) and not key.signed(note) for s in retired for note in evidence.notes[origin]):
@@ -137,7 +140,7 @@ def _other_keys(origin: str, key: SucceededKey | None, own_notes: Iterable[Note]
 
 
 def _ids(origin: str, notes: Iterable[Note]) -> frozenset[bytes]:
-    """The ids of the keys that signed notes in the log's own name."""
+    """The ids of the keys that signed these notes under the log's own name."""
     return frozenset(key_id for note in notes for key_id in note.ids_of(origin))
 
 
@@ -151,10 +154,10 @@ def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
 
     Raises `LogError` if the receipts' own chain does not hold.
     """
-    name, digests = b'"%s"' % site.encode(), {}
+    digests: dict[bytes, int] = {}
     walk = Walk(folder)
     for line in walk:
-        if line.event == RECEIVE and line.outcome == ACCEPTED and line.peer == name:
+        if line.event == Event.RECEIVE and line.outcome == Outcome.ACCEPTED and line.peer == site:
             digests[matching(line)] = line.seq
     if walk.bad:
         raise NoteError("the chain of the server's receipts is broken: ask for another copy")
@@ -162,6 +165,6 @@ def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
 
 
 def matching(line: LogLine) -> bytes:
-    """The same for a release in a site's log and its receipt at the server."""
+    """A digest that is equal for a release in a site's log and its receipt in the server's log."""
     members = line.job, line.round, line.task, line.tensors
-    return hashlib.sha256(b"\n".join(members)).digest()[:16]
+    return hashlib.sha256(msgspec.json.encode(members)).digest()[:16]

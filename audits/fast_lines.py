@@ -1,138 +1,118 @@
-"""Lines of a log, checked fast: against a pattern that is made from the grammar, and by `parse_any` where that does not
-fit.
+"""Lines of a log, read fast: into a struct of `msgspec` that is made from the grammar, and by `parse_any` where that
+does not fit.
 
-The pattern admits nothing that `parse_line` refuses; what it does not know (escapes, large numbers, newer formats) goes
-there. Values are kept as the canonical JSON that stands in the line.
+A line is taken the fast way only if the struct, written again, gives the same bytes. Everything else (a newer format,
+a damaged line) goes to `parse_any`, which says what is wrong with it, if anything is.
 """
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from hashlib import sha256
-from operator import itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from audits.entry import ENVELOPE, FORMAT, GRAMMARS, hashed_bytes, parse_any
+import msgspec
+
+from audits.entry import FORMAT, GRAMMARS, Entry, hashed_bytes, parse_any
 from audits.exchange import canonical
-from audits.field_types import bounded
-
-RELEASE, RECEIVE, OPEN, CLOSE, WIRE = b'"release"', b'"receive"', b'"open"', b'"close"', b'"wire"'
-EXPIRED, FINDING = b'"expired"', b'"finding"'
-SENT, ACCEPTED, REFUSED = b'"sent"', b'"accepted"', b'"refused"'
+from audits.field_types import LARGEST, Fit, is_optional
 
 
 class LogLine(NamedTuple):
-    """What the verifier needs of an entry; bytes are canonical JSON, `null` in an entry of a higher format number."""
+    """What the verifier needs of an entry. In an entry of a higher format number, only the first seven are filled."""
 
     seq: int
     prev_hash: str
     leaf_hash: str
+    site: str
+    time: str
     entry: bytes
-    """What the hash is over."""
-    event: bytes
-    outcome: bytes
-    job: bytes
-    round: bytes
-    task: bytes
-    peer: bytes
-    nbytes: bytes
-    site: bytes
-    reason: bytes
-    tensors: bytes
-    time: bytes
-    wire: bytes | None
-    expiry: bytes | None
-    newer: bool = False
+    """The bytes that `leaf_hash` is over."""
+    newer: bool
     """Whether the entry holds what this version does not know."""
+    event: str | None = None
+    outcome: str | None = None
+    job: str | None = None
+    round: int | None = None
+    task: str | None = None
+    peer: str | None = None
+    nbytes: int = 0
+    tensors: Sequence[Any] = ()
+    """Objects that `msgspec.json.encode` writes as they stand in the line."""
+    wire: Mapping[str, Any] | None = None
+    expiry: Mapping[str, Any] | None = None
 
 
-_MEMBERS = ("event", "outcome", "job", "round", "task", "peer", "nbytes", "site", "reason", "tensors", "time")
-_OPTIONAL = ("wire", "expiry")
-_SPECIAL = {
-    "leaf_hash": rb'(?P<leaf_member>,"leaf_hash":"(?P<leaf_hash>[0-9a-f]{64})")',
-    "prev_hash": rb',"prev_hash":"(?P<prev_hash>[0-9a-f]{64})"',
-}
-"""Members whose values the pattern knows better than the grammar."""
-_CONTROLS = bytes([*range(32), ord("\\")])
-_PLAIN = bytes.maketrans(_CONTROLS, bytes(len(_CONTROLS)).replace(b"\0", b"?"))
-"""Changes the bytes that the pattern reads as a part of a text, and that no text has in canonical JSON unescaped."""
-_Groups = tuple[bytes | None, ...]
+_MEMBERS = ("event", "outcome", "job", "round", "task", "peer", "nbytes", "tensors")
+_OBJECTS = ("wire", "expiry")
+_WHOLE = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST - 1)]
 
 
-class _Fast:
-    """The pattern of one format's lines."""
-
-    def __init__(self, number: int) -> None:
-        members = GRAMMARS[number]
-        members_patterns = [self._member(name, number) for name in members.forms]
-        pattern = re.compile(rb"\{" + b"".join(members_patterns).removeprefix(b",") + rb"\}\n", re.DOTALL)
-        places = {name: place - 1 for name, place in pattern.groupindex.items()}
-        self.match, self.leaf = pattern.fullmatch, places["leaf_member"] + 1
-        self.values: Callable[[_Groups], Any] = itemgetter(
-            *(places[name] for name in ("seq", "prev_hash", "leaf_hash", *_MEMBERS, *_OPTIONAL))
-        )
-        parts = [name for name, form in members.forms.items() if not form.exact]
-        self.parts: Callable[[_Groups], _Groups] = itemgetter(*(places[name] for name in parts))
-        self.empty = tuple(None if name in members.optional else b"null" for name in parts)
-
-    def _member(self, name: str, number: int) -> bytes:
-        members = GRAMMARS[number]
-        form = members.forms[name]
-        pattern = b"%d" % number if name == "format" else form.pattern
-        if name == "seq" or name in _MEMBERS or not form.exact:
-            pattern = b"(?P<%s>%s)" % (name.encode(), pattern)
-        member = _SPECIAL.get(name, b',"%s":%s' % (name.encode(), pattern))
-        return b"(?:%s)?" % member if name in members.optional else member
+def _struct(kind: type) -> type[msgspec.Struct]:
+    """A struct with the members of a dataclass, in the order in which a line has them."""
+    hints = get_type_hints(kind)
+    members = [
+        (item.name, _type(hints[item.name], msgspec.UnsetType), msgspec.UNSET)
+        if is_optional(item)
+        else (item.name, _type(hints[item.name]))
+        for item in sorted(fields(kind), key=lambda item: item.name)
+    ]
+    return msgspec.defstruct(kind.__name__, members, forbid_unknown_fields=True, frozen=True, kw_only=True)
 
 
-_FAST = tuple(_Fast(number) for number in sorted(GRAMMARS, reverse=True))
+def _type(hint: Any, absent: type = NoneType) -> Any:
+    """The `msgspec` type for an annotation; raw JSON where the grammar has to check numbers and objects."""
+    if get_origin(hint) is UnionType:
+        (inner,) = (_type(member) for member in get_args(hint) if member is not NoneType)
+        return inner if inner is msgspec.Raw and absent is NoneType else inner | absent
+    if get_origin(hint) is tuple:
+        return tuple[_type(get_args(hint)[0]), ...]  # type: ignore[misc]
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Literal[tuple(word.value for word in hint)]
+    if is_dataclass(hint):
+        return _struct(hint)  # type: ignore[arg-type]
+    return _WHOLE if hint is int else hint if hint is str else msgspec.Raw
+
+
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_struct(Entry))
+_ENCODER = msgspec.json.Encoder()
+_RAW = tuple(name for name, kind in _DECODER.type.__annotations__.items() if msgspec.Raw in (kind, *get_args(kind)))
+_VALUES = attrgetter(*_MEMBERS)
 
 
 def read_line(line: bytes) -> LogLine:
-    """What a line says, also one of a newer format. Raises `LogError` where `parse_any` does."""
-    for fast in _FAST:
-        if match := fast.match(line):
-            groups = match.groups()
-            begin, end = match.span(fast.leaf)
-            entry = line[:begin] + line[end:-1]
-            digest = sha256(b"\0" + entry).hexdigest()
-            seq, prev, leaf, *values = fast.values(groups)
-            parts = fast.parts(groups)
-            sound = digest == leaf.decode() and (parts == fast.empty or _canonical(parts))
-            if sound and entry.translate(_PLAIN) == entry and (line.isascii() or _utf8(line)):
-                return LogLine._make((int(seq), prev.decode(), digest, entry, *values, False))
-            break
+    """The content of a line, also of a newer format. Raises `LogError` where `parse_any` does."""
+    try:
+        entry = _DECODER.decode(line)
+        if entry.format == FORMAT and _ENCODER.encode(entry) + b"\n" == line:
+            body = hashed_bytes(line, entry.leaf_hash)
+            parts = {name: _part(name, raw) for name in _RAW if (raw := getattr(entry, name)) is not msgspec.UNSET}
+            if sha256(b"\0" + body).hexdigest() == entry.leaf_hash:
+                place = entry.seq, entry.prev_hash, entry.leaf_hash, entry.site, entry.time, body, False
+                return LogLine(*place, *_VALUES(entry), *map(parts.get, _OBJECTS))
+    except (ValueError, RecursionError):  # also those of msgspec
+        pass
     return _slowly(line)  # which says what is wrong with it, if anything is
 
 
-def _canonical(parts: _Groups) -> bool:
-    """Whether the parts of a line that the pattern leaves open are written in the one way, too."""
-    try:
-        return all(part is None or _is_part(part) for part in parts)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _is_part(part: bytes) -> bool:
-    value = json.loads(part)
-    return bounded(value) and canonical(value) == part
-
-
-def _utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _part(name: str, raw: msgspec.Raw) -> Any:
+    """The value of a member that the struct holds as raw JSON. Raises `ValueError` unless it fits and is canonical."""
+    text = bytes(raw)
+    if text == b"null" and name not in GRAMMARS[FORMAT].optional:
+        return None
+    value = json.loads(text)
+    if GRAMMARS[FORMAT].checks[name](value) is not Fit.YES or canonical(value) != text:
+        raise ValueError
+    return value
 
 
 def _slowly(line: bytes) -> LogLine:
     record, newer = parse_any(line)
+    body = hashed_bytes(line, record["leaf_hash"])
+    place = record["seq"], record["prev_hash"], record["leaf_hash"], record["site"], record["time"], body, newer
     if record["format"] > FORMAT:
-        record = {name: record[name] for name in ENVELOPE.forms}
-    values = (canonical(record.get(name)) for name in _MEMBERS)
-    optional = (canonical(record[name]) if name in record else None for name in _OPTIONAL)
-    leaf = record["leaf_hash"]
-    return LogLine._make(
-        (record["seq"], record["prev_hash"], leaf, hashed_bytes(line, leaf), *values, *optional, newer)
-    )
+        return LogLine(*place)
+    return LogLine(*place, *(record[name] for name in _MEMBERS), *map(record.get, _OBJECTS))

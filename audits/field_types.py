@@ -1,9 +1,6 @@
-"""The permitted values of an entry's fields: one `Form` for each type in the annotations of the entry's classes.
+"""The permitted values of an entry's fields: one check for each type in the annotations of the entry's classes."""
 
-A form holds the check of a parsed value and the pattern of its text. Both readers of lines are built from it.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import IntEnum, StrEnum
 from types import NoneType, UnionType
@@ -16,7 +13,7 @@ MOST_DEPTH = 32
 
 
 class Fit(IntEnum):
-    """Whether a value has the form that it must have; of several values, the least counts."""
+    """Whether a value has the required form. An object has the lowest `Fit` of its members."""
 
     NO = 0
     NEWER = 1
@@ -24,41 +21,25 @@ class Fit(IntEnum):
     YES = 2
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a value is checked, and the pattern of its JSON in a line without backslashes and control characters.
-
-    Whoever matches the pattern looks for these first: a character class that leaves them out takes twice as long.
-    """
-
-    fit: Callable[[Any], Fit]
-    pattern: bytes
-    exact: bool = True
-    """Whether all that has the pattern has the form and is canonical JSON; otherwise the text has to be parsed too."""
-
-
-_TEXT = rb'"[^"]*+"'
-_WHOLE = rb"(?:0|-?+[1-9][0-9]{0,17}+)"
-_FLOAT = rb"(?:" + _WHOLE + rb"|-?[0-9]+\.[0-9]+(?:e[-+][0-9]+)?|-?[0-9]e[-+][0-9]+)"
-_OBJECT = rb"\{.*?\}"
+Check = Callable[[Any], Fit]
 
 
 @dataclass(frozen=True)
 class Members:
     """The members of an object, in the order of their names."""
 
-    forms: Mapping[str, Form]
+    checks: Mapping[str, Check]
     optional: frozenset[str]
     """Names of the members that an object may lack; all others are in every object."""
 
     def fit(self, record: Any) -> Fit:
-        """Whether an object has the members that it must have, each of its form."""
-        if type(record) is not dict or not record.keys() >= self.forms.keys() - self.optional:
+        """Whether an object has the members that it must have, each of its type."""
+        if type(record) is not dict or not record.keys() >= self.checks.keys() - self.optional:
             return Fit.NO
         least = Fit.YES
         for name, value in record.items():
-            form = self.forms.get(name)
-            member_fit = form.fit(value) if form else _yes(bounded(value), Fit.NEWER)
+            check = self.checks.get(name)
+            member_fit = check(value) if check else _yes(bounded(value), Fit.NEWER)
             if member_fit < least:
                 if not member_fit:
                     return member_fit
@@ -77,8 +58,8 @@ def members_of(kind: type, number: int) -> Members:
         (item for item in fields(kind) if item.metadata.get("since", 1) <= number), key=lambda item: item.name
     )
     optional = frozenset(item.name for item in members if is_optional(item))
-    forms = {item.name: _form(hints[item.name], number, item.name in optional) for item in members}
-    return Members(forms, optional)
+    checks = {item.name: _check(hints[item.name], number, item.name in optional) for item in members}
+    return Members(checks, optional)
 
 
 def is_optional(member: Field[Any]) -> bool:
@@ -96,63 +77,36 @@ def bounded(value: Any, depth: int = MOST_DEPTH) -> bool:
     return True
 
 
-def _form(hint: Any, number: int, never_null: bool = False) -> Form:
-    """The form of values of a type that a class annotation names."""
+def _check(hint: Any, number: int, never_null: bool = False) -> Check:
+    """The check of values of a type that a class annotation names."""
     if get_origin(hint) in (Union, UnionType):
         (inner,) = set(get_args(hint)) - {NoneType}
-        form = _form(inner, number)
-        return form if never_null else _or_null(form)
+        check = _check(inner, number)
+        return check if never_null else lambda value: Fit.YES if value is None else check(value)
     if get_origin(hint) is tuple:
-        return _list(_form(get_args(hint)[0], number))
+        item = _check(get_args(hint)[0], number)
+        return lambda value: min(map(item, value), default=Fit.YES) if type(value) is list else Fit.NO
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _word([word.value for word in hint])
+        return _word(frozenset(word.value for word in hint))
     if isinstance(hint, type) and is_dataclass(hint):
-        return _object(members_of(hint, number))
+        return members_of(hint, number).fit
     return _PLAIN[get_origin(hint) or hint]
 
 
-def _or_null(form: Form) -> Form:
-    def fit(value: Any) -> Fit:
-        return Fit.YES if value is None else form.fit(value)
-
-    return Form(fit, rb"(?:null|" + form.pattern + rb")", form.exact)
-
-
-def _word(words: Sequence[str]) -> Form:
+def _word(vocabulary: Collection[str]) -> Check:
     """One of a closed vocabulary, to which a newer version may have added."""
-    vocabulary = frozenset(words)
-
-    def fit(value: Any) -> Fit:
-        if type(value) is not str:
-            return Fit.NO
-        return Fit.YES if value in vocabulary else Fit.NEWER
-
-    return Form(fit, b'"(?:' + b"|".join(word.encode() for word in words) + b')"')
-
-
-def _object(members: Members) -> Form:
-    if members.optional or not all(form.exact for form in members.forms.values()):
-        return Form(members.fit, _OBJECT, exact=False)
-    pattern = b",".join(b'"%s":%s' % (name.encode(), form.pattern) for name, form in members.forms.items())
-    return Form(members.fit, rb"\{" + pattern + rb"\}")
-
-
-def _list(item: Form) -> Form:
-    def fit(value: Any) -> Fit:
-        return min(map(item.fit, value), default=Fit.YES) if type(value) is list else Fit.NO
-
-    return Form(fit, rb"\[(?:%s(?:,%s)*+)?\]" % (item.pattern, item.pattern) if item.exact else rb"\[.*?\]", item.exact)
+    return lambda value: (Fit.YES if value in vocabulary else Fit.NEWER) if type(value) is str else Fit.NO
 
 
 def _yes(holds: bool, fit: Fit = Fit.YES) -> Fit:
     return fit if holds else Fit.NO
 
 
-_PLAIN: Mapping[Any, Form] = {
-    str: Form(lambda value: _yes(type(value) is str), _TEXT),
-    int: Form(lambda value: _yes(type(value) is int and -LARGEST <= value < LARGEST), _WHOLE),
-    float: Form(lambda value: _yes(type(value) in (int, float) and bounded(value)), _FLOAT, exact=False),
-    bool: Form(lambda value: _yes(type(value) is bool), rb"(?:true|false)"),
-    Any: Form(lambda value: _yes(bounded(value)), rb".*?", exact=False),
-    Mapping: Form(lambda value: _yes(type(value) is dict and bounded(value)), _OBJECT, exact=False),
+_PLAIN: Mapping[Any, Check] = {
+    str: lambda value: _yes(type(value) is str),
+    int: lambda value: _yes(type(value) is int and -LARGEST <= value < LARGEST),
+    float: lambda value: _yes(type(value) in (int, float) and bounded(value)),
+    bool: lambda value: _yes(type(value) is bool),
+    Any: lambda value: _yes(bounded(value)),
+    Mapping: lambda value: _yes(type(value) is dict and bounded(value)),
 }

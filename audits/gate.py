@@ -244,7 +244,7 @@ def round_number(value: object) -> int | None:
 
 
 def _too_long(task: TaskSpec, copies: Tensors) -> Iterator[str]:
-    """Why the parameters of an upload may not leave together."""
+    """The reason if the joint norm of an upload's parameters exceeds the task's limit; else nothing."""
     try:
         task.check_norm(copies)
     except MessageRefused as error:

@@ -51,18 +51,18 @@ class SucceededKey(VerifierKey):
     retired: tuple[Succession, ...] = ()
 
     def signed(self, note: Note) -> bool:
-        """Whether the newest key signed the note, or one of its predecessors a checkpoint of its time."""
+        """Whether the newest key signed the note, or a predecessor did while it was valid, by the checkpoint's size."""
         return super().signed(note) or any(
             each.old.signed(note) and Checkpoint.parse(note.text).size <= each.size for each in self.retired
         )
 
     @property
     def ids(self) -> frozenset[bytes]:
-        """The ids of all of them."""
+        """The ids of the newest key and all its predecessors."""
         return super().ids.union(*(each.old.ids for each in self.retired))
 
     def knows(self, key: VerifierKey) -> bool:
-        """Whether this is one of them."""
+        """Whether this is the newest key or one of its predecessors."""
         return key.raw in {self.raw, *(each.old.raw for each in self.retired)}
 
 

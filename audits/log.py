@@ -48,7 +48,7 @@ from audits.tiles import WIDTH
 # back with their next ones. So one thread alone never waits for others, and many pay for few fsyncs.
 
 _PATIENCE = 0.005
-"""Seconds that a group waits at most for as many requests as the last one had; never longer than that took to write."""
+"""The most seconds that a group waits for as many requests as the last group had; that group's write time if less."""
 Draft = tuple[Event, Mapping[str, Any]]
 """An event, and the fields that its caller gives."""
 

@@ -15,12 +15,12 @@ MOST_EPSILON = 10.0
 
 @dataclass(frozen=True)
 class Offer:
-    """How a job says that it will treat its sites. `delta` and `unit` are those of its differential privacy, if any.
+    """What a job offers to protect its sites. `delta` and `unit` are those of its differential privacy, if any.
 
     With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
-    `crypten_means`: these take means with CrypTen; `masked_means`: the server takes means under masks.
-    `colluders`: where its sites share noise, how many of them may tell the server theirs; None where each site's own
-    noise is enough.
+    `crypten_means`: they compute means with CrypTen; `masked_means`: the server computes means of masked uploads.
+    `colluders`: if sites share the noise, how many may reveal their part to the server; None if each site's own noise
+    suffices.
     """
 
     min_sites: int = 1
@@ -40,16 +40,15 @@ class Offer:
 class SitePolicy:
     """Which methods may run, which kinds of tensors may cross the site's border, and what a job must offer.
 
-    Raises `PolicyError` if a budget is stated that jobs without differential privacy could pass by, or if two demands
-    exclude each other.
+    Raises `PolicyError` if epsilon is limited but `require_dp` is false, or if two demands exclude each other.
     """
 
     methods: tuple[str, ...]
     kinds: tuple[Kind, ...]
     recipients: tuple[str, ...] = ("server", SITES)
-    """The peers that may receive anything; the other sites receive shares only."""
+    """The peers that may receive tensors. Other sites receive shares only."""
     require_dp: bool = False
-    """Whether all that depends on data must be under differential privacy to leave."""
+    """Whether everything that depends on data must leave under differential privacy."""
     max_epsilon: float | None = None
     """What all jobs together may cost any patient, in nats at a delta of `delta` or less: see `epsilon_limit`."""
     max_epsilon_per_job: float | None = None
@@ -59,22 +58,22 @@ class SitePolicy:
     unit: str = "patient"
     """Who is protected."""
     colluders: int | None = None
-    """How many other sites may tell the server their part of noise that sites share: the limits of epsilon count
-    against all of them together. None trusts no other site, so that no job runs whose sites share noise."""
+    """How many other sites may reveal their part of shared noise to the server: the limits of epsilon hold even if all
+    of these do. None trusts no other site, so jobs whose sites share noise are refused."""
     require_secagg: bool = False
     """Whether contributions must be aggregated without the server seeing them one by one."""
     min_sites: int = 1
     """The fewest sites that a job must ask for."""
     committee: tuple[str, ...] = ()
-    """The sites that compute in every job with secure aggregation; none: as the job says, all, or drawn ones."""
+    """The sites that compute in every job with secure aggregation; none: all or drawn ones, never named by the job."""
     min_committee: int = 3
     """The fewest sites that must compute."""
     require_masks: bool = False
-    """Whether means on shares must be under masks, and not by members with CrypTen."""
+    """Whether means on shares must be computed under masks, not by members with CrypTen."""
     require_crypten: bool = False
-    """Whether means on shares must be by members with CrypTen, and not under masks."""
+    """Whether means on shares must be computed by members with CrypTen, not under masks."""
     min_difference: int = 2
-    """The fewest sites whose inputs alone may follow from sums over cohorts that this site was in, without privacy."""
+    """The fewest sites whose inputs, combined, may follow from all sums without privacy that this site was in."""
     min_count: int = 10
     """The fewest patients about whom a count, or a share of one, may leave in clear: see `withholds`."""
     allowed_backbones: tuple[str, ...] = ()
@@ -86,7 +85,7 @@ class SitePolicy:
     repeats: int = 3
     """How often within a day one definition without a nonce may run."""
     data_refusals: int = 3
-    """How many jobs within a day may fail at the site's data before it refuses all that are new."""
+    """How many jobs within a day may fail at the site's data before it refuses new jobs."""
     allow_export: bool = False
     """Whether the site's own users may write a trained model to a folder that can be carried away."""
     max_mixture_share: float = 1.0
@@ -107,7 +106,7 @@ class SitePolicy:
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> "SitePolicy":
-        """Reads a site's configuration; what it does not say keeps its default, but for `methods` and `kinds`.
+        """Reads a site's configuration. Only `methods` and `kinds` are required; other settings have defaults.
 
         Raises `PolicyError` for a missing or unknown key and for a value of another type or range.
         """
@@ -120,9 +119,9 @@ class SitePolicy:
         return cls(**{key: _read_value(key, value) for key, value in settings.items()})
 
     def digest(self) -> str:
-        """SHA-256 in hex of what is allowed and demanded; the order in which a list names it does not matter.
+        """SHA-256 of the settings, in hex. The order within a list does not matter.
 
-        Logs name policies by it, and so what version 0.1.0 did not have counts only where it is not the default.
+        Logs name policies by it, so a setting that version 0.1.0 lacked counts only if it differs from `UNCOUNTED`.
         """
         values = {name: value for name, value in vars(self).items() if (name, value) not in UNCOUNTED.items()}
         content = {name: sorted(set(value)) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -141,7 +140,7 @@ class SitePolicy:
         return None
 
     def withholds(self, spec: TensorSpec, patients: int) -> bool:
-        """Whether a figure about this many patients stays at the site: exact, and about too few. With 1 none does."""
+        """Whether a figure about this many patients stays at the site: exact, and about too few (1 is no limit)."""
         in_clear = spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE
         return in_clear and patients < self.min_count > 1
 
@@ -180,8 +179,8 @@ UNCOUNTED: dict[str, Any] = {
     **{field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST},
     **{"min_difference": 2, "min_count": 10, "repeats": 3, "data_refusals": 3, "max_mixture_share": 1.0},
 }
-"""Values that no digest counts, since version 0.1.0 had no such setting. Numbers stand for good, whatever the defaults
-become: with others the digests in signed logs would be of no policy."""
+"""Values that no digest counts, since version 0.1.0 had no such settings. The numbers stay even if defaults change, so
+that the digests in signed logs remain those of their policies."""
 
 
 def _read_value(key: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ show that the retention has passed, or a person has to give today's date, which 
 
 import datetime as calendar
 import os
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def _times(log: AuditLog, others: Collection[VerifierKey], ends: list[int]) -> I
         newest.append(note_text)
         if at < len(ends) and size > ends[at] and (times := list(_valid(log, note_text, others))):
             yield from times
-            at = next((index for index, end in enumerate(ends) if end >= size), len(ends))
+            at = bisect_left(ends, size)
     for note_text in newest:
         yield from _valid(log, note_text, others)
 
@@ -155,7 +156,7 @@ def _latest_time(path: Path) -> datetime:
     return max(_parse_time(read_line(line).time) for line in lines_of(path))
 
 
-def _parse_time(time: bytes) -> datetime:
+def _parse_time(time: str) -> datetime:
     parsed_time = moment(time)
     if parsed_time is None:
         raise LogError(_NO_TIME)

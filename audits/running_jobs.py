@@ -56,7 +56,7 @@ class Snapshot:
             for path in self._closed:
                 for line in lines_of(path):
                     if not line.endswith(b"\n") and (self._growing or path != self._closed[-1]):
-                        raise LogError("a file of the log that others follow ends within an entry")
+                        raise LogError("a closed file of the log ends in the middle of an entry")
                     yield line
             yield from self._newest()
 

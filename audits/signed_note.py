@@ -42,14 +42,15 @@ class VerifierKey:
 
     @classmethod
     def parse(cls, text: str) -> "VerifierKey":
-        """Reads what `str` wrote. Raises `NoteError`."""
+        """Reads what `str` wrote, and the form in which witnesses outside give theirs (type 4). Raises `NoteError`."""
         try:
             name, key_id, encoded = text.strip().split("+", 2)
             raw = base64.b64decode(encoded, validate=True)
             key = cls(key_name(name), raw[1:])
         except (ValueError, binascii.Error):
             raise NoteError("this is no verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
-        if raw[:1] != bytes([_SIGNED]) or len(raw) != 1 + _PUBLIC_BYTES or key._id(_SIGNED).hex() != key_id:
+        kind = raw[0] if raw else 0
+        if kind not in (_SIGNED, _COSIGNED) or len(raw) != 1 + _PUBLIC_BYTES or key._id(kind).hex() != key_id:
             raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")
         return key
 

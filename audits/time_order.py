@@ -1,10 +1,9 @@
 """Whether the times in a log can be right: in order, without leaps, none in the future, none against others' times.
 
-An entry under a checkpoint that others hold cannot be dated anew. What follows can, by whoever has the site's key: that
-it does not lie before what others hold is all that can be shown of it. A clock that is set back looks the same.
+The entries under a checkpoint that others hold cannot be redated. Whoever has the site's key can redate later entries,
+which is noticed only if they then lie before that checkpoint. A clock that is set back looks the same.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -37,7 +36,7 @@ class CosignedTime:
 def cosigned_times(notes: Iterable[Note], key: VerifierKey, others: Iterable[VerifierKey]) -> Iterator[CosignedTime]:
     """The valid cosignatures by `others` of checkpoints that the log's own `key` has signed.
 
-    A time that no calendar has is left out.
+    Times after the year 9999 are left out.
     """
     parties = [other for other in others if other.name != key.name and other.raw != key.raw]
     for note in notes:
@@ -59,10 +58,9 @@ class CosignedTimes:
         for cosigned in ordered:
             self._by_size[cosigned.size].append(cosigned.time)
         self.newest = max((cosigned.time for cosigned in ordered), default=None)
-        """The latest of all; None if there is none."""
+        """The latest cosigned time; None if there is none."""
         self.backwards = _first_backwards(ordered)
-        """The last entry below the first checkpoint that a party cosigned before a smaller one; None if there is none.
-        """
+        """The last entry of the first checkpoint that a party cosigned before a smaller one; None if there is none."""
 
     @property
     def sizes(self) -> Collection[int]:
@@ -78,7 +76,7 @@ class CosignedTimes:
         return self._by_size[size][-1]
 
     def existed(self, entry: int) -> datetime | None:
-        """The earliest time by which others show the entry to have existed; None if they do not."""
+        """The earliest cosigned time of a checkpoint that covers the entry; None if none covers it."""
         return min((times[0] for size, times in self._by_size.items() if size > entry), default=None)
 
 
@@ -94,44 +92,44 @@ def _first_backwards(ordered: Iterable[CosignedTime]) -> int | None:
 
 
 LEAP = timedelta(days=366)
-"""A longer time between two entries is a leap, unless others' signed times reach it."""
+"""The longest plausible time between two entries, unless others' signed times cover a longer one."""
 TRAVEL = timedelta(days=31)
 """A checkpoint is cosigned within this time: the server may wait for the slowest site of a round."""
 _TIME = re.compile(
-    rb'"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T'
-    rb'(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z"'
+    r"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T"
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z",
 ).fullmatch
-_DAY, _YEAR = slice(9, 11), slice(1, 5)
+_DAY, _YEAR = slice(8, 10), slice(0, 4)
 
 
 class Times:
-    """Follows the times of a log's entries; `checkpoints` are those of the log whose own times count."""
+    """Checks the times of a log's entries, one by one, and the times in the log's `checkpoints`."""
 
     def __init__(self, checkpoints: Iterable[Checkpoint], cosigned: CosignedTimes | None = None) -> None:
         self.malformed: int | None = None
-        """The first entry that has no time."""
+        """The first entry without a valid time."""
         self.earlier: int | None = None
-        """The first entry that is dated before what comes before it, or whose checkpoint is."""
+        """The first entry that, or whose checkpoint, is dated before an earlier entry or checkpoint."""
         self.back = timedelta()
-        """How far."""
+        """By how much `earlier` is dated back."""
         self.cosigned_earlier: int | None = None
-        """The first entry that others cosigned before its date."""
+        """The first entry that is dated after others cosigned it."""
         self.cosigned_later: int | None = None
-        """The first entry that is dated before others cosigned what precedes it."""
+        """The first entry dated more than `TRAVEL` before others first cosigned a checkpoint of earlier entries."""
         self.cosigned = cosigned or CosignedTimes()
-        self._latest = b""
+        self._latest = ""
         self._latest_entry: int | None = None
-        self._floor = b""
+        self._floor = ""
         self._leaps: list[tuple[int, datetime]] = []
         self._signed = {checkpoint.size: time for checkpoint in checkpoints if (time := _signed_time(checkpoint))}
         self._due = self._signed.keys() | set(self.cosigned.sizes)
 
     def take(self, line: LogLine) -> None:
-        """The next entry."""
+        """Checks the next entry."""
         if line.seq in self._due:
             self._compare(line.seq)
         time = line.time
-        if time >= self._latest and _TIME(time) and (time[_DAY] <= b"28" or moment(time)):
+        if time >= self._latest and _TIME(time) and (time[_DAY] <= "28" or moment(time)):
             if time[_YEAR] != self._latest[_YEAR]:
                 self._look_ahead(line)
             self._latest, self._latest_entry = time, line.seq  # of this form, later times are larger texts
@@ -141,12 +139,12 @@ class Times:
             self.cosigned_later = line.seq
 
     def end(self, entries: int) -> None:
-        """The log has no further entry."""
+        """Checks a checkpoint of the whole log, after its last entry."""
         if entries in self._due:
             self._compare(entries)
 
     def leap(self) -> int | None:
-        """The first entry after a leap in time that no cosigned time covers."""
+        """The first entry more than `LEAP` after the one before it, unless a cosigned time is as late."""
         newest = self.cosigned.newest
         return next((entry for entry, time in self._leaps if newest is None or time - newest > TOLERANCE), None)
 
@@ -156,7 +154,7 @@ class Times:
         return self._latest_entry if latest and latest - now > TOLERANCE else None
 
     def _compare(self, size: int) -> None:
-        """The entries so far with the times of the checkpoint of this size, the site's own and others'."""
+        """Compares the entries so far with the site's and others' times of the checkpoint of this size."""
         if own_time := self._signed.get(size):
             self._look_back(max(size - 1, 0), own_time)
             if own_time > self._latest and size:
@@ -167,14 +165,14 @@ class Times:
         if latest and latest - self.cosigned.last(size) > TOLERANCE and self.cosigned_earlier is None:
             self.cosigned_earlier = self._latest_entry if self._latest_entry is not None else max(size - 1, 0)
         floor = max(self.cosigned.first(size), datetime.min.replace(tzinfo=UTC) + TRAVEL) - TRAVEL
-        self._floor = max(self._floor, _as_json(floor))
+        self._floor = max(self._floor, _text(floor))
 
     def _look_ahead(self, line: LogLine) -> None:
         before, now = moment(self._latest), moment(line.time)
         if before and now and now - before > LEAP:
             self._leaps.append((line.seq, now))
 
-    def _look_back(self, entry: int, time: bytes) -> None:
+    def _look_back(self, entry: int, time: str) -> None:
         now = moment(time)
         if now is None:
             self.malformed = entry if self.malformed is None else self.malformed
@@ -182,22 +180,22 @@ class Times:
             self.earlier, self.back = entry, before - now
 
 
-def moment(time: bytes) -> datetime | None:
-    """What a time in a log, as JSON, says; None if it is none."""
+def moment(time: str) -> datetime | None:
+    """The time that a text in a log states; None if it is no time."""
     if not _TIME(time):
         return None
     try:
-        return datetime.fromisoformat(time[1:-1].decode()).astimezone(UTC)
+        return datetime.fromisoformat(time).astimezone(UTC)
     except ValueError:
         return None
 
 
-def _as_json(time: datetime) -> bytes:
-    """The time as an entry has it, as JSON."""
-    return json.dumps(time.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode()
+def _text(time: datetime) -> str:
+    """The time in the format of an entry."""
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _signed_time(checkpoint: Checkpoint) -> bytes:
-    """When a checkpoint was signed, by the site's clock, as an entry would say it; empty if it does not say so."""
-    time = json.dumps(checkpoint.extensions.get("time")).encode()
-    return time if moment(time) else b""
+def _signed_time(checkpoint: Checkpoint) -> str:
+    """The time at which the site signed a checkpoint, as text; empty if the checkpoint states no valid time."""
+    time = checkpoint.extensions.get("time", "")
+    return time if moment(time) else ""

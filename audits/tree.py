@@ -107,19 +107,24 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
 
 def includes(leaf: bytes, index: int, size: int, proof: Iterable[bytes], root: bytes) -> bool:
     """Whether the proof shows that the tree has this leaf there; section 2.1.3.2."""
+    return inclusion_root(leaf, index, size, proof) == root
+
+
+def inclusion_root(leaf: bytes, index: int, size: int, proof: Iterable[bytes]) -> bytes | None:
+    """The root of the tree that has this leaf there, by the proof; None if no proof of that length can show it."""
     if not 0 <= index < size:
-        return False
+        return None
     at, last, current = index, size - 1, leaf
     for node in proof:
         if not last:
-            return False
+            return None
         if at & 1 or at == last:
             current = node_hash(node, current)
             at, last = _past_left(at, last)
         else:
             current = node_hash(current, node)
         at, last = at >> 1, last >> 1
-    return not last and current == root
+    return None if last else current
 
 
 def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iterable[bytes]) -> bool:
@@ -150,8 +155,8 @@ def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iter
 class TreeFile:
     """All nodes of a log's tree in a file, 64 bytes a leaf, in the order in which they become whole.
 
-    It holds hashes only, of what the log says as well, and so may be made anew while the log is whole: nothing here is
-    synced before `sync`, and whoever opens it compares a root with a signed one.
+    The file holds only hashes, which can be computed again from a whole log. So nothing is synced before `sync`, and
+    whoever opens the file compares a root with a signed one.
     """
 
     def __init__(self, path: Path, write: bool = True) -> None:
@@ -215,7 +220,7 @@ def _split(count: int) -> int:
 
 
 def _over(nodes: Nodes, begin: int, end: int) -> bytes:
-    """The hash over these leaves, which are one side of a split of the tree."""
+    """The root of the subtree over leaves `begin` to `end` - 1."""
     count = end - begin
     if count & (count - 1) == 0:
         level = count.bit_length() - 1

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.entry import Entry, Outcome, TensorRecord, parse_line
+from audits.entry import Entry, Event, Outcome, TensorRecord, parse_line
 from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.expiry import Expiry
-from audits.fast_lines import EXPIRED, LogLine, read_line
+from audits.fast_lines import LogLine, read_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, MAX_LINE, segments
 from audits.running_jobs import Snapshot
@@ -107,7 +107,7 @@ class Walk:
                 self.entries, self.head = self.entries + 1, line.leaf_hash
                 if line.newer and self.newer is None:
                     self.newer = line.seq
-                if line.event == EXPIRED:
+                if line.event == Event.EXPIRED:
                     self._take_expiry(Expiry.of(line))
                 yield line
         except OlderFormat:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from audits.bounded_files import MAX_TEXT, read_bounded
 from audits.checkpoint import Checkpoint, NoteFile
-from audits.errors import ForkFound, LogError, NoteError
+from audits.errors import ForkFound, LogError, NoteError, ProofFromElsewhere
 from audits.key_succession import MAX_SUCCESSIONS, SUCCESSIONS, Succession, read_successions, succeeded, text_of
 from audits.log_files import sync_folder
 from audits.signed_note import AuditKey, Note, VerifierKey
@@ -99,14 +99,20 @@ class Witness:
             raise result
         return result
 
-    def cosign_all(self, requests: Iterable[tuple[Note, Sequence[bytes]]]) -> list[Note | NoteError]:
-        """Like `cosign`, for several notes with one write: each result is the note or the error. Raises `LogError`."""
+    def cosign_all(
+        self, requests: Iterable[tuple[Note, Sequence[bytes]]], told: Mapping[str, int] | None = None
+    ) -> list[Note | NoteError]:
+        """Like `cosign`, for several notes with one write: each result is the note or the error. Raises `LogError`.
+
+        `told`: the sizes, by origin, that the sender knows to be cosigned here; None if it knows all. Where this is not
+        the size that was cosigned, a proof that does not hold is `ProofFromElsewhere`, and nobody is accused.
+        """
         results: list[Note | NoteError] = []
         with _log_errors(), self._locked() as keys:
             last = self._last()
             for note, proof in requests:
                 try:
-                    results.append(self._cosign_note(keys, last, note, proof))
+                    results.append(self._cosign_note(keys, last, note, proof, told))
                 except NoteError as error:
                     results.append(error)
             if any(isinstance(result, Note) for result in results):
@@ -114,14 +120,21 @@ class Witness:
         return results
 
     def _cosign_note(
-        self, keys: Mapping[str, VerifierKey], last: dict[str, Note], note: Note, proof: Sequence[bytes]
+        self,
+        keys: Mapping[str, VerifierKey],
+        last: dict[str, Note],
+        note: Note,
+        proof: Sequence[bytes],
+        told: Mapping[str, int] | None,
     ) -> Note:
         checkpoint = Checkpoint.parse(note.text)
         key = keys.get(checkpoint.origin)
         if key is None or not key.signed(note):
             raise NoteError("the checkpoint is not signed by the key that is known as the log's")
         if checkpoint.origin in last:
-            self._check(last[checkpoint.origin], note, proof)
+            before = last[checkpoint.origin]
+            size = Checkpoint.parse(before.text).size
+            self._check(before, note, proof, told is None or told.get(checkpoint.origin) == size)
         log_signatures = tuple(signature for signature in note.signatures if signature[0] == checkpoint.origin)
         last[checkpoint.origin] = Note(note.text, log_signatures).joined(self.key.cosign(note, int(time.time())))
         return last[checkpoint.origin]
@@ -140,7 +153,7 @@ class Witness:
             if len(list(self._folder.glob(f"{EVIDENCE}*"))) < MAX_EVIDENCE and not (self._folder / name).exists():
                 replace_durably(self._folder / name, text)
 
-    def _check(self, before: Note, note: Note, proof: Sequence[bytes]) -> None:
+    def _check(self, before: Note, note: Note, proof: Sequence[bytes], is_told: bool) -> None:
         old, new = Checkpoint.parse(before.text), Checkpoint.parse(note.text)
         if new.size < old.size:
             if new.extensions.get("time", "") <= old.extensions.get("time", ""):
@@ -150,6 +163,8 @@ class Witness:
         if (new.size, new.root) == (old.size, old.root):
             return  # told again, as to a site that was killed before it answered: the proof is from an earlier size
         if len(proof) > MAX_PROOF or not consistent(old.size, new.size, old.root, new.root, proof):
+            if new.size > old.size and not is_told:
+                raise ProofFromElsewhere("the proof does not begin at the checkpoint that was cosigned here")
             self.accuse(before, note)
             if new.size == old.size:
                 raise ForkFound("the log was forked or rewritten: two roots of it are signed for one size")

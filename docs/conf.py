@@ -45,7 +45,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Methods": ["methods/index", "own-network", "extending", "examples/own_method/README"],
         "Data": ["data", "ingest"],
         "Privacy": [
-            *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance")
+            *("privacy", "secure-aggregation", "empirical-audit", "report", "examples/report/README", "compliance"),
+            "requirements",
         ],
         "Hospital IT": [
             "hospital-it",
@@ -59,7 +60,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "verifier",
             "containers",
         ],
-        "Research": ["comparison", "benchmark", "reproduce", "results", "answer", "backbones", "benchmarks"],
+        "Research": ["comparison", "benchmark", "reproduce", "answer", "backbones", "benchmarks"],
         "Inside": ["architecture", "libraries", "maintainers", "formats", "api/index"],
     },
     "methods/index": {

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, never half-written; and one by whose lock a process is the only one of its kind."""
+"""Files that are whole or absent, never half-written; and a lock file that only one process holds at a time."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ PRIVATE = 0o600
 def write_whole(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666) -> Path:
     """Write beside `path`, then rename over it; makes the folder. A crash leaves the old file or none.
 
-    `content` may be pieces, which are written as they come and need no memory together.
+    `content` may be an iterable of pieces: each is written as it comes, so the whole is never in memory.
 
-    `mode` is lessened by the process's umask, as that of any new file.
+    The process's umask applies to `mode`, as for any new file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666)
 
 
 def hold(path: Path) -> int | None:
-    """Be the one process that lives by this lock, as long as the returned file is open; None if another one does."""
+    """Take the lock on this file until the returned descriptor is closed; None if another process holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

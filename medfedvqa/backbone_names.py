@@ -1,4 +1,4 @@
-"""Names of backbones, and what of them can be refused from the name and a configuration alone, without torch.
+"""Names of backbones, and checks that need only the name and open_clip's configuration files, not torch.
 
 | name                     | weights                                                                       |
 |--------------------------|-------------------------------------------------------------------------------|
@@ -36,7 +36,7 @@ BUNDLED_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """The bundled backbones, each with its architecture."""
 NO_BACKBONE = "none"
-"""Of a job that trains a network of its own, see `picture_networks`."""
+"""The backbone name of a job that trains a network of its own, see `picture_networks`."""
 FORMERLY_BUNDLED = ("medclip-slake", "medclip-vqarad")
 """The first edition, which versions up to 0.2.0 shipped: old jobs and results name it."""
 OWN = ("medclip", "medclip2", "medclip3")
@@ -45,7 +45,7 @@ FUSED = ("vilt-b32", "vault-b32", "albef-b16")
 """Architectures that read picture and question together; they have local files only."""
 HUB, FOLDER = "hf-hub:", "local-dir:"
 NO_REGIONS = 0, 0
-"""Of a backbone whose regions are the grid of its picture tower."""
+"""The `regions` of a backbone without region files: its regions are the grid of its picture tower."""
 
 _LABEL = r"[A-Za-z0-9][\w.\-]*"
 _FORMS = (
@@ -64,10 +64,10 @@ ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn
 """Options of open_clip's own blocks that change attention, which `towers` does not compute."""
 
 READ_BY_TIMM_NAME = ("vit_", "vitamin_", "eva_", "eva02_", "convnext_", "fastvit_")
-"""How the names of timm's models begin whose towers are read."""
+"""Prefixes of the timm models whose picture towers this project can read."""
 
 READ_TEXTS = ("bert", "roberta", "biomed", "pubmed")
-"""Parts of the names of text towers of transformers that are read; all others are refused."""
+"""A text tower of transformers is read if its name contains one of these, else refused."""
 
 CONVOLUTIONS = ("convnext_", "fastvit_")
 
@@ -84,11 +84,11 @@ class BackboneName:
     label: str | None
     """The site's label of a local file or folder."""
     below: str = ""
-    """Of a backbone with word vectors or region files, the name of the one that it stands on; else empty."""
+    """The name of the backbone to which word vectors or region files are added; empty without any."""
     adds: Literal["", "words", "regions"] = ""
-    """What it adds to that one."""
+    """What this backbone adds to `below`."""
     words: int = 0
-    """The width of the word vectors, its own or those of one below; 0 without any."""
+    """The width of the word vectors, its own or those of `below`; 0 without any."""
     regions: tuple[int, int] = NO_REGIONS
     """The most regions of a picture and their width, where they come from files."""
 
@@ -136,7 +136,7 @@ def _with_files(name: str, below: BackboneName, added: re.Match[str]) -> Backbon
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a name is rather a path of this machine."""
+    """Whether a name looks like a path of this machine."""
     return (
         name.startswith(("/", "~", ".", FOLDER + "/", FOLDER + ".", FOLDER + "~"))
         or "\\" in name

@@ -13,7 +13,7 @@ MOST_SITES = 10_000
 MOST_SECONDS = 31 * 86_400.0
 """The longest time limit of a round: a signed job is fresh for 31 days."""
 MOST_ROUNDS = 10_000
-"""Rounds, and whatever counts rounds."""
+"""Rounds, and options that count rounds."""
 MOST_PASSES = 10_000
 """Passes over rows in one round, or its batches."""
 MOST_ROWS = 4_096
@@ -94,7 +94,17 @@ DataName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*(\+[a-z][
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]
 """A backbone; never a path of the site, as policies name those."""
 
+PublicSet = Annotated[
+    Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}\z", max_length=71)] | None,
+    Field(description="the digest of a public set that all parties have, by `medfedvqa data check`; null is drawn"),
+]
+"""The name of a public set; None means the drawn set."""
+PUBLIC_FOLDER = "MEDFEDVQA_PUBLIC"
+"""The environment variable that names the folder of a public set of one's own."""
+PUBLIC_TABLE = "pairs.csv"
+"""The table of its pictures and captions, by which the folder is known."""
+
 NONCE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 """A random UUID."""
 FINGERPRINT = r"^SHA256(:[0-9A-F]{2}){32}\z"
-"""Of a certificate, as FLARE's tools print it."""
+"""The fingerprint of a certificate, as FLARE's tools print it."""

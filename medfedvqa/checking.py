@@ -1,4 +1,4 @@
-"""What a user, or a hostile author, wrote becomes a model of options; errors name only keys that there are."""
+"""Validates options that a user, or a hostile author, wrote; errors name only keys that the model has."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -12,14 +12,14 @@ from medfedvqa.errors import ConfigError
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_FAULTS = 10
-"""That one sentence names."""
+"""The most faults that one error message names."""
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
     """Validate a mapping into a frozen model. Raises `ConfigError`, which names each wrong key that the model has.
 
-    It repeats no value, and no key of another name: a table of options may come from a stranger.
+    The error repeats no value and no unknown key, since the options may come from a stranger.
     """
     try:
         return kind.model_validate(dict(options))
@@ -31,7 +31,7 @@ def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
 
 @lru_cache
 def _schema(kind: type[BaseModel]) -> Mapping[str, Any]:
-    """Of the model, made once: that takes longer than all the rest of a refusal."""
+    """The model's JSON schema, made once: making it takes longer than the rest of a refusal."""
     return kind.model_json_schema()
 
 
@@ -51,7 +51,7 @@ def _tables(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _siblings(schema: Mapping[str, Any], keys: Sequence[str | int]) -> set[str]:
-    """The keys that there are beside the last one."""
+    """The keys that the table of the last, unknown key has."""
     if len(keys) == 1:
         return set(schema.get("properties", {}))
     parent = str(schema.get("properties", {}).get(keys[0], ""))

@@ -10,7 +10,7 @@ import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import Distribution, PackageNotFoundError
 from importlib.metadata import distribution as installed
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +42,7 @@ from medfedvqa.version import PACKAGES, VERSION, code_digest, runs_other_code
 
 PROJECT = "medfedvqa"
 EXTRAS = frozenset({"train", "vilt", "words"})
-"""Of the project, what may take part in a job."""
+"""The project's extras whose requirements may take part in a job."""
 
 
 class ChangedCode(MedfedvqaError):
@@ -51,7 +51,7 @@ class ChangedCode(MedfedvqaError):
 
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:.*\bextra\s*==\s*['\"]([\w.-]+))?", re.ASCII)
 _loaded: dict[object, frozenset[CodePart]] = {}
-"""The parts from outside of the project that a class or function had when it was loaded."""
+"""The code from outside the project that each class or function needed when it was loaded."""
 _compared: dict[str, ModuleType] = {}
 """The modules that were compared with what was installed, each after it was loaded."""
 _first_seen: dict[Path, int] = {}
@@ -114,7 +114,7 @@ def _modules_of(root: object) -> Iterator[str]:
 
 
 def _files_of(modules: Iterable[str]) -> Iterator[Path | None]:
-    """The file that begins each loaded module from outside, None for code that is in no file."""
+    """The root file (see `outermost`) of each loaded module from outside; None for code that is in no file."""
     for name in {name for name in modules if not _is_project(name)}:
         if file := getattr(sys.modules.get(name), "__file__", None):
             if not is_standard(path := Path(file).absolute()):
@@ -160,7 +160,7 @@ def _outside(*roots: object) -> frozenset[CodePart]:
 
 @lru_cache
 def _needed() -> Mapping[str, CodePart]:
-    """The distributions that the project requires, and that these do, as they are when this process first asks."""
+    """The distributions that the project requires, directly or not, as of this process's first call."""
     try:
         own = installed(PROJECT)
     except PackageNotFoundError:
@@ -172,7 +172,7 @@ def _needed() -> Mapping[str, CodePart]:
 
 @lru_cache
 def _required(names: frozenset[str]) -> Mapping[str, CodePart]:
-    """These distributions and all that they require, as far as it is installed, by normalised name."""
+    """These distributions and their installed requirements, direct or not, by normalised name."""
     todo, parts = [*names], dict[str, CodePart]()
     while todo:
         if (name := todo.pop()) not in parts:
@@ -197,8 +197,7 @@ def _compare_with_records(names: set[str]) -> None:
 
     A module that lies in one of their packages and is not listed was not installed with it.
     """
-    places = [(folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()]
-    listed = {path: row for place in reversed(places) for path, row in listed_modules(*place).items()}
+    listed = _listed(*((folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()))
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         if _compared.get(name) is module or not isinstance(file, str):
@@ -212,6 +211,12 @@ def _compare_with_records(names: set[str]) -> None:
                     "again, then start the process again"
                 )
             _compared[name] = module
+
+
+@lru_cache(maxsize=1)
+def _listed(*places: tuple[Path, int]) -> Mapping[str, tuple[Distribution, str]]:
+    """The RECORD row of each module file in these folders, of which the first counts. Kept for the next job."""
+    return {path: row for place in reversed(places) for path, row in listed_modules(*place).items()}
 
 
 @cache

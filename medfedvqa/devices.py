@@ -1,4 +1,4 @@
-"""Where training runs: the names of devices, and what is wrong where this machine has none of that name.
+"""Where training runs: the names of devices, and why this machine cannot train on one.
 
 torch takes seconds to import, so it is imported only for what a graphics card needs.
 """
@@ -36,7 +36,7 @@ class DeviceMemoryError(ConfigError):
 
 
 def check_names(text: str) -> str:
-    """The text. Raises `ConfigError`, without torch, unless it names one device or several with commas between."""
+    """Returns the text. Raises `ConfigError`, without torch, unless it names devices with commas between."""
     for name in text.split(","):
         if not _NAME.fullmatch(name):
             raise _refused(name, _UNKNOWN)

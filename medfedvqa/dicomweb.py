@@ -29,7 +29,7 @@ UID = re.compile(r"[0-9]+(\.[0-9]+)+")
 MOST_LETTERS_OF_A_UID = 64
 _LIMITS = AnswerLimits()
 _WILDCARDS = frozenset("*?\\,")
-"""With these a query would mean more than one value (PS3.18 section 8.3.4)."""
+"""Characters that make a query match more than one value (PS3.18 section 8.3.4)."""
 _FIELDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 _NO_MATCHES = "the archive's answer names no instance: check that the URL is that of its DICOMweb service"
 Watch = Callable[[int, int], None]
@@ -180,7 +180,7 @@ def _is_uid(text: str) -> bool:
 
 
 def _instance(client: DICOMwebClient, address: InstanceAddress) -> bytes | None:
-    """The instance as a file, in the transfer syntax that the archive has; None if it is damaged, or another one."""
+    """The instance as a file, in the archive's transfer syntax; None if it is damaged or not the requested one."""
     buffer = BytesIO()
     try:
         dataset = client.retrieve_instance(

@@ -21,5 +21,9 @@ class FederationError(MedfedvqaError):
     """A federation could not finish a job; says which site and why, as far as the site told."""
 
 
+class SiteDatabaseError(FederationError):
+    """A site's database is damaged, locked or of a newer version, or cannot be written: no job runs meanwhile."""
+
+
 class BackupError(MedfedvqaError):
     """A backup of a site cannot be written or read, or must not replace existing files."""

@@ -1,4 +1,4 @@
-"""The one way in which this project asks servers of others over HTTP: one origin, bounded answers, nothing implicit."""
+"""All HTTP requests of this project to other parties' servers: one origin, bounded answers, no implicit settings."""
 
 import os
 import threading
@@ -68,7 +68,7 @@ class _Adapter(HTTPAdapter):
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def init_poolmanager(self, *arguments: Any, **settings: Any) -> None:
-        """Connections tell this adapter of their sockets."""
+        """Makes connections that hand their sockets to `opened`."""
         super().init_poolmanager(*arguments, **settings)
         kinds = {"http": HTTPConnectionPool, "https": HTTPSConnectionPool}
         self.poolmanager.pool_classes_by_scheme = {scheme: _watched(kind, self) for scheme, kind in kinds.items()}
@@ -124,7 +124,7 @@ class _Adapter(HTTPAdapter):
             if len(body) > self._limits.bytes:
                 response.close()
                 raise AnswerRefused(
-                    f"an answer is larger than {self._limits.bytes >> 20} MiB: allow more if it has to be"
+                    f"an answer is larger than {self._limits.bytes >> 20} MiB: with `ingest fetch`, raise --answer-mib"
                 )
         response._content = bytes(body)  # where requests itself keeps what it has read
 

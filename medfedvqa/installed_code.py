@@ -60,7 +60,7 @@ def compile_every_source() -> None:
 
 
 def compare_compiled_files() -> None:
-    """From now on this process compares also compiled files with their sources that ask not to be (PEP 552)."""
+    """From now on this process compares with their sources also compiled files marked as unchecked (PEP 552)."""
     _imp.check_hash_based_pycs = "always"
 
 
@@ -125,7 +125,7 @@ def package_files(root: Path) -> dict[str, Path]:
 
 
 def _below(top: Path, base: Path) -> dict[str, Path]:
-    """Python imports through links to folders too."""
+    """The hashed files below a folder, by path relative to `base`. Follows links to folders, as Python's imports do."""
     found, seen = dict[str, Path](), set[str]()
     for folder, folders, files in os.walk(top, followlinks=True):
         if (real := os.path.realpath(folder)) in seen:
@@ -166,7 +166,7 @@ _REMEDY = f"delete its folders {_CACHE}, or build it without compiled files and 
 
 
 def distribution_files(distribution: Distribution, roots: Iterable[Path] = ()) -> dict[str, Path]:
-    """Its files that are there, by name, with whatever else lies in its packages and in those that these roots begin.
+    """A distribution's existing files by name, and all other files in its packages and in those that `roots` begin.
 
     A distribution that is installed as a link to its sources lists none. Scripts and the installer's notes, which
     differ from one installation to the next, are left out. Raises `CompiledElsewhere`.
@@ -229,13 +229,13 @@ def file_digest(path: Path) -> str:
 
 
 def normalised(name: str) -> str:
-    """A distribution's name as it is compared."""
+    """A distribution's name in the form in which names are compared."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @cache
 def name_of(distribution: Distribution) -> str:
-    """Its normalised name: to read it takes milliseconds."""
+    """A distribution's normalised name, cached because reading it takes milliseconds."""
     return normalised(distribution.name)
 
 
@@ -279,7 +279,7 @@ def _links(folder: Path, _changed: int) -> tuple[tuple[Distribution, Path], ...]
 
 
 def sources_of(distribution: Distribution) -> Path | None:
-    """The folder of its sources, if it was installed as a link to them."""
+    """The folder of a distribution's sources, if it is installed as a link to them."""
     try:
         told = loads(distribution.read_text("direct_url.json") or "")
         url = urlsplit(told["url"])

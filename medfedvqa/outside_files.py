@@ -1,4 +1,4 @@
-"""Files that others made."""
+"""Reads files that others made."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from medfedvqa.errors import ConfigError
 
 
 def bytes_of(path: Path) -> bytes:
-    """What is in a file that others made. Raises `ConfigError` if it cannot be read, or is larger than any of these."""
+    """The content of a file that others made. Raises `ConfigError` if it is unreadable or above `MAX_DOCUMENT`."""
     try:
         return read_bounded(path, MAX_DOCUMENT)
     except OSError as error:

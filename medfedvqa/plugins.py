@@ -57,10 +57,10 @@ class PlugIn:
     """An installed distribution that offers something."""
 
     name: str
-    """The distribution's, normalised."""
+    """The distribution's normalised name."""
     version: str
     sha256: str
-    """Over the names and contents of its files: the digest by which audit logs name it."""
+    """The digest over the names and contents of its files, by which audit logs name it."""
     offers: tuple[tuple[Group, str], ...]
 
 
@@ -180,7 +180,7 @@ def allowed() -> dict[str, str]:
 
 
 def check(group: Group, name: str, allowed: Mapping[str, str]) -> bool:
-    """Whether an allowed distribution offers this name; False if none offers it at all.
+    """Whether an allowed distribution offers this name; False if no installed distribution offers it.
 
     Raises `PlugInRefused` if the one that offers it is not allowed, has another digest, or is not the only one.
     """

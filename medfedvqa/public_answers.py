@@ -27,7 +27,7 @@ _INVISIBLE = re.compile(
     # Joiners show between letters of some scripts, such as Persian, and nowhere else.
     "|(?<![^\0-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\0-\x7f])"
 )
-"""What takes no place on a screen: Unicode's `Default_Ignorable_Code_Point`, and the empty braille pattern."""
+"""Characters that no screen shows: Unicode's `Default_Ignorable_Code_Point`, and the empty braille pattern."""
 _HYPHENS = str.maketrans("\u2010\u2011", "--")
 
 ListName = Literal["closed", "public"]
@@ -38,7 +38,7 @@ ListName = Literal["closed", "public"]
 def training_answers() -> tuple[str, ...]:
     """The distinct answers of all training rows of VQA-RAD and of SLAKE in English, open and closed, folded and sorted.
 
-    They are public as these sets are; of the patients of these two sets themselves, the list is not independent.
+    They are public because the sets are, but they depend on the patients of these two sets.
     """
     return tuple(files(__package__).joinpath("public_answers.txt").read_text("utf-8").splitlines())
 
@@ -56,7 +56,7 @@ def without_invisible(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as it looks: of letters that look the same one (Unicode's NFKC), single spaces, nothing invisible."""
+    """The text by its looks: letters that look alike are one (Unicode's NFKC), spaces single, nothing invisible."""
     if text.isascii():
         return " ".join(text.split())
     # Some letters become others that are invisible, and some beside invisible ones become one letter.

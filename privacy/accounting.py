@@ -31,16 +31,16 @@ PRV_ERROR = 0.01
 PRV_RELATIVE_ERROR = 1 / 500
 """... or this share of RDP's epsilon where that is more, so that large epsilons do not take minutes."""
 PRV_DELTA_PARTS = 1000
-"""One such part of delta is PRV's error in delta, Opacus' default."""
+"""PRV's error in delta is delta divided by this, Opacus' default."""
 PRV_MOST_EPSILON, PRV_MOST_STEPS = 1e3, 10**6
-"""Beyond these PRV would need more memory than its figure is worth."""
+"""Beyond these limits PRV is not computed, because it would need too much memory."""
 CURVE = tuple(float(f"{1e-4 * 1.5**step:.3g}") for step in range(23))
 """The deltas of a privacy curve, up to 0.75."""
 CALIBRATED_DIGITS = 4
 """Significant digits of a calibrated noise multiplier: neighbours differ by at most a thousandth."""
 
 Canonical = tuple[DPEvent, ...]
-"""Each mechanism with its parameters once, sorted, with all its steps."""
+"""Events sorted and merged: one event for each mechanism and its parameters, with all its steps."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _canonical(events: Iterable[DPEvent]) -> Canonical:
 
 
 def _place(event: DPEvent) -> tuple[str, tuple[float, ...]]:
-    """Noise before rate: sums of floats depend on the order, and figures on record come out to the last bit."""
+    """The sort key, noise before rate. The order is fixed because float sums depend on it, to the last bit."""
     return event.mechanism, tuple(reversed(event.parameters.values()))
 
 
@@ -210,7 +210,7 @@ def _prv_epsilons(history: Canonical, deltas: Sequence[float], rdp: float) -> li
 
 
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
-    """The losses outside of this may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
+    """Losses of larger magnitude may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
     steps = sum(event.steps for event in history)
     total_loss = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
     each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), OPACUS_ORDERS) for event in history]
@@ -219,12 +219,12 @@ def _largest_loss(history: Canonical, delta_error: float, error: float) -> float
 
 
 def _epsilon(figure: Callable[[], float]) -> float:
-    """Infinite where the analysis finds no figure."""
+    """The epsilon that `figure` computes; infinite where the analysis finds none."""
     return (_epsilons(lambda: [figure()]) or [math.inf])[0]
 
 
 def _epsilons(figures: Callable[[], Sequence[float]]) -> list[float]:
-    """None at all where the analysis finds no figures; infinite where one is none."""
+    """The epsilons that `figures` computes, infinite where one is not finite; an empty list if the analysis fails."""
     # PRV takes the logarithm of 0 at a rate of 1, as it should; what is not finite in the end is caught below.
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         # With so much or so little noise that an extreme order is the best one, the bound is loose, not wrong.

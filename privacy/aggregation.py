@@ -93,7 +93,7 @@ _ROBUST: Mapping[str, Callable[[Floats], Floats]] = {"trimmed": trimmed_mean, "m
 
 @dataclass(frozen=True)
 class Gathering:
-    """How a server combines uploads that are averaged, and how long the parameters of one may be.
+    """How a server averages uploads, and the norm that the parameters of one upload may have.
 
     Raises `AggregationError` for an unknown rule, or a norm that is not positive.
     """
@@ -117,7 +117,7 @@ class Gathering:
 
     @property
     def least_sites(self) -> int:
-        """The fewest uploads: of two that differ, nothing tells which one lies."""
+        """The fewest uploads that can be combined: of two that differ, a robust rule cannot tell which one lies."""
         return LEAST_ROBUST if self.robust else 1
 
     @property

@@ -27,7 +27,7 @@ FLOOR = 2.0**-50
 """Times the square root of a row's width: raises its length by more than what operations on numbers that are too small
 for float32 lose, 2**-126 each."""
 MOST_NUMBERS = 2**22
-"""What gradients of single patients may take at a time: 16 MB."""
+"""The most numbers that gradients of single patients may hold in memory at a time: 16 MB."""
 FREE_SHARE = 2.0**-10
 """The share of a clipping norm that no patient uses, see `clip_weights`."""
 MOST_CANCELLED = 32.0
@@ -65,13 +65,13 @@ class GradientContribution(Protocol):
 
     @property
     def value(self) -> torch.Tensor:
-        """What is trained."""
+        """The trained value."""
 
     def squared_norms(self) -> torch.Tensor:
         """At least the squared norm of each patient's gradient, float64 [patients]."""
 
     def separate(self) -> "Separate":
-        """The same as gradients of the value for each patient."""
+        """The contributions as gradients of the value, one for each patient."""
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         """Add the sum over patients with `weights`, float64 [patients], to `total`, float64 of the value's shape."""
@@ -108,7 +108,7 @@ class Products:
     segments: Segments
 
     def squared_norms(self) -> torch.Tensor:
-        """Squares of what neither a patient's norm exceeds, nor that of what `add` computes for it with weight 1.
+        """Squared bounds on each patient's exact norm, and on the norm that `add` computes for it with weight 1.
 
         Let a patient have n rows of widths a and b, let S be the sum of the products of their lengths, and let
         gamma(k) = k u / (1 - k u). An inner product of k terms, in any order, is off by at most gamma(k) times the
@@ -184,7 +184,7 @@ class Products:
                 part += (weighted.T @ self.right[rows]).view_as(part)
 
     def separate(self) -> Separate:
-        """The same as gradients of the value for each patient."""
+        """Each patient's gradient of the value, from these factors."""
         each = self.left.new_zeros(len(self.segments.counts), self.left.shape[1], self.right.shape[1])
         for patient, rows in self.segments.runs:
             torch.mm(self.left[rows].T, self.right[rows], out=each[patient])
@@ -218,7 +218,7 @@ class Lookups:
 
 
 def merge(parts: Sequence[Separate]) -> Separate:
-    """The sum of gradients of one value."""
+    """Adds up, patient by patient, contributions to the gradient of one value."""
     first, *others = parts
     return Separate(first.value, sum((other.each for other in others), first.each))
 
@@ -258,7 +258,7 @@ def _gamma(terms: Terms) -> Terms:
 
 
 def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
-    """What to multiply patients' gradients with, float64 [patients], so that none is longer than `clip`.
+    """The factor for each patient's gradient, float64 [patients], with which no norm exceeds `clip`.
 
     The bound in use is a little lower than `clip`, so that the difference of two sums stays below it all the same. Half
     of that reserve is for a forward pass over one patient more, which rounds the others' rows differently; half is for

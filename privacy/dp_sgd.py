@@ -15,15 +15,15 @@ from privacy.mechanisms.sampled_gaussian import GRID_SHARE, grid_step
 from privacy.noise import Randomness
 
 LONGEST = 2.0**100
-"""Times C: beyond, weights in single precision lose digits."""
+"""The longest gradient that is clipped, in units of C: beyond, weights in single precision lose digits."""
 
 
 class PrivateStep:
     """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise, once."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], clip: float, sharers: int = 1) -> None:
-        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum; `sharers`:
-        sites at least that share the noise of a masked sum of theirs.
+        """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum.
+        `sharers`: the least number of sites that share the noise of their masked sum.
 
         Raises `SettingsError` if torch is set to round products to less than single precision.
         """
@@ -36,6 +36,8 @@ class PrivateStep:
         self._sums: Gradients = {value: torch.zeros_like(value, dtype=torch.float64) for value in parameters}
         self.unbounded = 0
         """Patients whose gradient was not finite, or too long for a weight, and who therefore contributed nothing."""
+        self.clipped = torch.zeros(0, dtype=torch.bool)
+        """The patients whose gradients the last pass clipped, bool [patients]."""
 
     def add(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
         """Clip and add the patients of one pass; no patient is in two passes of a step.
@@ -51,7 +53,7 @@ class PrivateStep:
         norms = torch.stack([part.squared_norms() for part in contributions]).sum(0).sqrt()
         sound = sound & (norms < LONGEST * self._clip)
         weights = clip_weights(norms, self._clip).where(sound, 0.0)
-        self.unbounded += int((~sound).sum())
+        self.unbounded, self.clipped = self.unbounded + int((~sound).sum()), weights < 1
         for part in contributions:
             part.add(self._sums[part.value], weights)
 

@@ -66,9 +66,9 @@ class Pilot:
     """Accuracies without privacy, of a run on data like the sites': shares of right answers from 0 to 1."""
 
     majority: float
-    """Of the most frequent answer."""
+    """The accuracy of the most frequent answer."""
     alone: float
-    """Of the models that sites train alone."""
+    """The accuracy of the models that sites train alone."""
     together: float
 
     def released(self, ratio: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What happens to each kind of layer while a `Recorder` is open: its output on still values, and a note of the use."""
+"""Rules for each kind of layer while a `Recorder` is open: compute the output on detached values, record the use."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -21,7 +21,7 @@ def _still(tensor: Any) -> Any:
 
 
 def _watched(output: torch.Tensor) -> torch.Tensor:
-    """The output as a tensor that has a gradient, also where nothing below it has one."""
+    """The output, made to require a gradient even if none of its inputs does."""
     return output if output.requires_grad else output.requires_grad_()
 
 
@@ -321,7 +321,7 @@ def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """[items, ...] summed over the dimensions along which a value of `shape` was broadcast, [items, numbers]."""
     extra = gradient.dim() - len(shape)
     if len(shape) == gradient.dim() and shape[0] != 1:
-        raise SettingsError("a trained value has numbers of its own for each item: it has no gradient per patient")
+        raise SettingsError("a parameter has separate values for each item of a batch: no gradient by patient")
     full_shape = [1] * extra + list(shape)
     along = [d for d in range(1, gradient.dim()) if full_shape[d] == 1 and gradient.shape[d] != 1]
     return (gradient.sum(along) if along else gradient).reshape(len(gradient), -1)

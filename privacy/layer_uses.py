@@ -1,4 +1,4 @@
-"""How a forward pass uses trained values, and how the gradient of what it gives becomes theirs."""
+"""How a forward pass uses trained values, and how their gradients follow from the gradient of its output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ class LayerUse:
     owners: torch.Tensor
     """The owner of each item of the output, int64 [items]."""
     terms: Callable[[torch.Tensor], "Outer | RowGradients | Lookup"]
-    """From the gradient of the output, [items, ...]."""
+    """Maps the gradient of the output, [items, ...], to the terms of the value's gradient."""
     read: tuple[tuple[torch.Tensor, int], ...]
-    """What `terms` and the gradient rest on, each with its version when it was used."""
+    """The tensors that `terms` and the gradient depend on, each with its version at the time of use."""
 
     @property
     def intact(self) -> bool:
-        """Whether nothing that the gradient rests on was overwritten in place since."""
+        """Whether none of the tensors in `read` was overwritten in place since the use."""
         return all(tensor._version == version for tensor, version in self.read)
 
 

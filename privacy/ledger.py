@@ -88,14 +88,14 @@ __all__ += ["LedgerCharge", "LedgerError", "Limits", "PlannedTask"]
 
 
 class Ledger:
-    """The ledger of `site` in `folder`, both made if there is none; safe for threads, and for processes with one each.
+    """The ledger of `site` in `folder`, made if missing. Safe for threads, and for processes that open one each.
 
     A ledger belongs to the site that opened it, or, once `bind` has bound it to a store's key, to all sites of that
     store. Raises `LedgerError`, as every method does, if the ledger cannot be trusted or used.
     """
 
     def __init__(self, folder: Path, site: str, store: str | None = None) -> None:
-        """`store`: the fingerprint of the key of the store that the site trains on; a ledger of another is refused."""
+        """`store`: the fingerprint of the site's store key; a ledger that is bound to another store is refused."""
         with disk_errors("opened"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()
@@ -152,7 +152,7 @@ class Ledger:
         limits: Limits,
         void: bool = False,
     ) -> None:
-        """Sets the whole plan's cost aside for these patients, or nothing of it.
+        """Reserves the whole plan's cost for these patients, or nothing.
 
         A job that comes again with the same plan and cohort keeps what it has, and gets back what was freed. Raises
         `BudgetRefused` if any patient could go over a limit, if delta exceeds one over the number of patients, or if
@@ -257,9 +257,9 @@ class Ledger:
             return accounts_of(book, delta)
 
     def together(self, delta: float, reserved: bool) -> PrivacyCost:
-        """What a patient of all cohorts would have spent at `delta`, or (`reserved`) may have: at least as much as any.
+        """The cost at `delta` for a patient in all cohorts, an upper bound for each; `reserved`: with reservations.
 
-        It follows from the jobs alone: who was in which does not change it.
+        It follows from the jobs alone and does not depend on which patients took part in which job.
         """
         with self._current() as book:
             return spent(events_of(book.all_debits(reserved)), delta)
@@ -270,7 +270,7 @@ class Ledger:
             return book.head
 
     def contains(self, seq: int, head: str) -> bool:
-        """Whether the ledger still holds a head that was noted, or took over the charge of which it was the record.
+        """Whether the ledger holds this earlier head, or has taken over the charge that the head's record began.
 
         If not, the ledger was rolled back or replaced.
         """
@@ -278,7 +278,7 @@ class Ledger:
             return self._journal.contains(Head(seq, head)) or book.took_over(head)
 
     def verify(self) -> None:
-        """Reads everything again, from the first record on. Raises `LedgerError` at the first that is wrong."""
+        """Reads the ledger again from its first record. Raises `LedgerError` at the first wrong record."""
         with self._current():
             self._journal.check()
             Book().apply(self._journal.rows(Head()))
@@ -342,10 +342,10 @@ class Ledger:
         return len(self._commit(lambda: [*self._opening(), *self._lacking(same)]))
 
     def _commit(self, draft: Callable[[], list[Record]]) -> list[JournalRow]:
-        """Writes, and returns, what `draft` makes of the book as it is while nobody else can write."""
+        """Writes and returns the records that `draft` makes from the current book, with other writers locked out."""
         with self._current():
             draft()  # What takes seconds is computed, and cached, before others have to wait for it.
-            with self._journal.writing() as append:
+            with self._journal.appending() as append:
                 self._catch_up()
                 rows = [append(record) for record in draft()]
             self._catch_up()

@@ -39,7 +39,7 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """A cohort's account, as of its worst patient; `jobs` are all that touched any of its patients."""
+    """The account of a cohort's worst patient. `jobs` are all jobs on any of the cohort's patients."""
 
     cohort: str
     patients: int

@@ -1,4 +1,4 @@
-"""What a folder tells about the ledger in it, without opening it for a site."""
+"""Reads facts about the ledger in a folder, without opening the ledger for a site."""
 
 from collections.abc import Collection
 from contextlib import closing
@@ -37,7 +37,7 @@ class LedgerFolder:
 
 
 def read_folder(folder: Path) -> LedgerFolder | None:
-    """What is in that folder; None if it holds no ledger and no key of one. Raises `LedgerError`."""
+    """The key, store and head of a folder's ledger; None if it has neither ledger nor key. Raises `LedgerError`."""
     journal = folder / LEDGER_NAME
     if not journal.exists():
         key = load_key(folder, create=False) if (folder / KEY_NAME).exists() else None

@@ -1,4 +1,4 @@
-"""The journal under the budget ledger: an append-only, hash-chained table in one SQLite file.
+"""The ledger's file: an append-only, hash-chained journal, and the register of the cohorts that it is for.
 
 A row's `hash` is SHA-256 over a byte 2, the `hash` of the row before (64 zeros for the first) and the row's canonical
 record. Everything that the ledger knows is derived by replaying the rows in the order of `seq`, which counts from 1.
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from audits import canonical
 from audits.bounded_files import read_bounded
+from audits.database import Database, Layout
 from audits.secrets import place_new
 from privacy.errors import PrivacyError
 
@@ -22,9 +23,7 @@ Record: TypeAlias = dict[str, Any]
 
 GENESIS = "0" * 64
 MAX_EXPORT = 1 << 28  # bytes
-BUSY_SECONDS = 60.0  # how long a writer waits for the others before the ledger counts as locked
-SCHEMA = (
-    "CREATE TABLE journal (seq INTEGER PRIMARY KEY, prev TEXT NOT NULL, hash TEXT NOT NULL, record TEXT NOT NULL)",
+GUARDS = (
     "CREATE TRIGGER no_update BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'append only'); END",
     "CREATE TRIGGER no_delete BEFORE DELETE ON journal BEGIN SELECT RAISE(ABORT, 'append only'); END",
     # INSERT OR REPLACE deletes without firing the trigger above.
@@ -32,6 +31,12 @@ SCHEMA = (
     "WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM journal) "
     "BEGIN SELECT RAISE(ABORT, 'append only'); END",
 )
+_JOURNAL = """\
+CREATE TABLE journal (seq INTEGER PRIMARY KEY, prev TEXT NOT NULL, hash TEXT NOT NULL, record TEXT NOT NULL)"""
+_REGISTER = (
+    "CREATE TABLE register (kind TEXT NOT NULL, mark TEXT NOT NULL, PRIMARY KEY (kind, mark)) STRICT, WITHOUT ROWID"
+)
+"""What `medfedvqa.ingest.cohort_register` keeps beside the journal, so that both are lost and restored together."""
 
 
 class LedgerError(PrivacyError):
@@ -102,90 +107,82 @@ def check_chain(table: Iterable[tuple[Any, Any, Any, Any]], after: Head) -> Iter
         yield JournalRow(seq, prev, digest, record)
 
 
-class LedgerJournal:
-    """The table in the file at `path`, which is made if there is none. Not to be carried over a fork.
+def _from_0_2_0(connection: sqlite3.Connection) -> None:
+    """Makes the journal's table strict, and adds the register."""
+    schema = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
+    if schema != {_JOURNAL, *GUARDS}:
+        raise LedgerError(f"the file of the budget ledger is damaged, or none of 0.2.0: {_REMEDY}")
+    for name in ("no_update", "no_delete", "in_order"):
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute("ALTER TABLE journal RENAME TO before")
+    connection.execute(LAYOUT.schema[0])
+    connection.execute("INSERT INTO journal SELECT seq, prev, hash, record FROM before ORDER BY seq")
+    connection.execute("DROP TABLE before")
+    for statement in LAYOUT.schema[1:]:
+        connection.execute(statement)
+
+
+_REMEDY = "stop training on this site and restore the ledger from its latest export"
+LAYOUT = Layout(
+    name="the budget ledger",
+    until="nothing may be trained until it can",
+    remedy=_REMEDY,
+    error=LedgerError,
+    application=0x4D464C44,
+    schema=(f"{_JOURNAL} STRICT", *GUARDS, _REGISTER),
+    upgrades={0: _from_0_2_0},
+)
+disk_errors = LAYOUT.errors
+
+
+class LedgerJournal(Database):
+    """The ledger's file at `path`, which is made if there is none. Not to be carried over a fork.
 
     Every method raises `LedgerError` if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        with disk_errors("opened"):
-            if not path.exists():
-                place_new(path, _make_empty)
-            address = f"{path.absolute().as_uri()}?mode=rw"
-            self._database = sqlite3.connect(address, BUSY_SECONDS, 0, None, check_same_thread=False, uri=True)
-            try:
-                self._database.execute("PRAGMA synchronous = FULL")
-                self._file = os.stat(path)
-                self.check()
-            except BaseException:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Gives the file back; every record is on disk already."""
-        self._database.close()
+        super().__init__(path, LAYOUT)
+        try:
+            self.check_pages()
+        except BaseException:
+            self.close()
+            raise
 
     def check(self) -> None:
-        """Finds out whether SQLite takes its file for sound, and whether the table's guards are still there."""
-        with disk_errors("read"):
-            modes = self._database.execute("PRAGMA journal_mode").fetchall()
-            schema = {sql for (sql,) in self._database.execute("SELECT sql FROM sqlite_master")}
-            pages = self._database.execute("PRAGMA quick_check").fetchall()
-        if (modes, schema, pages) != ([("wal",)], set(SCHEMA), [("ok",)]):
-            raise LedgerError(
-                "the budget ledger's file is damaged, or its guards against changes were removed: stop training on "
-                "this site and restore the ledger from its latest export"
-            )
+        """Checks that SQLite finds the file intact and that the table's guards are still there."""
+        self.check_tables()
+        self.check_pages()
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Callable[[Record], JournalRow]]:
-        """A transaction that shuts other writers out from its first moment; yields the function that appends.
-
-        What was appended is on disk when the block ends, and nothing of it is if the block raises.
-        """
-        with disk_errors("written"):
-            self._check_place()
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._append
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+    def appending(self) -> Iterator[Callable[[Record], JournalRow]]:
+        """Like `writing`, but yields the function that appends a record."""
+        with self.writing() as connection:
+            yield lambda record: _append(connection, record)
 
     def rows(self, after: Head) -> list[JournalRow]:
         """The records after that position, with their chain checked, and that the position itself is still there."""
-        with disk_errors("read"):
-            self._check_place()
-            table = self._database.execute(
+        with self.reading() as connection:
+            table = connection.execute(
                 "SELECT seq, prev, hash, record FROM journal WHERE seq >= ? ORDER BY seq", (after.seq,)
             ).fetchall()
         if after.seq and (not table or table.pop(0)[2] != after.hash):
-            raise LedgerError(
-                "the budget ledger was changed or rolled back while in use: stop training on this site and restore "
-                "the ledger from its latest export"
-            )
+            raise LedgerError(f"the budget ledger was changed or rolled back while in use: {_REMEDY}")
         return list(check_chain(table, after))
 
     def contains(self, head: Head) -> bool:
         """Whether the record at that position has that hash."""
-        with disk_errors("read"):
-            matches = self._database.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
+        with self.reading() as connection:
+            matches = connection.execute("SELECT hash FROM journal WHERE seq = ?", (head.seq,)).fetchall()
         return matches == [(head.hash,)] or head == Head()
 
-    def _append(self, record: Record) -> JournalRow:
-        last = self._database.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
-        head = Head(*last) if last else Head()
-        row = JournalRow(head.seq + 1, head.hash, link(head.hash, record), record)
-        self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (*row[:3], canonical(record).decode()))
-        return row
 
-    def _check_place(self) -> None:
-        if not os.path.samestat(self._file, os.stat(self._path)):
-            raise LedgerError("the budget ledger's file was replaced while in use: have it verified before going on")
+def _append(connection: sqlite3.Connection, record: Record) -> JournalRow:
+    last = connection.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
+    head = Head(*last) if last else Head()
+    row = JournalRow(head.seq + 1, head.hash, link(head.hash, record), record)
+    connection.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", (*row[:3], canonical(record).decode()))
+    return row
 
 
 def write_export(path: Path, rows: Iterable[JournalRow]) -> None:
@@ -223,24 +220,3 @@ def read_export(path: Path) -> list[JournalRow]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
     return list(check_chain(table, Head()))
-
-
-@contextlib.contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Turns what the disk or SQLite raises, whose texts hold paths, into a `LedgerError`."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        cause = getattr(error, "sqlite_errorname", "it was closed")
-    except OSError as error:
-        cause = error.strerror
-    else:
-        return
-    raise LedgerError(f"the budget ledger cannot be {what} ({cause}): nothing may be trained until it can") from None
-
-
-def _make_empty(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        for statement in SCHEMA:
-            database.execute(statement)

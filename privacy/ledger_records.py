@@ -118,7 +118,7 @@ _GRAMMARS = {
 
 
 def fit_of(record: Mapping[str, Any]) -> Fit:
-    """Whether a record is one of a format that this version reads, or of a newer one."""
+    """Whether a record fits the grammar of this version, or is of a newer format or event."""
     number, event = record.get("format"), record.get("event")
     if type(number) is not int or number < 1 or not isinstance(event, str):
         return Fit.NO

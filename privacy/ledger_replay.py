@@ -51,7 +51,7 @@ class LedgerCharge:
 
 
 class Debit(NamedTuple):
-    """What is composed: the events of one attempt on a cohort; of attempt 0, where they are only reserved."""
+    """The events of one attempt on a cohort, as the accountants compose them. Attempt 0: they are only reserved."""
 
     job: str
     method: str
@@ -144,7 +144,7 @@ class Book:
         return [events_of(debit for debit in debits if debit.cohort in group) for group in widest]
 
     def worst(self, patients: Iterable[str], reserved: bool, more: Sequence[DPEvent], delta: float) -> PrivacyCost:
-        """What the worst off of these patients has spent once `more` is composed with it."""
+        """The largest cost among these patients, with the events `more` added."""
         totals = [spent([*events, *more], delta) for events in self.exposures(patients, reserved)]
         return max(totals, key=lambda total: total.epsilon)
 

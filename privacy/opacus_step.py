@@ -68,6 +68,8 @@ class OpacusStep(PrivateStep):
         each = separate(contributions)
         self.unbounded += int((~sound).sum())
         kept = {value: each[value].double().transpose(0, -1).where(sound, 0.0).transpose(0, -1) for value in each}
+        norms = torch.stack([part.flatten(1).square().sum(1) for part in kept.values()]).sum(0).sqrt()
+        self.clipped = (norms > self._optimizer.max_grad_norm) | ~sound
         self._take(kept)
         self._optimizer.clip_and_accumulate()
         self._sums = {value: stand_in.summed_grad for value, stand_in in self._stand_ins.items()}

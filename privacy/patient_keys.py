@@ -29,11 +29,11 @@ class SiteKey:
         return self._digest(b"\1", ",".join(sorted(patients)).encode())
 
     def fingerprint(self) -> str:
-        """What shows that two ledgers were written under one key, and nothing else about it."""
+        """The key's fingerprint: it is equal for ledgers under one key and reveals nothing else about the key."""
         return self._digest(b"\2", b"")
 
     def derived(self, purpose: str) -> bytes:
-        """A key of its own for another purpose: whoever has it can make none of this key's digests."""
+        """A key derived for another purpose. Its holder cannot make this key's digests."""
         return hmac.digest(self._secret, b"\3" + purpose.encode(), "sha256")
 
     def patient(self, key: str) -> str:

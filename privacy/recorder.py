@@ -24,7 +24,7 @@ class Recorder(TorchFunctionMode):
     """Open it around one forward pass; the passes of its `contributions` are over patients 0 to `patients` - 1."""
 
     values: Sequence[torch.Tensor]
-    """What is trained and not expanded: leaves that require gradients."""
+    """The trained values that are not expanded: leaves that require gradients."""
     _uses: list[LayerUse] = field(default_factory=list)
     _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
     """Ranges by the id of a tensor that is a trained value or a view of its rows; the tensor reserves the id."""
@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
         terms: Callable[[torch.Tensor], Outer | RowGradients | Lookup],
         *inputs: torch.Tensor,
     ) -> None:
-        """Remember a use; `inputs`: tensors of the model that `terms` reads later.
+        """Record a use; `inputs`: tensors of the model that `terms` reads later.
 
         Raises `SettingsError` outside of `owned`: the owners of the items must be known.
         """
@@ -177,9 +177,9 @@ _MERGED: dict[type, Callable[[_Parts, Range, Any], GradientContribution]] = {
 
 
 def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
-    """Contributions whose squared norms add up: of disjoint ranges of a value, or else one sum of gradients.
+    """Contributions with squared norms that add up: to disjoint ranges of a value, or else merged into one.
 
-    Raises `SettingsError` for a table that is looked up and used in another way.
+    Raises `SettingsError` for a table that is used both by a look-up and by another layer.
     """
     products = [part for part in parts if isinstance(part, Products)]
     ranges = sorted((part.first, part.end) for part in products)
@@ -194,9 +194,9 @@ def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
 
 
 def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The patient of each row, of items that have equally many rows."""
+    """The patient of each row, where every item has the same number of rows."""
     if len(rows) % max(1, len(owners)):
-        raise SettingsError("a layer has a number of rows that its items cannot have: its first dimension is not items")
+        raise SettingsError("a layer's first dimension is not the batch: its rows cannot be divided among the items")
     return owners.repeat_interleave(len(rows) // max(1, len(owners)))
 
 

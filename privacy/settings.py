@@ -46,7 +46,7 @@ class NoiseLevels:
     counts: CountsMechanism | None = None
     """The mechanism that releases each pair of counts, with its parameter; None where none is released."""
     sharers: int = 1
-    """Honest sites at least whose noise a sum of gradients has."""
+    """The least number of honest sites whose noise is in a sum of gradients."""
 
     @property
     def of_one_site(self) -> float:

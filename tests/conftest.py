@@ -19,6 +19,8 @@ from open_clip.model import CLIP
 from tiny_clip import TINY, write_random
 
 from medfedvqa.data import Row, Split, VQAData, build_site
+from medfedvqa.evaluation import draw_plots
+from medfedvqa.federation import serve
 from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
@@ -70,6 +72,20 @@ def build_clip(kind: type = CLIP, vision: dict | None = None, text: dict | None 
         for parameter in clip.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return clip.double().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_plots() -> Iterator[None]:
+    """Runs in this process draw no plots, which takes longer than to train a small model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "draw_plots", lambda *_: [])
+        yield
+
+
+@pytest.fixture
+def plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the plots of a run."""
+    monkeypatch.setattr(serve, "draw_plots", draw_plots)
 
 
 @pytest.fixture(scope="session")

@@ -92,20 +92,28 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def nearest_tests(path: Path, root: Path) -> list[str]:
-    """The files of tests that import a file of the project by its name, and those that name most of what it defines."""
-    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    """The files of tests that import a file of the project by its name, and then those of its folders that name most of
+    what it defines; a test that imports a file which imports it counts as if it named two things more."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     word = re.compile(rf"\b({'|'.join(sorted(names | {path.stem}))})\b")
 
-    def distance(test: Path) -> tuple[bool, bool, int]:
+    def is_near(test: Path, text: str, file: Path) -> bool:
+        return file.stem in test.stem or imported(file) in text
+
+    def imported(file: Path) -> str:
+        return f"from {'.'.join(file.relative_to(root).with_suffix('').parts)} import"
+
+    others = [other for package in PACKAGES for other in (root / package).rglob("*.py") if other.name != "__init__.py"]
+    importers = [other for other in others if imported(path) in other.read_text(encoding="utf-8")]
+
+    def distance(test: Path) -> tuple[bool, bool, int, int]:
         text = test.read_text(encoding="utf-8")
-        own_folder = test.relative_to(root / "tests").parts[0] in path.parts
-        return (
-            path.stem not in test.stem and f"from {module} import" not in text,
-            not own_folder,
-            -len({*word.findall(text)}),
-        )
+        place, folders = test.relative_to(root / "tests"), path.relative_to(root).parent.parts
+        shared = sum(folder in place.as_posix() for folder in folders)
+        indirect = 2 * any(is_near(test, text, importer) for importer in importers)
+        names = len({*word.findall(text)})
+        return not is_near(test, text, path), place.parts[0] not in folders, -shared, -names - indirect
 
     ranked = sorted(sorted((root / "tests").rglob("test_*.py")), key=distance)
     return [str(test.relative_to(root)) for test in ranked[:NEAREST]]

@@ -1,5 +1,6 @@
 """What the documents say is there: pages, links, commands, options. And the site made of them needs no network."""
 
+import csv
 import inspect
 import re
 import runpy
@@ -29,8 +30,7 @@ from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
 from medfedvqa.version import VERSION
 from privacy import Reliability, reliability_weights
-from privacy.report.mappings import mappings
-from privacy.report.model_conduct import Mapping
+from privacy.report.mappings import Mapping, mappings
 from privacy.settings import Governance
 
 ROOT = Path(__file__).parents[1]
@@ -106,6 +106,34 @@ def test_every_command_in_a_block_could_be_typed(path: Path) -> None:
                     raise
 
 
+def test_every_answered_requirement_names_commands_and_files_that_exist() -> None:
+    """`docs/requirements.csv`: each line once, and nothing is provided without something that shows it."""
+    with (DOCS / "requirements.csv").open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    for row in rows:
+        shown = INLINE.findall(row["shown by"])
+        assert row["shown by"] == "; ".join(f"`{span}`" for span in shown), row["id"]
+        assert bool(shown) == (row["answer"] != "not provided"), row["id"]
+        for span in shown:
+            if not span.startswith("medfedvqa "):
+                assert (ROOT / span).is_file(), span
+                continue
+            command, rest = resolved(shlex.split(span)[1:])
+            known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+            assert {word for word in rest if word.startswith("-")} <= known, span
+        assert row["answer"] != "partly" or row["what is missing, or where"], row["id"]
+    lasts = {"URS": 15, "F-SRS": 10, "NF-SRS": 5, "F-IMSD": 17, "NF-IMSD": 7, "F-HUF": 21, "NF-HUF": 2}
+    lasts |= {"F-PIL": 32, "NF-PIL": 11, "F-STD": 10, "NF-STD": 4}
+    flute = [f"{group}-{number}" for group, last in lasts.items() for number in range(1, last + 1)]
+    assert [row["id"] for row in rows if not row["id"].startswith("SATRE ")] == flute
+    assert len({row["id"] for row in rows}) == len(rows)
+    page = (DOCS / "requirements.md").read_text(encoding="utf-8")
+    for source in ("FLUTE", "SATRE"):
+        answers = [row["answer"] for row in rows if row["id"].startswith("SATRE ") == (source == "SATRE")]
+        counts = [answers.count(answer) for answer in ("provided", "partly", "not provided")]
+        assert f"| {source} | {counts[0]} | {counts[1]} | {counts[2]} |" in page
+
+
 def test_a_command_or_an_option_that_is_not_there_is_noticed() -> None:
     """The two tests above can fail."""
     with pytest.raises(AssertionError):
@@ -178,7 +206,7 @@ def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
 def section_k() -> tuple[Mapping, ...]:
     """The lines of a report of a private job of this version, with everything in it."""
     words = Governance(**dict.fromkeys(Governance.model_fields, "given"))
-    everything = SimpleNamespace(run=True, measured=True, ingested=True, governance=words)
+    everything = SimpleNamespace(run=True, measured=SimpleNamespace(groups=True), ingested=True, governance=words)
     entries = [SimpleNamespace(code_version=VERSION, code_digest=None, code=None)]
     facts = SimpleNamespace(is_private=True, void=False, unprotected=(), evidence=everything, job_entries=entries)
     return mappings(facts)
@@ -210,7 +238,7 @@ def test_no_row_on_compliance_is_older_than_a_year() -> None:
     old = sorted(row for row, age in ages.items() if age > timedelta(days=366))
     assert not old, (
         "these rows were compared with their sources more than a year ago: read the sources as they are today, mend "
-        f"the rows here and in privacy/report/mappings.py (SOURCES), and write down the new day and version: {old}"
+        f"the rows here and in privacy/report/mappings.txt, and write down the new day and version: {old}"
     )
 
 

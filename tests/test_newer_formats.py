@@ -170,7 +170,7 @@ def test_state_and_results_of_another_version_are_called_so(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        lambda report: report.update({"format": "medfedvqa.privacy-report/2"}),
+        lambda report: report.update({"format": "medfedvqa.privacy-report/3"}),
         lambda report: report["sections"].update({"weather": "fine"}),
         lambda report: report["evidence"]["policy"].update({"max_rounds": 3}),
         lambda report: report["sections"]["trust"].update({"aggregation": "in an enclave"}),
@@ -180,7 +180,7 @@ def test_a_report_of_a_newer_version_is_not_shown_and_its_bytes_are_still_compar
     change: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
     """Not broken by its schema; but these bytes are not those that the site signed, and that is broken."""
-    document = json.loads((REPORTS[-1] / JSON).read_text("utf-8"))
+    document = json.loads((REPORTS[0] / JSON).read_text("utf-8"))
     change(document)
     content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
     with pytest.raises(NewerReport, match="newer version"):
@@ -188,14 +188,14 @@ def test_a_report_of_a_newer_version_is_not_shown_and_its_bytes_are_still_compar
     (tmp_path / JSON).write_bytes(content)
     parts = {part.name: part.state for part in verify_report(tmp_path).parts}
     assert parts["schema"] is VerdictState.NOT_SHOWN and parts["signature"] is VerdictState.NOT_SHOWN
-    shutil.copy(REPORTS[-1] / ENVELOPE, tmp_path)
+    shutil.copy(REPORTS[0] / ENVELOPE, tmp_path)
     parts = {part.name: part.state for part in verify_report(tmp_path).parts}
     assert parts["schema"] is VerdictState.NOT_SHOWN and parts["signature"] is VerdictState.BROKEN
 
 
 def test_a_report_about_entries_without_format_numbers_is_called_one_of_a_development_state(tmp_path: Path) -> None:
     """Its proofs are not checked, and not called broken; who signed the edited file is."""
-    document = json.loads((REPORTS[-1] / JSON).read_text("utf-8"))
+    document = json.loads((REPORTS[0] / JSON).read_text("utf-8"))
     entries = document["evidence"]["log"]["entries"]
     lines = [canonical(entry["record"]) + b"\n" for entry in entries]
     for entry, line in zip(entries, rewritten(lines, lambda record: record.pop("format")), strict=True):

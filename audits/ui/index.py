@@ -21,8 +21,10 @@ from audits.refusals import known_code
 
 
 class Follower:
-    """One log, read as far as its chain holds. `first` is the number of the first entry that is there (those before it
-    are expired), `entries` that of the next to come, `broken` what stands in its place if that is no entry.
+    """One log, read as far as its chain holds.
+
+    `first` is the number of the first entry that has not expired, `entries` the number of the next entry, and
+    `broken` says what is wrong if the next line is no valid entry.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +37,7 @@ class Follower:
         self._segment = self._offset = 0
 
     def stale(self) -> bool:
-        """Whether it has to be read from its beginning: first of all, and when it no longer is what was read.
+        """Whether the log has to be read from its beginning: at first, and when its files were replaced or changed.
 
         Raises `OSError`, and `LogError` if there is no log.
         """
@@ -200,7 +202,7 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor, one direction, one peer, at one site, as it passed: refused messages are not counted."""
+    """Totals of one tensor in one direction with one peer at one site. Refused messages are not counted."""
 
     site: str
     direction: str
@@ -364,13 +366,13 @@ class Index:
 
 
 def _delta(entry: Entry) -> float | None:
-    """Of a charge, if it names one."""
+    """The delta of an entry's charge, if it names one."""
     delta = (entry.dp_event or {}).get("delta")
     return delta if isinstance(delta, float) else None
 
 
 def _told(error: Exception) -> str:
-    """The error in a sentence without a path."""
+    """The error as a text without a path."""
     if isinstance(error, sqlite3.Error):
         return "the index cannot be written, make room where temporary files go"
     return str(error.strerror if isinstance(error, OSError) else error)

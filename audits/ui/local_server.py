@@ -51,7 +51,7 @@ def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
     content = b"\r\n" + body.read(int(lengths[0]))
     parts = content.split(b"\r\n--" + kind[1].encode())
     if len(parts) < 3 or len(parts) > _MOST_FIELDS + 2 or not parts[-1].startswith(b"--"):
-        raise ValueError("the form is cut, or has too many fields")
+        raise ValueError("the form is incomplete or has too many fields")
     fields = {}
     for part in parts[1:-1]:
         head, blank_line, value = part.partition(b"\r\n\r\n")

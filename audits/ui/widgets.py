@@ -31,7 +31,7 @@ def document(title: str, here: str, *content: Child) -> Html:
 
 
 def framed(title: str, name: str, navigation: Child, note: str, *content: Child) -> Html:
-    """A page of a local server of this name, with a note below."""
+    """A whole page of a local server, with the server's `name` at its head and the `note` at its foot."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

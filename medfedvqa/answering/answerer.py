@@ -1,7 +1,7 @@
 """Answers one question about one picture with the model that a site kept of a job. Every answer is logged first.
 
-The answer leans on the training rows of the site. What it tells of them is not covered by the epsilon of any report:
-the answers are for the site's own people.
+The answer depends on the site's training rows. No report's epsilon covers what it reveals about them: the answers are
+for the site's own people.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from medfedvqa.version import code_version
 # A picture from outside a data set: the bytes of a PNG, a JPEG or a DICOM file.
 
 MOST_BYTES = 1 << 27
-"""Bytes of a picture's file."""
+"""The most bytes of a picture's file."""
 _DICOM = (128, b"DICM")
 _UNREADABLE = "the picture cannot be read: give a PNG, JPEG or DICOM file of one picture, at most 89 million pixels"
 
@@ -67,7 +67,7 @@ def _from_dicom(content: bytes, size: int) -> torch.Tensor:
 WARNING = "Research software, not a medical device: no answer may guide the care of a patient."
 UNCALIBRATED = "The probabilities are the model's own; nothing has calibrated them."
 MOST_CHARACTERS = 1000
-"""Characters of a question."""
+"""The most characters of a question."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def coverage_of(kept: KeptRun) -> Coverage:
 
 
 def _accuracy(results: Mapping[str, Any], answerer: Answerer) -> str:
-    """The site's test, where the job already released it."""
+    """The site's test accuracy, or why the card has none."""
     tested = answerer.tested
     if results["dp"] is not None or results["secagg"]:
         return "withheld: in this job test results stay at the sites"
@@ -268,7 +268,7 @@ def _write_program(traced: TracedModel, weights: dict[str, torch.Tensor], path: 
         with torch.no_grad():
             program = torch.export.export(traced, (weights, *traced.example))
     except Exception as error:  # torch's tracer has errors of its own for each kind of operation
-        raise ConfigError(f"this backbone does not become a program ({type(error).__name__}): choose another") from None
+        raise ConfigError(f"this backbone cannot be exported ({type(error).__name__}): choose another") from None
     # torch (2.15) would store the inputs that it traced with, and so all weights a second time.
     program._example_inputs = None
     torch.export.save(program, path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from audits import AuditKey, AuditLog, origin_of
+from audits import AuditKey, AuditLog, Tensors, origin_of
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from medfedvqa.core import Site, State
 from medfedvqa.data import SiteData, load_site
@@ -33,6 +33,8 @@ class KeptRun:
     results: Mapping[str, Any] = field(repr=False)
     """The run's results file."""
     state: State = field(repr=False)
+    reply: Tensors = field(default_factory=dict, repr=False)
+    """The site's answer to the run's last task."""
 
     def own_data(self) -> SiteData:
         """The site's rows, split as in the job."""
@@ -71,7 +73,7 @@ def load_kept(run: Path, site: str, job_id: str | None = None) -> KeptRun:
     saved = StateFile(config.state, kept).load()
     if saved is None:
         raise ConfigError("the site's state is gone: name a run whose sites still have theirs")
-    return KeptRun(config, job, kept, results, saved.state)
+    return KeptRun(config, job, kept, results, saved.state, saved.reply)
 
 
 def read_config(path: Path) -> SiteConfig:

@@ -99,7 +99,7 @@ def grey_picture(path: Path, sees_colour: bool) -> torch.Tensor:
 
     with Image.open(path) as picture:
         if picture.mode.startswith(("I", "F")) or picture.has_transparency_data:
-            raise ValueError("save the picture with 8 bits a level and without transparency")
+            raise ValueError("save the picture with 8 bits a channel and without transparency")
         red, green, blue = (band.tobytes() for band in picture.convert("RGB").split())
         if sees_colour and not red == green == blue:
             raise ValueError("this model was trained with colour, and this program takes grey pictures only")

@@ -33,7 +33,7 @@ from privacy.mechanisms.base import UNITS
 SEED = 0
 """The seed of the job, which is public."""
 TOWARDS_OTHERS = np.float32(1.02)
-"""What a server sends is a little larger than what the site sent: the other sites are elsewhere."""
+"""The factor from what the site sent to what the server sends: it stands for the influence of other sites."""
 ROUNDING = 2e-6
 """Share of C by which a clipped gradient may differ between two runs that compute the same in float32: some thirty
 units in the last place. Each patient in a step has a gradient, so that steps of n may differ by n times as much."""
@@ -58,9 +58,9 @@ class Step:
     sums: Values
     """The clipped gradients of all patients together, before noise."""
     rounded: Values
-    """The same on the grid of the noise."""
+    """The sums of `sums`, rounded to the grid of the noise."""
     released: Values
-    """The same with noise, divided by a public figure."""
+    """The sums of `rounded` with noise, divided by a public figure."""
     drawn: Draw
     own: Mapping[str, Values]
     """The contribution of each patient who is watched."""
@@ -72,7 +72,7 @@ class Counted:
 
     task: int
     counts: tuple[int, ...]
-    """In parts of a patient, see `UNITS`."""
+    """The counts before noise, in fractions of a patient, see `UNITS`."""
     released: tuple[float, ...]
 
 
@@ -94,13 +94,13 @@ class Move:
 
     task: int
     distance: float
-    """Between the two sums before noise, exact or on the noise's grid, whichever is larger, in units of C."""
+    """The distance between the two sums before noise, exact or on the noise's grid (the larger), in units of C."""
     drawn: bool
     """Whether the patient is in the step."""
     others: int
     """How many other patients are in it."""
     others_moved: float
-    """The distance between the sums of the other patients, in units of C. The patient is watched, or not drawn."""
+    """The distance between the sums of the other patients, in units of C. A drawn patient has to be watched for it."""
     others_alike: bool
     """Whether the other patients in it, and their rows, are the same in both runs."""
 
@@ -177,7 +177,7 @@ class Neighbours:
 
 
 def _tasks(method: Method[Any], leaving: Exchange) -> list[tuple[str, int]]:
-    """All tasks, each with its round, without the last one if nothing of it leaves, as is the rule."""
+    """All tasks with their rounds; the evaluation at the end only if it sends something."""
     return [(name, round) for name, round in method.tasks() if name != EVALUATE or leaving.task(name).up]
 
 
@@ -323,7 +323,7 @@ class TaskFinding:
     others_moved: float = 0.0
     """The largest movement of the other patients' part of a sum, in units of C for each of them."""
     undrawn_moved: float = 0.0
-    """The same in steps in which the patient was not drawn."""
+    """Like `others_moved`, in steps in which the patient was not drawn."""
     charged_as_seen: bool = True
     """Whether steps and counts are those that the method is charged for."""
     others_alike: bool = True

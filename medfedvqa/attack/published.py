@@ -33,11 +33,11 @@ class Published:
     claimed: float
     """The epsilon that is published with it, or that its accountant gives."""
     actual: DPEvent | None
-    """What it does to the patient. None: no noise hides the patient, so that epsilon is infinite."""
+    """The mechanism's privacy event for the patient. None: no noise hides the patient, so epsilon is infinite."""
     sums: Floats
     """The sum before noise without the patient and with it, [2, numbers]."""
     deviation: float
-    """Of the noise on each number."""
+    """The standard deviation of the noise on each number."""
     unit: Literal["row", "patient", "site"] = "patient"
 
     @property
@@ -47,7 +47,7 @@ class Published:
 
     @property
     def by_rdp(self) -> float:
-        """The same by Renyi divergences, which is what most publications use; never smaller."""
+        """Like `accounted`, by Renyi divergences, which most publications use; never smaller."""
         return math.inf if self.actual is None else spent([self.actual], DELTA).rdp
 
     def measured(self, trials: int, confidence: float, seed: int = 0) -> float:
@@ -59,7 +59,7 @@ class Published:
         return proved(outside, inside, confidence)
 
     def _scores(self, present: bool, trials: int, generator: np.random.Generator) -> Floats:
-        """By trial: the logarithm of how much likelier it is with the patient than without."""
+        """The log-likelihood ratio of each trial, with the patient against without."""
         if self.actual is None:
             return np.array([self._low_bits(present, generator) for _ in range(trials)])
         move, rate, scores = self.sums[1] - self.sums[0], self.actual.parameters["rate"], np.zeros(trials)
@@ -71,7 +71,7 @@ class Published:
         return scores
 
     def _low_bits(self, present: bool, generator: np.random.Generator) -> float:
-        """How many numbers of one release, less either sum, are no numbers of single precision, as all noise is."""
+        """A score from low bits: a release less its own sum leaves float32 numbers, since all noise is float32."""
         noise = self.deviation * generator.standard_normal(self.sums.shape[1:], np.float32)
         left = self.sums[int(present)] + noise.astype(np.float64) - self.sums
         impossible = (left.astype(np.float32) != left).sum(1)
@@ -95,7 +95,7 @@ def proved(outside: Floats, inside: Floats, confidence: float) -> float:
 
 
 def _clipped(rows: Floats, most: float = 1.0) -> Floats:
-    """Rows [..., numbers], none longer than `most`."""
+    """Rows [..., numbers], clipped to the norm `most`."""
     return np.asarray(rows / np.maximum(1, np.linalg.norm(rows, axis=-1, keepdims=True) / most))
 
 

@@ -1,1 +1,1 @@
-"""Encrypted backups of a site, and what takes them back."""
+"""Encrypted backups of a site, and their restore."""

@@ -37,7 +37,7 @@ class BackupSecret:
 
 
 class _Target:
-    """A file that remembers what kept it from being written: the library's errors have no number."""
+    """A file that remembers the error of a failed write: the library's errors have no `errno`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

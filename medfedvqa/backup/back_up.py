@@ -1,7 +1,7 @@
 """Writes a backup of a site, also while the site runs.
 
-The log is copied under its own lock, before the ledger: the ledger then has every charge that the log names. All other
-files are ones that their writers replace as a whole.
+The log is copied under its own lock, before the ledger: the ledger then has every charge that the log names. SQLite
+copies the site's database. All other files are ones that their writers replace as a whole.
 """
 
 import fcntl
@@ -22,10 +22,22 @@ from audits.log_files import held_still
 from audits.verifier import Verdict
 from medfedvqa.atomic_files import PRIVATE
 from medfedvqa.backup.age_file import BackupSecret, sealed
-from medfedvqa.backup.contents import EXPORT, FORMAT, MANIFEST, BackupManifest, kit_of, log_files, site_files
+from medfedvqa.backup.contents import (
+    EXPORT,
+    FORMAT,
+    LEDGER,
+    MANIFEST,
+    STATE,
+    BackupManifest,
+    kit_of,
+    log_files,
+    site_files,
+)
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_database import SITE_DATABASE, copy_for_backup
+from medfedvqa.ingest.cohort_register import REGISTER, read_register
 from medfedvqa.version import code_version
 from privacy.ledger_folder import LEDGER_NAME
 from privacy.ledger_journal import Head, JournalRow, LedgerJournal, export_lines
@@ -59,7 +71,7 @@ def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSec
 
 @contextmanager
 def _draft(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """An empty file that is gone afterwards; one at a time, and what a killed process left is written over."""
+    """A temporary empty file, locked so that one backup runs at a time; a killed process's leftover is reused."""
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,6 +91,10 @@ def _write(stream: BinaryIO, config: SiteConfig, site_file: Path, time: str) -> 
         log = _add_log(archive, config.audit)
         rows = _ledger_rows(config.ledger)
         _add(archive, EXPORT, b"".join(export_lines(rows)))
+        if register := read_register(config.ledger):
+            _add(archive, f"{LEDGER}{REGISTER}", register.model_dump_json().encode())
+        if database := copy_for_backup(config.state):
+            _add(archive, f"{STATE}{SITE_DATABASE}", database)
         for name, path in site_files(config, site_file).items():
             with open_plain(path) as file:
                 _add_file(archive, name, file)

@@ -18,7 +18,7 @@ MANIFEST, EXPORT = "manifest.json", "ledger/export.jsonl"
 IDENTITY, AUDIT_KEY = "keys/identity", "keys/audit"
 AUDIT, STATE, KIT, LEDGER = "audit/", "state/", "kit/", "ledger/"
 LEDGER_FILES = (KEY_NAME, REGISTER, "withdrawn.json")
-"""Files beside the ledger's journal, which is in the backup as its export."""
+"""What is in the backup beside the export of the ledger's journal; the register is in the ledger's own file."""
 SITE_FILE = "site.yml"
 _KIT_FOLDERS = ("local", "startup")
 _DERIVED = ("tlog", "wire", "running")
@@ -43,11 +43,11 @@ class BackupManifest(BaseModel):
     in_kit: bool
     """Whether `site.yml` is in the folder `local` of a startup kit."""
     entries: Annotated[int, Field(ge=0)]
-    """Entries of the log."""
+    """The number of entries of the log."""
     head: Hash
-    """The hash of the last of them."""
+    """The hash of the log's last entry."""
     records: Annotated[int, Field(ge=0)]
-    """Records of the ledger."""
+    """The number of records of the ledger."""
 
 
 def kit_of(site_file: Path) -> Path:
@@ -63,7 +63,7 @@ def site_files(config: SiteConfig, site_file: Path) -> dict[str, Path]:
     """
     kit, over = kit_of(site_file), jobs_that_are_over(config.audit)
     files = {IDENTITY: config.identity, AUDIT_KEY: config.audit_key}
-    files |= {f"{LEDGER}{name}": config.ledger / name for name in LEDGER_FILES}
+    files |= {f"{LEDGER}{name}": config.ledger / name for name in LEDGER_FILES if name != REGISTER}
     if config.state.is_dir():
         kept = [path for path in config.state.iterdir() if any(path.name.startswith(f"{job}.") for job in over)]
         files |= {f"{STATE}{path.name}": path for path in kept if not path.name.endswith(".partial")}

@@ -24,7 +24,8 @@ from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
-from medfedvqa.ingest.cohort_register import REGISTER, join_register
+from medfedvqa.federation.site_database import SITE_DATABASE, add_lost_rows
+from medfedvqa.ingest.cohort_register import REGISTER, join_register, read_register
 from medfedvqa.ingest.file_lock import locked
 from medfedvqa.pending_files import decide, finish, prepare
 from privacy import Ledger
@@ -43,7 +44,7 @@ class Restored:
     time: str
     """When the backup was made, UTC."""
     entries: int
-    """Entries of the backup's log."""
+    """The number of entries of the backup's log."""
     placed: list[str] = field(default_factory=list)
     """Parts that were missing, or older than in the backup."""
     kept: list[str] = field(default_factory=list)
@@ -51,7 +52,7 @@ class Restored:
     closed: list[str] = field(default_factory=list)
     """Jobs that the restored log closes."""
     joined: int = 0
-    """Records that the site's ledger took from the backup's."""
+    """The number of records that the site's ledger took from the backup's."""
 
 
 def restore(backup: Path, kit: Path, secret: BackupSecret, against: Collection[Path] = ()) -> Restored:
@@ -102,7 +103,11 @@ class _Restore:
         self._take_keys(log_is_new)
         self._take_ledger(log_is_new)
         for name, path in self._backup.files(STATE).items():
-            self._take(f"{STATE}{name}", path, self._config.state / name)
+            if name == SITE_DATABASE and (self._config.state / name).exists():
+                add_lost_rows(self._config.state, path)
+            else:
+                _refuse_parts(self._config.state / SITE_DATABASE, "database")
+                self._take(f"{STATE}{name}", path, self._config.state / name)
         for name, path in self._backup.files(KIT).items():
             self._take(f"{KIT}{name}", path, self._kit / name)
         for place, source in self._places.items():
@@ -179,8 +184,8 @@ class _Restore:
         else:
             check_ledger(None, audit)
         for name, path in self._backup.files(LEDGER).items():
-            if name == REGISTER and (ours / REGISTER).exists():
-                join_register(ours, path)
+            if name == REGISTER and read_register(ours) is not None:
+                join_register(ours, path.parent)
             elif f"{LEDGER}{name}" != EXPORT and name != LEDGER_NAME:
                 self._take(f"{LEDGER}{name}", path, ours / name)
 
@@ -194,10 +199,7 @@ class _Restore:
 
     def _place_ledger(self, audit: Path) -> None:
         ours, saved = self._config.ledger, self._backup.folder / LEDGER
-        if list(ours.glob(f"{LEDGER_NAME}-*")):
-            raise BackupError(
-                "the site's ledger is gone, but parts of it are there: move its folder aside, and keep it"
-            )
+        _refuse_parts(ours / LEDGER_NAME, "ledger")
         self._backup.make_ledger()
         with closing(Ledger(saved, self._config.name, self._backup.book.store)) as ledger:
             self._check_and_free(ledger, audit)
@@ -229,13 +231,19 @@ class _Restore:
             self._done.kept.append(name)
 
 
+def _refuse_parts(place: Path, what: str) -> None:
+    """Raises `BackupError` if SQLite's side files of a lost file remain: it would apply them to the restored file."""
+    if not place.exists() and list(place.parent.glob(f"{place.name}-*")):
+        raise BackupError(f"the site's {what} is gone, but parts of it are there: move its folder aside, and keep it")
+
+
 def _differ(first: Path, second: Path) -> bool:
-    """Whether both files are there with different contents."""
+    """Whether both files exist and differ in content."""
     return first.is_file() and second.is_file() and not cmp(first, second, shallow=False)
 
 
 def _head_at(folder: Path, verdict: Verdict, entries: int) -> str | None:
-    """The hash of the last of that many entries of a log; None if the log does not tell."""
+    """The hash of the last of a log's first `entries` entries; None if the log does not have it."""
     if entries in (0, verdict.entries):
         return verdict.head if entries else GENESIS
     with suppress(LogError):

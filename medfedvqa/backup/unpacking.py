@@ -78,7 +78,7 @@ def unpack(backup: Path, secret: BackupSecret, folder: Path) -> Unpacked:
 
 
 def _extract(file: BinaryIO, secret: BackupSecret, folder: Path) -> None:
-    """Every byte is authenticated before any is used."""
+    """Decrypts a backup and extracts its files into a folder. Every byte is authenticated before any is used."""
     with TemporaryFile(dir=folder) as plain:
         unseal(file, secret, plain)
         plain.seek(0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.answering.answerer import Answerer
+    from medfedvqa.evaluation.accuracy import Proportion
+
+Answers = tuple[tuple[str, float], ...]
 
 RunOption = Annotated[Path, typer.Option(help="A finished run's folder, with its results.json.")]
 SiteOption = Annotated[str, typer.Option(help="The site's name in the run, or the path of its site.yml.")]
@@ -32,6 +36,10 @@ def answer(
         bool, typer.Option("--page", help="Serve a page to a browser on this machine instead, until Ctrl-C.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: port on 127.0.0.1; 0 is a free one.")] = 0,
+    structured_report: Annotated[
+        Path | None,
+        typer.Option(help="Also write the answers as a DICOM Structured Report to this new file; for a DICOM picture."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question about a picture with the model that a site kept of a finished run.
@@ -41,18 +49,37 @@ def answer(
     content = None if picture is None else read_picture(picture)
     if page == (content is not None or question is not None) or (content is None) != (question is None):
         raise ConfigError("give both --picture and --question, or --page, where both are asked for")
+    if structured_report is not None and (page or structured_report.exists()):
+        needs = "needs --picture and --question" if page else "names a file that exists: give a new one"
+        raise ConfigError(f"--structured-report {needs}")
     from medfedvqa.answering.answerer import Answerer
     from medfedvqa.answering.kept_run import load_kept
 
+    write_report = _report_writer(structured_report, content) if structured_report and content else None
     with Answerer(load_kept(run, site, job)) as answerer:
         if content is None or question is None:
             _serve(answerer, port)
             return
         answers = answerer.ask(content, question, top).answers
+        if write_report:
+            write_report(question, answers, answerer.tested)
         if as_json:
             _print_json(answerer, answers)
         else:
             _print(answerer, answers)
+
+
+def _report_writer(path: Path, picture: bytes) -> Callable[[str, Answers, "Proportion"], None]:
+    """What writes the Structured Report; a picture to which none can refer is refused before anything is answered."""
+    from medfedvqa.answering.structured_report import source_of, structured_report
+    from medfedvqa.atomic_files import PRIVATE, write_whole
+
+    source = source_of(picture)
+
+    def write(question: str, answers: Answers, tested: "Proportion") -> None:
+        write_whole(path, structured_report(source, question, answers, tested), PRIVATE)
+
+    return write
 
 
 def _serve(answerer: "Answerer", port: int) -> None:
@@ -75,7 +102,7 @@ def read_picture(path: Path) -> bytes:
         raise ConfigError("the file of --picture is missing, no plain file, or larger than 128 MB") from None
 
 
-def _print_json(answerer: "Answerer", answers: tuple[tuple[str, float], ...]) -> None:
+def _print_json(answerer: "Answerer", answers: Answers) -> None:
     from medfedvqa.answering.answerer import UNCALIBRATED, WARNING
 
     tested = answerer.tested
@@ -87,7 +114,7 @@ def _print_json(answerer: "Answerer", answers: tuple[tuple[str, float], ...]) ->
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def _print(answerer: "Answerer", answers: tuple[tuple[str, float], ...]) -> None:
+def _print(answerer: "Answerer", answers: Answers) -> None:
     from medfedvqa.answering.answerer import UNCALIBRATED, WARNING, tested_sentence
 
     terminal = Terminal()

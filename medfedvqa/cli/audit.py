@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from audits import EXIT_CODES, Entry, Examination, VerifierKey, find_logs, read
+from audits.cose_receipt import ENTRY, RECEIPT, check_receipt
 from audits.entry_proof import check, prove
 from audits.judgement import worst
 from audits.refusals import known_code
@@ -93,17 +94,23 @@ def proof_command(
 
 
 def check_command(
-    file: Annotated[Path, typer.Argument(help="A bundle that `medfedvqa audit proof` wrote.")],
+    file: Annotated[
+        Path, typer.Argument(help="A bundle that `medfedvqa audit proof` wrote, or the folder of an `audit receipt`.")
+    ],
     key: Annotated[
         list[str], typer.Option(help="A verifier key that you trust and that must have signed; repeatable.")
     ],
 ) -> None:
-    """Check a bundle without the log, and print its entry; exit code 1 if it does not hold."""
-    proven = check(bytes_of(file), list(map(VerifierKey.parse, key)))
-    who = sentence(", ".join(proven.signers))
-    where = f"{plain(proven.checkpoint.origin)}, {proven.checkpoint.size} entries"
-    Terminal().write_line(0, f"[green]shown[/]: entry {proven.record['seq']} of {where}, signed by {who}")
-    typer.echo(json.dumps(proven.record, indent=2))
+    """Check a bundle or a receipt without the log, and print its entry; exit code 1 if it does not hold."""
+    trusted = list(map(VerifierKey.parse, key))
+    if file.is_dir():
+        record, where = check_receipt(bytes_of(file / RECEIPT), bytes_of(file / ENTRY), trusted), trusted[0].name
+    else:
+        proven = check(bytes_of(file), trusted)
+        record, where = proven.record, f"{proven.checkpoint.origin}, {proven.checkpoint.size} entries"
+    who = sentence(", ".join(each.name for each in trusted))
+    Terminal().write_line(0, f"[green]shown[/]: entry {record['seq']} of {plain(where)}, signed by {who}")
+    typer.echo(json.dumps(record, indent=2))
 
 
 def _show(terminal: Terminal, examination: Examination) -> None:

@@ -105,10 +105,10 @@ def planned_grid(
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
-    from medfedvqa.data.cuts import Cut
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.data.hospitals import sites_of
     from medfedvqa.data.image_classes import classes
+    from medfedvqa.data.site_cuts import Cut
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
     from medfedvqa.research.benchmark.grid import Grid
@@ -141,7 +141,7 @@ def planned_grid(
 
 
 def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: bool) -> None:
-    """The table of results files. Raises `ConfigError` if they hold none, or options choose what to run."""
+    """The table of results files. Raises `ConfigError` if they hold none, or if options choose what to run."""
     from medfedvqa.research.benchmark.results_file import read
 
     if given:
@@ -222,7 +222,7 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
     for name in changes:
         check_name("option", name, choices, "`medfedvqa methods NAME` lists a method's options", " of these methods")
     if "unseen" in changes:
-        raise ConfigError("'unseen' is no option of a row: --unseen names the sites that never train")
+        raise ConfigError("'unseen' cannot be set by -O: name the sites that never train by --unseen")
     for name, value in changes.items():
         rows = [system for system in systems if "schedule" not in system.options]
         fixed = {system.label: system.options[name] for system in rows if name in system.options}

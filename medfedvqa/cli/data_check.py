@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from medfedvqa.bounds import PUBLIC_FOLDER, PUBLIC_TABLE
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError, DataError
 
@@ -31,6 +32,9 @@ def check_command(
     from medfedvqa.public_answers import fold
 
     console = Terminal()
+    if (root / PUBLIC_TABLE).is_file():
+        _public_set(console, root)
+        return
     layout = _layout(root, data)
     rows = list(layout.read(root).rows)
     words = f"form: {layout.title}; train with `--data {layout.reader} --data-root {sentence(root)}`"
@@ -55,6 +59,15 @@ def check_command(
     console.print("no problem was found")
 
 
+def _public_set(console: Terminal, root: Path) -> None:
+    """A folder of public pictures, for the methods that learn from one."""
+    from medfedvqa.data.public_sets import read_public
+
+    digest, pairs = read_public(root)
+    console.print(f"form: a public set of {len(pairs)} pictures and {len(pairs.questions)} questions", soft_wrap=True)
+    console.print(f"train with `-O public={digest}`, and name the folder in ${PUBLIC_FOLDER}", soft_wrap=True)
+
+
 def _layout(root: Path, data: str) -> "SetLayout":
     from medfedvqa.data import layouts
 
@@ -63,7 +76,7 @@ def _layout(root: Path, data: str) -> "SetLayout":
     fitting = [each for each in layouts.fitting(root) if data in ("", each.reader)]
     if not fitting:
         forms = ", ".join(dict.fromkeys(f"{each.title} ({layouts.marks(each)})" for each in layouts.LAYOUTS))
-        raise DataError(f"'{root}' has no form that is read{layouts.hint(root)}. Forms are: {forms}")
+        raise DataError(f"'{root}' is no data set in a known form{layouts.hint(root)}. Known forms: {forms}")
     if len(fitting) > 1:
         raise ConfigError(f"'{root}' could be {' or '.join(each.title for each in fitting)}: name one by --data")
     return fitting[0]

@@ -39,8 +39,8 @@ def demo(
     progress = announced("medfedvqa demo: hospitals train together and alone, within minutes", quiet)
     # What follows imports torch, which takes seconds.
     from medfedvqa.cli.terminal import Terminal, sentence
-    from medfedvqa.data.cuts import Cut
     from medfedvqa.data.data_roots import DRAWN, PHANTOM, first_root
+    from medfedvqa.data.site_cuts import Cut
     from medfedvqa.evaluation.explanation import explained
     from medfedvqa.library.data_set import Data
     from medfedvqa.library.run_job import launch_of, new_folder

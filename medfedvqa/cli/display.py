@@ -37,7 +37,7 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
     for way in ways:
         label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")
-        table.add_column(label, justify="right", style="bold" if way.name in BOLD else None)
+        table.add_column(label, justify="right", style="bold" if way.name in BOLD else None, overflow="fold")
     for place, label in enumerate(labels):
         table.add_row(label, *(cell(way.entries[place], narrow) for way in ways))
     console.print(table)

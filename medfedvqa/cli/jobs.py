@@ -96,7 +96,7 @@ def _show_reads(terminal: Terminal, job: "JobSpec") -> None:
 
 def fresh_terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
     """The terms of a fresh job. Raises `ConfigError`."""
-    from medfedvqa.federation.certificates import federation_of
+    from medfedvqa.federation.job_signature import federation_of
     from medfedvqa.federation.job_terms import Terms
 
     root = kit / "startup" / "rootCA.pem" if kit else None

@@ -35,6 +35,10 @@ def report_command(
     attack: Annotated[
         Path | None, typer.Option(help="The attack.json of `medfedvqa audit attack` on such a job.")
     ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="With --baseline: the file of `medfedvqa groups --json`. Shares accuracies by group."),
+    ] = None,
     against: Against = None,
     network: Network = True,
     audience: Annotated[
@@ -60,6 +64,7 @@ def report_command(
             results=results,
             baseline=baseline,
             attack=attack,
+            groups=groups,
             against=against or (),
             network=network,
             audience=audience,
@@ -99,12 +104,11 @@ def join_command(
 ) -> None:
     """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
     from medfedvqa.federation.launch import check_new
-    from privacy.report import indented_json
     from privacy.report.join import JOINED
 
     check_new(out)
     joined = joined_of(reports, key)
-    write_whole(out / JOINED, indented_json(joined.model_dump(mode="json")))
+    write_whole(out / JOINED, joined.to_bytes())
     from medfedvqa.report import render_joined
 
     render_joined(joined, out)

@@ -43,12 +43,12 @@ class Answering:
         return self.model.attention(self.values, self._rows(site, examples, depth).batch)
 
     def _rows(self, site: Site, examples: Examples, depth: Depth) -> Rows:
-        """All these rows, without augmentation."""
+        """All rows of `examples`, without augmentation."""
         rows = SiteRows(site, self.model, depth, 1, self.answers)
         return rows.rows(rows.encoded(examples), torch.arange(len(examples)))
 
 
 def together(models: Sequence[Answering]) -> Answering:
-    """Models with the same answers as one. Attention is that of the first."""
+    """Joins models with the same answers into an ensemble. Attention is that of the first."""
     first, *rest = models
     return replace(first, beside=tuple(rest)) if rest else first

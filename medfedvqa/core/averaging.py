@@ -308,9 +308,9 @@ class Averaging(Stepwise[Config]):
         return tuple(sites[place] for place in sorted(order[:count].tolist()))
 
     def _check_sampling(self) -> None:
-        """Raises `ConfigError` if not all sites can train in some rounds only."""
+        """Raises `ConfigError` for a job with `sampled` in which sites cannot sit out rounds."""
         if self.silent:
-            raise ConfigError(f"the sites of '{self.name}', so configured, share nothing: leave out 'sampled'")
+            raise ConfigError(f"with these options the sites of '{self.name}' share nothing: leave out 'sampled'")
         if not self.rejoins:
             raise ConfigError(f"a site of '{self.name}' must take part in every round: leave out 'sampled'")
         if self.secagg:
@@ -320,7 +320,7 @@ class Averaging(Stepwise[Config]):
             )
 
     def _check_server_step(self) -> None:
-        """Raises `ConfigError` if the server never learns the mean."""
+        """Raises `ConfigError` for a method with a server step in a job whose server never learns the mean."""
         if not self.shares:
             raise ConfigError(
                 f"the server of '{self.name}' steps towards the sites' mean, and so configured they share nothing: "

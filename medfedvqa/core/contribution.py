@@ -57,12 +57,12 @@ def _figures(part: str, sites: Sequence[Values], patients: Sequence[list[int]]) 
 
 
 def _answers(method: Alone[Any], site: Site, state: State, following: State) -> Values:
-    """The answers to a site's test rows, int64 [rows] each: the right ones, the tested model's, those without a part.
+    """Answers to a site's test rows, int64 [rows] each: the right ones, the tested model's, and without each part.
 
     `following`: the next site's state, or its own if it is alone.
     """
     if TESTED not in state or TESTED not in following:
-        raise ConfigError("a site keeps no tested model of this job: name a run whose sites came to its evaluation")
+        raise ConfigError("a site has no tested model of this job: name a run that reached its evaluation")
     tested = method.answering_with(site, state, state[TESTED])
     model, values, asked = tested.model, tested.values, _Asked(site, tested.model, tested.answers)
     answers = {_RIGHT: asked.right, _WHOLE: asked.chosen(model, values)}
@@ -97,7 +97,7 @@ class _Asked:
 
     @torch.no_grad()
     def chosen(self, model: AnswerModel, values: Values, grams: bool = True) -> torch.Tensor:
-        """The model's answers, int64 [rows]; without `grams` it sees n-grams of no question."""
+        """The model's answers, int64 [rows]; without `grams` the questions' n-grams are zeros."""
         parts = torch.split(torch.arange(len(self._encoded)), _ROWS)
         batches = (self._rows.rows(self._encoded, part).batch for part in parts)
         seen = (each if grams else replace(each, grams=torch.zeros_like(each.grams)) for each in batches)
@@ -113,7 +113,7 @@ def tests_of(data: SiteData) -> SiteData:
 
 
 def _in_the_dark(site: Site) -> Site:
-    """The site with its test rows, each on one and the same black picture."""
+    """The site with its test rows, all on the same black picture."""
     data = tests_of(site.data)
     tests = replace(data.test, pictures=torch.zeros_like(data.test.pictures))
     return replace(site, data=replace(data, test=tests, pictures=data.pictures.chosen([0]).blank()), _derived={})

@@ -1,4 +1,4 @@
-"""Whose gradients a site's model takes in a stepwise job: those of all sites alike, or more of sites that are like it.
+"""How a stepwise job weighs sites' gradients for each site's model: all alike, or similar sites more.
 
 The sites of one group receive one model, and the server keeps one optimiser for it. Of each group the server uses the
 mean of its sites' gradients alone. Groups have no site in common, so their sums can be combined to nothing about fewer
@@ -55,7 +55,7 @@ def check_mixing(config: MixingConfig, dp: DPSettings | None, secagg: Secagg, tr
     if config.mixing == "none":
         return
     if not config.is_stepwise:
-        raise ConfigError("'mixing' is of gradients, one step an exchange: give 'schedule' as 'stepwise'")
+        raise ConfigError("'mixing' mixes the gradients of single steps: set 'schedule' to 'stepwise'")
     if not training:
         raise ConfigError("with 'mixing' every site has a gradient in each exchange: leave out 'unseen' and 'sampled'")
     if config.mixing == "reliability" and secagg:
@@ -101,8 +101,8 @@ class Mixer:
     def take(self, means: Mapping[str, GroupMean]) -> dict[str, dict[str, float]]:
         """Step each model along its mixture, and return the weight of each site's gradient for each site's model.
 
-        A mean that is lost takes no part, and its group keeps its model: what sites made of an earlier model is no
-        gradient of this one.
+        A lost mean takes no part, and its group keeps its model: the previous mean that stands in for it
+        came from an earlier model, so it gives no gradient of the current one.
 
         `means`: by group, what the sites made of the model that they were sent. The returned weights sum to 1 for each
         model. They are those by organ or reliability alone: in the mixture, a site's rows count beside them.
@@ -123,12 +123,12 @@ class Mixer:
         return self._by_site(list(means), weights)
 
     def _gradient(self, group: str, mean: Tensors) -> Floats:
-        """The mean gradient of a group in one vector. In the first exchange it is less the model, from zero."""
+        """The mean gradient of a group in one vector: held model - mean. In the first exchange the former is 0."""
         held = self._models.get(group)
         return np.concatenate([((held[name] if held else 0) - array).ravel() for name, array in mean.items()])
 
     def _moved(self, group: str, along: Floats, like: Tensors) -> Tensors:
-        """The group's model less a gradient, as if the sites had made it."""
+        """The group's model - gradient, by name: what the group's sites would have sent for this gradient."""
         ends, held = np.cumsum([array.size for array in like.values()])[:-1], self._models.get(group)
         parts = zip(like.items(), np.split(along, ends), strict=True)
         return {name: (held[name] if held else 0) - part.reshape(array.shape) for (name, array), part in parts}
@@ -139,7 +139,7 @@ class Mixer:
             self._models[name], self._states[name] = self._step(held, mean, state) if held else (mean, state)
 
     def _weights(self, present: list[str], accuracies: Floats, gradients: Mapping[str, Floats]) -> Floats:
-        """The weight of one gradient of each group that is present, for each group's model, [groups, present]."""
+        """The weight of a gradient of each present group in the mixture for each group's model, [groups, present]."""
         same = np.array([[float(group == other) for other in present] for group in self.groups])
         if self._mixing == "organ":
             return same + self._others * (1 - same)

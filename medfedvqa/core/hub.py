@@ -14,7 +14,7 @@ class GroupMean(NamedTuple):
     tensors: Tensors
     weight: float
     lost: bool = False
-    """Whether these could not be opened, and the ones before them are given again."""
+    """Whether this mean could not be opened; then the fields hold the group's previous mean."""
 
 
 class Hub(Protocol):

@@ -109,5 +109,5 @@ class Keeping:
 
 
 def answering(method: "Alone[Any]", site: Site, saved: Sequence[State]) -> Answering:
-    """What answers with these states and messages together: the mean of their probabilities."""
+    """The ensemble of the models of these states and messages: it answers by the mean of their probabilities."""
     return together([method.answering_with(site, each["state"], each["message"]) for each in saved])

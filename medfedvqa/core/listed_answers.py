@@ -10,7 +10,7 @@ from medfedvqa.data import ListName, bundled_list, public_list
 
 
 class ListedAnswers(MethodConfig, frozen=True):
-    """The answer space, which no site's rows have changed."""
+    """The answer space, which does not depend on any site's rows."""
 
     answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
         "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"

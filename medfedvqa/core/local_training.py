@@ -197,6 +197,7 @@ class Alone(Method[Config]):
         start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(trainer, state, start, round, site.task_seed("train", round))
         state |= validated(state, self.right(trainer, self.validates(state, start), site.data.validate))
+        state |= trainer.clipped(state)
         return state, self.reply(trainer, state)
 
     def validates(self, state: State, start: Values) -> Values:
@@ -236,7 +237,7 @@ class Alone(Method[Config]):
         return trainer.part(values, round, state.get("memory", {}).get(group))
 
     def memory(self, own: Mapping[str, Part]) -> State:
-        """What a site's state keeps of the optimisers of its own values, by group."""
+        """The part of a site's state that holds the optimisers of its own values, by group."""
         return {"memory": {group: part.optimizer.state_dict() for group, part in own.items()}}
 
     def used(self, received: Tensors) -> Tensors:

@@ -66,7 +66,7 @@ class Method(ABC, Generic[Config]):
     parts_behind: ClassVar[Mapping[str, Part]] = PARTS_BEHIND
     """See `PARTS_BEHIND`. A figure without an entry counts as being about the part with the fewest patients."""
     listed: ClassVar[bool] = True
-    """Whether users name the method when they make a job; a command of its own makes the jobs of others."""
+    """Whether users name the method to make a job; jobs of unlisted methods have commands of their own."""
     trains: ClassVar[bool] = True
     """Whether sites train a model, which a test at the end scores."""
     needs_rows: ClassVar[bool] = True
@@ -77,7 +77,7 @@ class Method(ABC, Generic[Config]):
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         """`dp`: train under differential privacy; `secagg`: whether, and how, to aggregate on shares.
 
-        Raises `ConfigError` if this method, so configured, cannot.
+        Raises `ConfigError` if this method with this configuration does not support them.
         """
         self.config, self.dp, self.secagg = config, dp, secagg
         if dp is not None and dp.is_shared and not getattr(config, "is_stepwise", False):
@@ -92,7 +92,7 @@ class Method(ABC, Generic[Config]):
 
     @property
     def least_sites(self) -> int:
-        """The fewest sites that this method needs, as configured: those whose noise a sum has, and colluders beside."""
+        """The fewest sites that this method needs, as configured: with shared noise, its sharers plus the colluders."""
         sharers = self.dp.sharers + self.dp.colluders if self.dp is not None and self.dp.is_shared else 1
         return max(MINIMUM, sharers) if self.secagg else 1
 
@@ -139,7 +139,7 @@ class Method(ABC, Generic[Config]):
 
     @property
     def mixture_share(self) -> float:
-        """The largest share that one site's values may have in the mixture that another receives; 0: it mixes none."""
+        """The largest share that one site's values may have in the mixture that another receives; 0: no mixture."""
         return 0.0
 
     @property

@@ -68,7 +68,7 @@ class MixOnShares:
         return TensorLayout.of(shapes, self.unit)
 
     def by(self, secagg: Secagg) -> "OnShares":
-        """This, as a job computes it: always with CrypTen."""
+        """This aggregation as a job computes it: always with CrypTen."""
         return self
 
     def joint(self, task: str) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class MeanOnShares:
         return self.to == "sites"
 
     def by(self, secagg: Secagg) -> "OnShares":
-        """This, as a job computes it."""
+        """The aggregation by the protocol that the job asks for."""
         return CommitteeMean(self.weight, self.to) if secagg == "crypten" else self
 
     def layout(self, task: TaskSpec) -> TensorLayout:

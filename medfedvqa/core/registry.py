@@ -35,7 +35,7 @@ def register(method: AnyMethod) -> AnyMethod:
 
 @cache
 def _homes() -> dict[str, str]:
-    """The module of each of the project's own methods, none of which it imports."""
+    """The module of each of the project's own methods. No module is imported."""
     homes: dict[str, str] = {}
     for package in map(import_module, PACKAGES):
         shared: dict[str, str] = getattr(package, "SHARED", {})

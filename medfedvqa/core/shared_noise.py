@@ -22,7 +22,7 @@ from privacy.mechanisms.sampled_gaussian import grid_step
 from privacy.secagg.masked_mean import SUM_BITS
 
 LARGEST = 2.0**51
-"""Whole numbers below it are exact in double precision, with noise of 2^46 added, the largest deviation."""
+"""Whole numbers below it stay exact in double precision with noise added, whose deviation is at most 2^46."""
 
 
 def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Secagg, alone: bool) -> None:
@@ -35,7 +35,7 @@ def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Se
     if secagg == "crypten":
         raise ConfigError("sites share noise of means under masks: give 'secagg' as 'masks'")
     if not config.is_stepwise or config.local_epochs != 1:
-        raise ConfigError("noise is shared where sums are one step: give 'schedule' as 'stepwise', one batch each")
+        raise ConfigError("noise is shared only in sums of one step: set 'schedule' to 'stepwise', with one batch each")
     if alone:
         raise ConfigError(
             "what stays at a site, or a sum of some sites, would have too little noise: leave out 'own', 'mixing', "

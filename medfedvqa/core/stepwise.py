@@ -1,4 +1,4 @@
-"""One step an exchange: what a site sends shows one gradient, and the server's optimiser steps along all sites' mean.
+"""One step per exchange: a site's upload shows one gradient, and the server's optimiser steps along the sites' mean.
 
 A mean of gradients weighted by rows is the gradient of one model on the rows of all sites, up to how batches are drawn.
 So this is training on all rows together, and needs of each site only what a sum needs: it runs on shares as it is.
@@ -61,7 +61,7 @@ class StepwiseConfig(AloneConfig, frozen=True):
 
     @property
     def is_stepwise(self) -> bool:
-        """Whether sites take one step an exchange."""
+        """Whether sites take one step per exchange."""
         return self.schedule == "stepwise"
 
 
@@ -72,7 +72,7 @@ class Stepwise(Alone[Config]):
     """Local training of values of which some are shared, in rounds or step by step."""
 
     takes_steps: ClassVar[bool] = True
-    """Whether it is defined what the method does in one step of a stepwise job."""
+    """Whether the method defines a single step of a stepwise job."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
@@ -81,7 +81,7 @@ class Stepwise(Alone[Config]):
         if not self.takes_steps or self._has_a_server_step:
             raise ConfigError(f"'{self.name}' changes what happens in a round: with 'schedule' stepwise use 'fedavg'")
         if not self.shares:
-            raise ConfigError("a stepwise job shares steps, and so configured its sites share nothing: use 'rounds'")
+            raise ConfigError("a stepwise job shares steps, but with these options sites share nothing: use 'rounds'")
         if config.local_unit != "batches":
             raise ConfigError("'schedule' stepwise counts batches: leave out 'local_unit', or give it as 'batches'")
 

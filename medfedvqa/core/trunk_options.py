@@ -12,7 +12,7 @@ from medfedvqa.training import Site
 
 TrunkName = Literal["mfb", "butd", "ban", "mcan-small", "mcan-large", "mmnas-small", "mmnas-large"]
 TRUNKS = "medfedvqa.papers.networks.trunks"
-"""Imported for a job with a trunk, and for no other."""
+"""The package of the trunks, imported only for a job with a trunk."""
 
 
 class TrunkOptions(TunedConfig, frozen=True):

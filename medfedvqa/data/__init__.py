@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from medfedvqa.data.hospitals import load_site
     from medfedvqa.data.patient_batches import batches
     from medfedvqa.data.pictures import Pictures, PictureViews, Source
-    from medfedvqa.data.public import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
+    from medfedvqa.data.public import PublicPairs, PublicQuestions
+    from medfedvqa.data.public_sets import held_out_pairs, public_pairs
     from medfedvqa.data.readers import (
         READERS,
         is_built_in,

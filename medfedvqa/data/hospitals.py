@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from medfedvqa.data.cuts import Cut, patient_digest
 from medfedvqa.data.layouts import absent, of_reader
 from medfedvqa.data.partition import Questions, Split
 from medfedvqa.data.readers import read
 from medfedvqa.data.schema import load_file
+from medfedvqa.data.site_cuts import Cut, patient_digest
 from medfedvqa.data.site_data import Examples, SiteData, build_site
 from medfedvqa.errors import ConfigError, DataError
 

@@ -140,7 +140,7 @@ def _lines(file: Path) -> list[str]:
     try:
         return read_bounded(file, MAX_ROWS).decode().splitlines()
     except (OSError, ValueError):
-        raise DataError(f"'{file.name}' is missing or cannot be read: both lists of a site belong together") from None
+        raise DataError(f"'{file.name}' is missing or cannot be read: a site needs both of its lists") from None
 
 
 def _part(name: str) -> str:

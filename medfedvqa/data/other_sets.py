@@ -44,9 +44,9 @@ MED_ORGANS = {
 """VQA-Med asks for the organ of each picture: the answer says at which site the picture is."""
 COCO_PARTS = {"train": "train2014", "test": "val2014"}
 FEW = 16
-"""Rows of a parquet file that are in memory at a time."""
+"""The rows of a parquet file that are in memory at a time."""
 IN_PIECES = {"buffer_size": 1 << 16, "pre_buffer": False}
-"""Else a part of a file is read as a whole, and pandas writes one part."""
+"""Options to read a file in pieces. By default a row group is read whole, and pandas writes a single one."""
 COLUMNS = ("image", "question", "answer")
 
 

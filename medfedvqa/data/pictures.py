@@ -27,7 +27,7 @@ class Source:
     coloured: Load
     """The same with colour, as `VQAData.coloured`."""
     changed: bool = False
-    """Whether the picture is another than that of the row's file."""
+    """Whether the picture differs from the one in the row's file."""
 
 
 class Pictures:

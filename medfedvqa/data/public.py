@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,9 +30,27 @@ class PublicQuestions:
         return len(self.questions)
 
 
+class PublicPairs(Protocol):
+    """Pictures and captions, pair by pair, and closed questions about the pictures."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """The caption of each picture."""
+
+    @property
+    def questions(self) -> PublicQuestions:
+        """The questions about the pictures."""
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+
+    def pictures(self, size: int) -> torch.Tensor:
+        """All pictures, grey, float32 [pairs, 1, size, size] in 0..1."""
+
+
 @dataclass(frozen=True)
-class PublicPairs:
-    """Pictures and captions, pair by pair."""
+class DrawnPairs:
+    """See `PublicPairs`."""
 
     scenes: tuple[Scene, ...]
 
@@ -65,19 +84,19 @@ class PublicPairs:
             yield from ((number, words, answer) for number, answer in zip(pair, question.answers, strict=True))
 
 
-def public_pairs(count: int) -> PublicPairs:
+def drawn_pairs(count: int) -> DrawnPairs:
     """The first `count` pairs: anatomies in turn, three in four with a mass, findings as often as their opposites."""
     return _pairs(count, PUBLIC_SEED)
 
 
-def held_out_pairs(count: int) -> PublicPairs:
+def drawn_test_pairs(count: int) -> DrawnPairs:
     """The first `count` pairs of the public test, drawn by the same rule."""
     return _pairs(count, TEST_SEED)
 
 
-def _pairs(count: int, seed: int) -> PublicPairs:
+def _pairs(count: int, seed: int) -> DrawnPairs:
     generator = np.random.default_rng(seed)
-    return PublicPairs(tuple(_scene(ORGANS[number % len(ORGANS)], generator) for number in range(count)))
+    return DrawnPairs(tuple(_scene(ORGANS[number % len(ORGANS)], generator) for number in range(count)))
 
 
 def _scene(anatomy: str, generator: np.random.Generator) -> Scene:

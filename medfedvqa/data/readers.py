@@ -48,7 +48,7 @@ def is_registered(name: str) -> bool:
 
 
 def sets_of(reader: str) -> tuple[str, ...]:
-    """The names of the sets that a reader's name joins; of a single set, its own."""
+    """The names of the sets in a reader's name, which is several names joined by `JOIN`, or one set's name."""
     return tuple(reader.split(JOIN))
 
 

@@ -58,5 +58,5 @@ def _load(images: Mapping[Path, Image], row: Row, size: int) -> torch.Tensor:
     except OSError:
         raise DataError(f"row {row.index}: its image file is missing") from None
     if hashlib.sha256(content).hexdigest() != images[row.image].sha256:
-        raise DataError(f"row {row.index}: its image is not what the manifest vouches for: run medfedvqa ingest again")
+        raise DataError(f"row {row.index}: its image does not match the manifest: run medfedvqa ingest again")
     return square(dcmread(BytesIO(content)).pixel_array, size) / 255.0

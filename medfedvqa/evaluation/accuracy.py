@@ -31,7 +31,7 @@ class Proportion:
 
 
 def wilson(share: float, rows: float, confidence: float = 0.95) -> Interval:
-    """Score interval of a binomial proportion, of which `rows` independent rows are known; (0, 1) without any.
+    """Score interval of a binomial proportion observed on `rows` independent rows; (0, 1) without rows.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference", JASA 1927.
     Raises `ValueError` unless the confidence lies strictly between 0 and 1.

@@ -49,9 +49,9 @@ class History:
     shared: dict[str, Tensors] = field(default_factory=dict)
     """The last shared prompts by site, of the same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sites that broke a computation on shares, or did not answer, and took no further part, with the round."""
+    """Sites excluded for breaking a computation on shares or not answering, with the round of their exclusion."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """The sentences of those of `left_out` that refused the job, by site."""
+    """The message of each site in `left_out` that refused the job, by site."""
     gathering: str = ""
     """A sentence on how uploads were combined; empty for a plain mean or mixture."""
     committee: str = ""
@@ -74,7 +74,7 @@ class History:
 
 KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")
 """The models of which a site keeps one (`core.kept_model.Keeping.kept`), in order of preference: finished after
-the last release, as it was tested then, that one and the one trained alone together, and two trained alone."""
+the last release, as received in it, the ensemble of the received model and one trained alone, and two trained alone."""
 
 
 @dataclass(frozen=True)

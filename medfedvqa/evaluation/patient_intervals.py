@@ -64,11 +64,12 @@ class Estimate:
 def crossed(cohorts: Sequence[Cohort]) -> Estimate:
     """The mean over sites of the mean of their rows, each seed weighing the same, and its variance.
 
-    A value is mean + patient + seed + both. Patients average out with their number P, seeds with theirs, S, and what is
-    of both with P x S. The variance of the mean over patients, V_p, holds the first and third of these, that over
-    seeds, V_s, the second and third, so the variance of the mean is V_s + V_p - V_ps, and at least V_s. V_p and V_ps
-    are those of the sites' ratios after linearisation. A single seed says nothing about others: V_s is 0 then. Cohorts
-    have patients and seeds of their own, so of several the variance is that between them.
+    A value is mean + patient effect + seed effect + interaction. The variances of the effects average out as 1 / P,
+    1 / S and 1 / (P S) over P patients and S seeds. V_p, the variance clustered by patient, holds the first and third;
+    V_s, clustered by seed, the second and third; V_ps the third alone. So the variance of the mean is V_s + V_p - V_ps,
+    and at least V_s. V_p and V_ps are those of the sites' ratios after linearisation. With a single seed V_s is 0: one
+    seed says nothing about others. Several cohorts have patients and seeds of their own, so their variance is the one
+    between cohorts.
     """
     seeds = [float(value) for cohort in cohorts for value in _seed_means(cohort)]
     mean = fmean(seeds)

@@ -42,7 +42,7 @@ def write_results(
 
 
 def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
-    """Completes the `results.json` of a run whose sites kept their scores, once all of these are at hand.
+    """Completes the `results.json` of a run whose sites kept their scores, once all scores are at hand.
 
     Raises `ConfigError` if the scores are of other sites than the run's.
     """

@@ -9,8 +9,8 @@ from medfedvqa.evaluation.server_score import FIRST
 def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How many pictures find their caption, and captions a picture of theirs, among the first 1, 5 and 10.
 
-    `cosines`: [pictures, captions]; `captions`: the number of each picture's caption, int64 [pictures]. Whatever is
-    as near as the right one comes before it.
+    `cosines`: [pictures, captions]; `captions`: the number of each picture's caption, int64 [pictures]. Of equal
+    cosines, the right one ranks last.
     """
     right = F.one_hot(captions, cosines.shape[1]).bool()
     return _found(cosines, right), _found(cosines.T, right.T)

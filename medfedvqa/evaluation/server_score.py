@@ -41,7 +41,7 @@ class ServerScore:
     @property
     def sentence(self) -> str:
         """The figures in words."""
-        answers = f"{percent(self.correct / self.questions)} of {self.questions} questions"
+        answers = f"{percent(self.correct / max(1, self.questions))} of {self.questions} questions"
         if not self.recalls:
             return f"The server's own model, on public pictures that it did not learn from: {answers}."
         recalls = [f"{percent(share)}" for share in self.recalls]

@@ -6,7 +6,7 @@ The audit log is the memory of used nonces, of repeated definitions and of ended
 import fcntl
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from medfedvqa.data import is_built_in as is_built_in_reader
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import approvals
-from medfedvqa.federation.approvals import Decision
+from medfedvqa.federation.approvals import ApprovalError, Decision
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_terms import LONGEST, Terms
 from medfedvqa.federation.site_config import SiteConfig
@@ -45,7 +45,7 @@ class Signature:
 
 @dataclass
 class _History:
-    """What the log holds of earlier jobs."""
+    """The facts about earlier jobs in the log."""
 
     ended: bool = False
     """Whether this very job has ended."""
@@ -100,7 +100,7 @@ class Admission:
                 self._remember(history, permit)
 
     def require_approval(self, used: Collection[str] = ()) -> Decision | None:
-        """The yes of a person of the site, where it demands one. Raises `JobRefused` without it, also in later rounds.
+        """Require a person's approval where the site demands it. Raises `JobRefused` without, also in later rounds.
 
         `used`: the permits of other jobs.
         """
@@ -110,7 +110,8 @@ class Admission:
         permit, code = approvals.permit(self._config, self._job.definition, actor, used, self._permit)
         if permit is None:
             if code is Refusal.APPROVAL:
-                approvals.keep_waiting(self._config, self._job, actor)
+                with suppress(ApprovalError):  # a database that cannot be read refuses every job
+                    approvals.keep_waiting(self._config, self._job, actor)
             self.refuse(code)
         self._permit = permit.permit
         return permit
@@ -177,7 +178,7 @@ class Admission:
         return history
 
     def _is_of(self, admitted: Entry) -> bool:
-        """Whether an entry admitted what is signed now."""
+        """Whether an entry admitted the same signed job."""
         actor, terms = self._signature.actor if self._signature else "", self._job.terms
         of_entry = {name: (admitted.admission or {}).get(name) for name in ("definition", "nonce")}
         signed = {"definition": self._job.definition, "nonce": terms.nonce if terms else None}

@@ -27,7 +27,7 @@ ATTEMPTS = 8
 DEALER = "server"
 
 UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
-"""The arrays that name a sum, and that hold it as the server has it."""
+"""The arrays with the sites whose uploads are in a sum, and with the sum, which the server cannot read."""
 
 _NAME = re.compile(r"[0-9a-z-]{1,64}")
 """The pattern of an attempt's name, which the log holds."""
@@ -89,7 +89,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Opening:
-    """The server's announcement once the uploads of an attempt at a mean have arrived: the sites that sent them."""
+    """The server's announcement of which sites sent their upload in an attempt at a mean, once these have arrived."""
 
     attempt: str
     uploaded: tuple[str, ...]
@@ -124,10 +124,10 @@ def as_array(plain: Any) -> NDArray[np.uint8]:
 
 
 def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], purpose: str) -> _Parsed:
-    """What `parse` makes of the JSON in an array of a message.
+    """The JSON in an array of a message, as `parse` reads it.
 
-    Raises `FederationError` if there is no such array or no JSON in it, or, with the words of `purpose`, if `parse`
-    does not accept it.
+    Raises `FederationError` if the array is missing or holds no JSON, or if `parse` does not accept it; `purpose` is
+    what the message should do.
     """
     try:
         fields = json.loads(message[name].tobytes())

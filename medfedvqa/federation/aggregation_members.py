@@ -33,7 +33,7 @@ class MembersRule:
         `FederationError` if a necessary draw is missing, or one of the named sites.
         """
         if missing := sorted(set(self.named) - set(sites)):
-            raise FederationError(f"{', '.join(missing)} of the named committee is not there: the job cannot continue")
+            raise FederationError(f"{', '.join(missing)} of the named committee is missing: the job cannot continue")
         if self.named:
             return self.named
         if len(sites) <= self.size:

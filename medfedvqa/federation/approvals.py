@@ -1,31 +1,33 @@
-"""A person's yes or no to one job at one site, signed with that person's own key; until a yes the job waits.
+"""A person's yes or no to one job at one site, signed with that person's key; the job waits until a yes.
 
 A decision is a signed note (C2SP signed-note) about a job's definition and its submitter. The keys that count are those
 of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. A yes is
 for one run, named by its permit, and ends at a time; a later no of any approver withdraws it, also while the job runs.
 """
 
-import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
 from audits import AuditKey, Note, NoteError, Refusal, VerifierKey, canonical
 from audits.bounded_files import read_bounded
-from medfedvqa.atomic_files import write_whole
+from audits.database import Database
 from medfedvqa.bounds import SiteName
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, SiteDatabaseError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_database import SITE_DATABASE, site_database
 
 FOLDER = "approvals"
-"""In the folder of the audit log."""
+"""The folder beside the audit log in which version 0.2.0 kept decisions and waiting jobs."""
 MOST_WAITING = 100
-"""Jobs that wait at once; further ones are refused without being kept."""
+"""The most jobs that wait at once; further ones are refused without being kept."""
 LONGEST = timedelta(days=366)
 _HEAD = "medfedvqa decision on a job, version 1\n"
 _MOST_BYTES = 1 << 20
@@ -37,7 +39,7 @@ class ApprovalError(ConfigError):
 
 
 class Decision(BaseModel, frozen=True, extra="forbid"):
-    """What one person decided of one definition by one submitter."""
+    """One person's decision about one job definition of one submitter."""
 
     site: SiteName
     definition: _Digest
@@ -48,7 +50,7 @@ class Decision(BaseModel, frozen=True, extra="forbid"):
     person: Annotated[str, Field(min_length=1, max_length=200)]
     made: AwareDatetime
     until: AwareDatetime
-    """No round begins later."""
+    """The time after which no round begins."""
 
 
 class Waiting(BaseModel, frozen=True, extra="forbid"):
@@ -91,47 +93,49 @@ def decide(
         until=now + valid,
     )
     note = signer.sign(_HEAD + canonical(decision.model_dump(mode="json")).decode() + "\n")
-    write_whole(_folder(config) / f"{decision.permit}.note", str(note).encode())
+    with _database(config) as database, database.writing() as connection:
+        connection.execute("INSERT INTO decision VALUES (?, ?, ?)", (decision.permit, answer, str(note)))
     return decision
 
 
 def approvers(config: SiteConfig) -> tuple[VerifierKey, ...]:
-    """The keys that count. Raises `NoteError`."""
+    """The keys of the site's approvers. Raises `NoteError`."""
     return tuple(map(VerifierKey.parse, config.approvers))
 
 
 def decisions(config: SiteConfig) -> list[Decision]:
     """All decisions of this site's approvers, oldest first. A note that none of them signed is no decision.
 
-    Raises `ApprovalError` for a file that cannot be read: it may have held a no.
+    Raises `ApprovalError` for one that cannot be read: it may have been a no.
     """
     made = []
+    notes = _texts(config, "SELECT note FROM decision")
     try:
         keys = approvers(config)
-        for path in _folder(config).glob("*.note"):
-            note = Note.parse(read_bounded(path, _MOST_BYTES).decode())
+        for text in notes:
+            note = Note.parse(text)
             decision = Decision.model_validate_json(note.text.removeprefix(_HEAD))
             signed = any(key.name == decision.person and key.signed(note) for key in keys)
             if signed and decision.site == config.name and note.text.startswith(_HEAD):
                 made.append(decision)
-    except (OSError, ValueError, NoteError):
+    except (ValueError, NoteError):
         raise ApprovalError(
-            "a decision on jobs cannot be read, and may have been a no: look into `approvals`"
+            "a decision on jobs cannot be read, and may have been a no: restore the site's database from its backup"
         ) from None
     return sorted(made, key=lambda decision: (decision.made, decision.permit))
 
 
 def decisions_on(config: SiteConfig, definition: str, submitter: str) -> list[Decision]:
-    """Those on one job by one submitter, oldest first. Raises `ApprovalError`."""
+    """The decisions on one job by one submitter, oldest first. Raises `ApprovalError`."""
     return [each for each in decisions(config) if (each.definition, each.submitter) == (definition, submitter)]
 
 
 def permit(
     config: SiteConfig, definition: str, submitter: str, used: Collection[str] = (), own_permit: str = ""
 ) -> tuple[Decision | None, Refusal]:
-    """The yes by which the job may run now, or None and the code to refuse it with.
+    """The approval under which the job may run now, or None and the code to refuse it with.
 
-    `used`: other jobs' permits. `own_permit`: the one under which this job was admitted, beside which no other counts.
+    `used`: other jobs' permits. `own_permit`: the one under which this job was admitted; then no other counts.
     """
     try:
         made = decisions_on(config, definition, submitter)
@@ -149,24 +153,23 @@ def permit(
 
 def keep_waiting(config: SiteConfig, job: JobSpec, submitter: str) -> None:
     """Keeps a job that nobody has decided on, once, so that a person can see it."""
-    path = _folder(config) / f"{job.definition}-{submitter[:16]}.waiting"
-    if path.exists() or len(list(_folder(config).glob("*.waiting"))) >= MOST_WAITING:
-        return
     waiting = Waiting(job=job.to_dict(), definition=job.definition, submitter=submitter, asked=datetime.now(UTC))
-    write_whole(path, waiting.model_dump_json().encode())
+    with _database(config) as database, database.writing() as connection:
+        if connection.execute("SELECT count(*) FROM waiting_job").fetchone()[0] < MOST_WAITING:
+            _insert_waiting(connection, waiting)
 
 
 def waiting_jobs(config: SiteConfig) -> list[Waiting]:
     """The jobs that were kept, oldest first. Raises `ApprovalError`."""
+    texts = _texts(config, "SELECT job FROM waiting_job")
     try:
-        texts = [read_bounded(path, _MOST_BYTES) for path in _folder(config).glob("*.waiting")]
         return sorted((Waiting.model_validate_json(text) for text in texts), key=lambda each: each.asked)
-    except (OSError, ValidationError, json.JSONDecodeError):
-        raise ApprovalError("a waiting job cannot be read: look into `approvals` beside the audit log") from None
+    except ValidationError:
+        raise ApprovalError("a waiting job cannot be read: restore the site's database from its backup") from None
 
 
 def waiting_job(config: SiteConfig, name: str) -> Waiting:
-    """The one whose definition begins so. Raises `ApprovalError`."""
+    """The waiting job whose definition begins with these digits. Raises `ApprovalError`."""
     matches = [each for each in waiting_jobs(config) if each.definition.startswith(name)]
     if len(matches) != 1 or len(name) < 6:
         raise ApprovalError(
@@ -175,5 +178,46 @@ def waiting_job(config: SiteConfig, name: str) -> Waiting:
     return matches[0]
 
 
-def _folder(config: SiteConfig) -> Path:
-    return config.audit / FOLDER
+def _texts(config: SiteConfig, query: str) -> list[str]:
+    """The texts that a query selects. It makes no database: another account's would lock the site's own one out."""
+    if not (config.state / SITE_DATABASE).exists() and not (config.audit / FOLDER).is_dir():
+        return []
+    with _database(config) as database, database.reading() as connection:
+        return [text for (text,) in connection.execute(query)]
+
+
+@contextmanager
+def _database(config: SiteConfig) -> Iterator[Database]:
+    """The site's database, which first takes over the files of version 0.2.0. Raises `ApprovalError`."""
+    folder = config.audit / FOLDER
+    try:
+        with site_database(config.state) as database:
+            if paths := [*folder.glob("*.note"), *folder.glob("*.waiting")]:
+                with database.writing() as connection:
+                    for path in paths:
+                        with suppress(FileNotFoundError):  # another process has just done so
+                            _take_over(connection, path, read_bounded(path, _MOST_BYTES))
+                for path in paths:
+                    path.unlink(missing_ok=True)
+            yield database
+    except (OSError, SiteDatabaseError, ValueError, NoteError) as error:
+        sentence = str(error) if isinstance(error, SiteDatabaseError) else _UNREADABLE
+        raise ApprovalError(sentence) from None
+
+
+_UNREADABLE = "a file in `approvals` beside the audit log cannot be read, and may hold a no: look into it"
+
+
+def _take_over(connection: Connection, path: Path, content: bytes) -> None:
+    """Raises `ValueError` or `NoteError` for a file that is damaged."""
+    if path.suffix == ".note":
+        note = Note.parse(content.decode())
+        answer = Decision.model_validate_json(note.text.removeprefix(_HEAD)).answer
+        connection.execute("INSERT OR IGNORE INTO decision VALUES (?, ?, ?)", (path.stem, answer, str(note)))
+    else:
+        _insert_waiting(connection, Waiting.model_validate_json(content))
+
+
+def _insert_waiting(connection: Connection, waiting: Waiting) -> None:
+    row = waiting.definition, waiting.submitter, waiting.model_dump_json()
+    connection.execute("INSERT OR IGNORE INTO waiting_job VALUES (?, ?, ?)", row)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audits import AuditKey, AuditLog, Checkpoint, Event, Note, NoteError, VerifierKey, Witness
-from audits.errors import ForkFound
+from audits.errors import ForkFound, ProofFromElsewhere
 from audits.gate import round_number
 from audits.key_succession import succeeded
 from medfedvqa.federation.site_config import SiteConfig
@@ -129,6 +129,8 @@ class CheckpointExchange:
         self._successions = self._witness.successions(key.public.name)
         self._cosigned: list[Note] = []
         self._sizes: set[int] = set()
+        self._told: Mapping[str, int] = {}
+        """Sizes of others' logs as last sent to the server, without other jobs' later ones; empty after a restart."""
 
     def receive(self, audit_bytes: bytes, round: int) -> None:
         """Take in the server's audit bytes, and log findings. Raises `LogError` if the log cannot be written."""
@@ -143,10 +145,11 @@ class CheckpointExchange:
             self._find(error, round)
             return
         others = [other for other in down.others if self._introduced(other, round)]
-        results = self._witness.cosign_all((other.note, other.proof) for other in others)
+        results = self._witness.cosign_all(((other.note, other.proof) for other in others), self._told)
         for other, result in zip(others, results, strict=True):
             if isinstance(result, NoteError):
-                self._find(result, round, other.key.name)
+                if not isinstance(result, ProofFromElsewhere):  # this site's answer says where proofs have to begin
+                    self._find(result, round, other.key.name)
             else:
                 signatures = tuple(
                     signature for signature in result.signatures if signature[0] == self._key.public.name
@@ -165,12 +168,12 @@ class CheckpointExchange:
         size = Checkpoint.parse(note.text).size
         proofs = {old: tuple(self._log.proof(old, note)) for old in sorted(self._sizes) if old <= size}
         positions = self._witness.positions().items()
-        seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
+        self._told = seen = {origin: Checkpoint.parse(position.text).size for origin, position in positions}
         successions = tuple(each.note for each in self._successions)
         return Up(self._key.public, note, proofs, tuple(self._cosigned), seen, successions).encoded()
 
     def _introduced(self, other: Relayed, round: int) -> bool:
-        """Whether the key is the known one, or the first of its name."""
+        """Whether another log's key is the known one, or the first under its name. If not, logs a finding."""
         try:
             if other.key.name == self._key.public.name:
                 raise NoteError("the server passes this site's own log off as another's")
@@ -181,7 +184,7 @@ class CheckpointExchange:
         return True
 
     def _checked(self, note: Note) -> Note:
-        """The note, if it is of this log. Raises `ForkFound` if this site signed it over other entries."""
+        """The note, if this log's key signed it. Raises `ForkFound` if its entries differ from this log's."""
         if (
             not succeeded(self._key.public, self._successions).signed(note)
             or Checkpoint.parse(note.text).origin != self._key.public.name
@@ -192,7 +195,7 @@ class CheckpointExchange:
         return note
 
     def _checked_sizes(self, sizes: tuple[int, ...]) -> set[int]:
-        """These sizes, if the log has as many entries. Raises `ForkFound` if it has fewer."""
+        """The sizes as a set. Raises `ForkFound` if the log has fewer entries than the largest."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:
             raise ForkFound("others are said to hold more of this log than there is: it was cut, or the server errs")
@@ -204,7 +207,7 @@ class CheckpointExchange:
 
 
 def _encoded_successions(notes: tuple[Note, ...], most: int) -> dict[str, list[str]]:
-    """The member of a message; absent where no key was replaced, as in earlier versions."""
+    """The member `successions` of a message; absent where no key was replaced, as in earlier versions."""
     return {"successions": _last([str(note) for note in notes], most)} if notes else {}
 
 

@@ -40,21 +40,21 @@ class DrawingSite:
         return {COMMIT: self._commit, OPEN: self._open, CHECK: self._check}
 
     def _commit(self, round: int, message: Tensors) -> Tensors:
-        """The hash of a nonce, which the site draws once for the job, before the job computes anything on shares."""
+        """Commit to a nonce by its hash. The site draws one nonce a job, before the job computes on shares."""
         self.gate.receive(COMMIT, round, {})
         saved, draw = self._begun(round)
         if saved.group and saved.draw is None:
-            raise FederationError("the job has computed on shares without a draw, and draws no committee any more")
+            raise FederationError("the job already computed on shares without a committee, so it cannot draw one now")
         self.file.save(replace(saved, draw=draw))
         return self._sent(COMMIT, round, COMMITMENT, self._nonce(draw).commitment)
 
     def _open(self, round: int, message: Tensors) -> Tensors:
-        """The nonce, once all sites have committed. The site opens it under one set of commitments only."""
+        """Open the site's nonce, once all sites have committed. The site opens it under one set of commitments only."""
         self.gate.receive(OPEN, round, {})
         saved, draw = self._begun(round)
         commitments = _read(message, COMMITMENTS)
         if draw.commitments not in ({}, commitments):
-            raise FederationError("the server has shown this site other commitments before: the draw is void")
+            raise FederationError("the server showed this site different commitments before: the draw is void")
         if commitments.get(self.config.name) != self._nonce(draw).commitment or len(commitments) < self.job.least_sites:
             raise FederationError(f"a draw needs this site and at least {self.job.least_sites} in all")
         require_pins(self.config, commitments)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from audits import AuditError, JobRefused, LogError, ReceiptRefused, Refusal, ReleaseRefused
 from medfedvqa.devices import DeviceMemoryError
-from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError
+from medfedvqa.errors import BackboneError, ConfigError, DataError, FederationError, MedfedvqaError, SiteDatabaseError
 from medfedvqa.plugins import PlugInRefused
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import BudgetRefused, LedgerError
@@ -20,6 +20,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (LedgerError, Refusal.RECORDS),
     (BudgetRefused, Refusal.BUDGET),
     (BackboneError, Refusal.BACKBONE),
+    (SiteDatabaseError, Refusal.RECORDS),
     (FederationError, Refusal.ATTEMPT),
     (PlugInRefused, Refusal.PLUG_IN),
     (ConfigError, Refusal.DATA),
@@ -28,7 +29,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""No space, a quota, and a limit of a file's size."""
+"""Error numbers of a full disk: no space, a quota, or a limit on a file's size."""
 _TOO_SMALL = (MemoryError, DeviceMemoryError)
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """The name of torch's error for a card; commands that never train do not import torch."""
@@ -37,7 +38,7 @@ _OUT_OF_MEMORY = "OutOfMemoryError"
 def code_of(error: Exception, private: bool = False) -> Refusal:
     """The code that the server gets for an error at a site.
 
-    `private`: the job is under differential privacy. Then it does not learn that the memory was too small, which may
+    `private`: the job is under differential privacy. Then the server does not learn that memory ran out, which may
     depend on a patient's rows; a full disk does not.
     """
     chain = list(_chain(error))
@@ -51,7 +52,7 @@ def code_of(error: Exception, private: bool = False) -> Refusal:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error comes of a disk without space. torch's, of a file that it could not write, comes after it."""
+    """Whether an error, or one that led to it, says that the disk is full: torch raises its own error on top."""
     return any(isinstance(link, OSError) and link.errno in _FULL for link in _chain(error))
 
 

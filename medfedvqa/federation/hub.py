@@ -33,7 +33,7 @@ Excused = Callable[[Mapping[str, Reply]], Collection[str]]
 
 
 def excuse_none(replies: Mapping[str, Reply]) -> Collection[str]:
-    """Every site must answer."""
+    """Excuses no site: every site must answer."""
     return ()
 
 
@@ -43,7 +43,7 @@ continues without the site, and raises `FederationError` if the refusal ends the
 
 
 def stop_job(site: str, code: Refusal, detail: str = "") -> None:
-    """A refusal ends the job: see `Refused`."""
+    """Ends the job at a refusal: see `Refused`. Raises `FederationError`."""
     raise FederationError(f"site '{site}' stopped the job: {detail or code.sentence}")
 
 
@@ -83,7 +83,7 @@ class TaskAnswer:
     site: str | None
     """The site that answered; None if the task was sent."""
     accuracy: float | None = None
-    """With a task that was sent: the released validation accuracy of the last round, mean over sites; None without."""
+    """When a task was sent: the last round's validation accuracy, mean over sites; None unless all released it."""
 
 
 class ServerHub:
@@ -146,8 +146,8 @@ class ServerHub:
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
         """See `Hub.collect`. Raises `FederationError` if fewer sites answer than the job needs.
 
-        The answers are in order of the sites' names: a sum of floats depends on its order, and that of arrival is
-        chance. Every mean, mixture and method of its own gets its answers here.
+        The answers are in order of the sites' names: a sum of floats depends on its order, and the order of arrival is
+        chance. All means, mixtures and methods get their answers here.
         """
         called = self.sites if down is None else tuple(site for site in down if site in self.sites)
         messages = {site: {} if down is None else down[site] for site in called}
@@ -356,13 +356,13 @@ def _without_epsilon(tensors: Tensors) -> Tensors:
 
 
 class _Tally:
-    """The bytes and seconds of one round, by site, and the sites that missed it."""
+    """The bytes and seconds of one round, by site, and the sites that missed one of its tasks."""
 
     def __init__(self, sites: tuple[str, ...]) -> None:
         self.up = dict.fromkeys(sites, 0)
         self.down = dict.fromkeys(sites, 0)
         self.seconds: dict[str, float] = {}
-        """Of the sites that answered."""
+        """Seconds of each site that answered."""
         self.missing: set[str] = set()
         """Sites that did not answer a task of the round."""
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from medfedvqa.models import BackboneShape
 
 STATUS_JOB = {"method": "site_status"}
-"""The whole job of `medfedvqa.federation.site_status`, which has none of these fields."""
+"""The job of `medfedvqa.federation.site_status`, complete: it has none of the fields of `JobSpec`."""
 ANY_DATA = "any"
 SHARING = ("sharers", "colluders")
 """The settings of noise that sites share."""
@@ -51,7 +51,7 @@ this happens in 3.5 % of draws with three members and in 0.01 % with eight."""
 
 def _option_name(name: str) -> str:
     if not (name.isidentifier() and name.islower()):
-        raise ValueError("the options are not those of a method")
+        raise ValueError("the name of an option must be a lower-case identifier, such as 'learning_rate'")
     return name
 
 
@@ -160,7 +160,7 @@ class JobSpec(JobChoices, frozen=True):
         return self._content(set())
 
     def _content(self, exclude: set[str]) -> dict[str, Any]:
-        """The fields as plain JSON. What earlier versions do not know is left out where it is not used."""
+        """The fields as plain JSON. Unused fields that earlier versions do not know are left out."""
         content = self.model_dump(mode="json", exclude=exclude | ({"card"} if self.card is None else set()))
         if self.dp is not None:
             unused = (*(() if self.dp.is_shared else SHARING), *(() if self.dp.engine != "own" else ("engine",)))
@@ -168,7 +168,7 @@ class JobSpec(JobChoices, frozen=True):
         return content
 
     def _check_committee_bears_colluders(self) -> None:
-        """Raises `ConfigError` if, with as many sites computing as may, the colluders could open single uploads."""
+        """Raises `ConfigError` if, for a possible number of computing sites, `colluders` could open single uploads."""
         if self.dp is None or not self.dp.is_shared:
             return
         rule = self.members_rule()

@@ -15,7 +15,8 @@ from audits.log_files import LOG_NAME
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
 from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask, spent
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_folder import read_folder
+from privacy.ledger_journal import Head
 
 if TYPE_CHECKING:  # both import torch, which commands that only read a ledger do not need
     from medfedvqa.core import Method
@@ -88,7 +89,7 @@ class JobBudget:
 
     @cached_property
     def _plan(self) -> tuple[PlannedTask, ...]:
-        """The job's charges, counted against as many colluders as the policy says: the job bears as many at least."""
+        """The job's charges, counted against the policy's number of colluders; the job tolerates at least as many."""
         colluders = self._config.policy.colluders or 0
         return tuple(
             replace(task, events=tuple(event.against(colluders) for event in task.events))
@@ -121,7 +122,7 @@ def ledger_of(config: SiteConfig) -> Ledger:
 
 
 def look_into(config: SiteConfig) -> Ledger:
-    """The site's ledger for reading: it binds nothing to a store; `ledger_of` charges. Raises `LedgerError`."""
+    """The site's ledger, which this call binds to no store; new charges need `ledger_of`. Raises `LedgerError`."""
     return look_into_ledger(store_of(config), config.ledger, config.name)
 
 
@@ -143,10 +144,13 @@ def log_charge(charge: LedgerCharge) -> LogCharge:
 def require_ledger(config: SiteConfig) -> None:
     """Raises `LedgerError` if the site's ledger is lost: its audit log names a charge, and no ledger is there.
 
-    To open a ledger makes it, with a key of its own, and the lost one could not be restored beside that.
+    Opening a ledger makes a missing one, with a new key, beside which the lost one could not be restored. A ledger with
+    no record counts as lost, too: an ingestion makes such a file, with the register alone.
     """
-    if (config.audit / LOG_NAME).is_file() and not (config.ledger / LEDGER_NAME).exists():
-        check_ledger(None, config.audit)
+    if (config.audit / LOG_NAME).is_file():
+        folder = read_folder(config.ledger)
+        if folder is None or folder.head == Head():
+            check_ledger(None, config.audit)
 
 
 def check_ledger(ledger: Ledger | None, audit: Path) -> None:

@@ -62,8 +62,7 @@ def close_ended(
 ) -> list[str]:
     """Settle and close every job that is open at this site and not `running`; returns their ids.
 
-    `is_over` is asked about each before, and may end a process that still works on it. Raises `LedgerError`,
-    `LogError`.
+    `is_over` confirms each job first, and may end a process that still works on it. Raises `LedgerError`, `LogError`.
     """
     late = [entry for entry in _open(config) if entry.job not in running and is_over(str(entry.job))]
     with contextlib.closing(

@@ -45,10 +45,10 @@ class RecordedCall:
 
 
 class Journal:
-    """Numbered files, each whole or absent, that are read back in the order in which they were written."""
+    """Numbered files, one for each recorded call, that are read back in the order in which they were written."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: that of the journal; without one, nothing is recorded and nothing recalled."""
+        """`folder`: the journal's folder; if None, nothing is recorded or recalled."""
         self._folder, self._number = folder, 0
         self.continues = folder is not None and folder.exists()
         """Whether an earlier process of the run died."""
@@ -74,7 +74,7 @@ class Journal:
         """The next call if it is recorded, else None.
 
         Raises `FederationError` if the record is damaged or of a newer version, or if it is of another call: then the
-        server computes otherwise than before.
+        server no longer computes as before.
         """
         if not self.recalls:
             return None
@@ -118,7 +118,7 @@ class Journal:
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[dict[str, Any], Mapping[str, np.ndarray]]]:
-        """Header and arrays of the next entry, which is behind us afterwards."""
+        """Header and arrays of the next entry; afterwards the journal moves on to the one that follows."""
         try:
             # From a path, numpy (2) leaves the file open if it is damaged.
             with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from audits import LogError, Outcome, read
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.backbone_names import parse
+from medfedvqa.bounds import PUBLIC_FOLDER
 from medfedvqa.core.answering import TESTED
 from medfedvqa.core.contribution import contributions
 from medfedvqa.core.local_training import Alone
@@ -93,7 +94,7 @@ class Launch:
 
     @classmethod
     def read(cls, out: Path) -> "Launch":
-        """The launch of the run in a folder. Raises `ConfigError` if there is none, or one of a newer version."""
+        """The launch of the run in a folder. Raises `ConfigError` if the folder has none, or a newer version's."""
         try:
             facts = json.loads((out / LAUNCH).read_text(encoding="utf-8"))
             if facts["format"] > _FORMAT:
@@ -183,7 +184,7 @@ def plan(
 
 
 def _with_backbone(job: JobSpec, files: Mapping[str, Path], precision: Precision) -> JobSpec:
-    """The job, with the shape card of its backbone if only a local folder says it. The backbone is loaded to try it."""
+    """The job, with its backbone's shape card if only a local folder has it. Loads the backbone to test it."""
     if parse(job.backbone).is_folder and job.card is None:
         job = job.model_copy(update={"card": card_in(job.backbone, files)})
     load_backbone(job.backbone, files).computing(precision)
@@ -219,6 +220,7 @@ def write_sites(launch: Launch) -> dict[str, Path]:
                 peers=peers,
                 backbones={name: str(path.resolve()) for name, path in (launch.backbone_files or {}).items()},
                 methods=[launch.job.method],
+                public_set=os.environ.get(PUBLIC_FOLDER),
                 plugins=allowed(),
                 kinds=kinds,
                 committee=list(launch.job.members_rule().named),
@@ -267,7 +269,7 @@ def resume(out: Path, watch: Callable[[TaskAnswer], None], stop: Callable[[], bo
 
 
 def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callable[[], bool]) -> dict[str, Any]:
-    """Run the job of sites whose files are written, in this process. A journal of an earlier process is followed."""
+    """Run the job of sites whose files are written, in this process. The journal of an earlier process is replayed."""
     job, out = launch.job, launch.out
     sites = {site: load_site_config(out / "sites" / site / "site.yml", site) for site in launch.sites}
     # A name that the machine's locale cannot decode is no text: it has the numbers of its bytes instead.
@@ -285,7 +287,7 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
 def refusals_of(launch: Launch) -> str:
     """Why sites of this machine refused the job, from their own logs: the server gets only a code.
 
-    A site that died before its first entry has no log: then the reason that is known stays alone.
+    A site that died before its first entry has no log: then only the known reason is given.
     """
     reasons = []
     for site, folder in launch.audit_folders.items():
@@ -297,7 +299,7 @@ def refusals_of(launch: Launch) -> str:
 
 
 def _with_kept_scores(launch: Launch, results: dict[str, Any]) -> dict[str, Any]:
-    """The results with the scores that the sites keep, which all lie on this machine, unless a site fell out."""
+    """The results with the scores that sites keep, here all on this machine; unchanged if a site dropped out."""
     scores = {}
     for site in launch.sites:
         for path in (launch.out / "sites" / site / "state").glob("*.evaluate.json"):

@@ -16,7 +16,7 @@ COURIER = "courier.lock"
 
 @dataclass(frozen=True)
 class LiveProcesses:
-    """The processes of one site that live now."""
+    """The processes of one site that are alive."""
 
     site: bool
     """Whether FLARE's process lives, by which the site takes part in the federation."""
@@ -31,7 +31,7 @@ def live_processes(audit: Path, kit: Path) -> LiveProcesses:
 
 @contextmanager
 def working_on(audit: Path, job_id: str) -> Iterator[None]:
-    """Wait until no other process works on the job, then be the one that does."""
+    """Wait until no other process works on the job, then hold its lock."""
     path = audit / RUNNING / job_id
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = _locked(path)

@@ -1,7 +1,7 @@
 """Proxies, which no party of a federation uses: FLARE's (2.9) transport opens each connection itself.
 
 A network that lets nothing out but through a proxy needs a rule for the server's address and port. The functions here
-recognise such a network, so that a party says that instead of an error of its transport.
+recognise such a network, so that a party reports it instead of an error of the transport.
 """
 
 import re

@@ -9,8 +9,8 @@ TAKEN_WITHIN = 5.0
 """Seconds in which a site that missed a call must take the next task. A site that does is waited for again."""
 
 RECONNECT = 180.0
-"""Seconds that the first call of a server that was started again takes longer at most: FLARE's sites wait for a minute
-(`flare.executor.PATIENCE`) for the answer that its predecessor owes them before they ask again."""
+"""The most additional seconds for the first call of a restarted server: FLARE's sites wait for a minute
+(`flare.executor.PATIENCE`) for the answer that the dead server owes them before they ask again."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Quorum:
     seconds: float | None = None
     """The call ends after this time; None: there is no limit."""
     absent: frozenset[str] = frozenset()
-    """Sites that missed the call before: they are waited for only once they have taken the task."""
+    """Sites that missed the call before: after `TAKEN_WITHIN` only those that have taken the task are waited for."""
 
     def reached(self, answers: int, seconds: float) -> bool:
         """Whether the call ends with this many answers after this time."""
@@ -30,7 +30,7 @@ class Quorum:
         return enough or (self.seconds is not None and seconds >= self.seconds)
 
     def extended(self, seconds: float) -> "Quorum":
-        """The same with more time, if there is a limit."""
+        """This quorum with more time, if it has a time limit."""
         return self if self.seconds is None else replace(self, seconds=self.seconds + seconds)
 
     def excused(self, taken: Collection[str], seconds: float) -> set[str]:
@@ -60,16 +60,16 @@ class QuorumRule:
     """Whether the job continues without a site that refuses, while as many are left as it needs."""
 
     def of(self, task: str, absent: Collection[str]) -> Quorum:
-        """The quorum of a call. In the evaluation a site may train alone for as long as all rounds, and no site is late
-        because others are early."""
+        """The quorum of a call. The evaluation waits for all sites, for as long as all rounds: in it a site may train
+        alone."""
         if task != LAST:
             return Quorum(self.wait_for, self.round_timeout, frozenset(absent))
         seconds = None if self.round_timeout is None else self.round_timeout * self.rounds
         return Quorum(None, seconds, frozenset(absent))
 
     def least_of(self, task: str, called: int) -> int:
-        """The sites with which the job continues after a call to `called` sites: one in the evaluation, which changes
-        no model. A method whose sites come back may call some of them only, and then all of these are enough."""
+        """The fewest answers with which the job continues after a call to `called` sites: 1 in the evaluation, which
+        changes no model. A method whose sites rejoin may call fewer than `least`; then all of them must answer."""
         if task == LAST:
             return 1
         return min(self.least, called) if self.rejoins else self.least

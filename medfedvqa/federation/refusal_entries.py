@@ -1,15 +1,17 @@
-"""Entries of jobs that a courier refuses before they have a process; bounded in a day: hostile ones fill no disk."""
+"""Log entries of jobs that a courier refuses before they have a process. A daily limit protects the disk."""
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from audits import AuditLog, Event, Outcome, Refusal
-from medfedvqa.atomic_files import write_whole
+from medfedvqa.federation.site_database import site_database
 
 MOST_ENTRIES = 1_000
-"""Entries of one day (UTC); the jobs that follow are counted, and the count is an entry of the next day."""
+"""The most entries of one day (UTC). Further jobs are only counted, and the count is an entry of the next day."""
+_FILE_OF_0_2_0 = "refusals"
 
 
 def _today() -> date:
@@ -17,26 +19,27 @@ def _today() -> date:
 
 
 class RefusalEntries:
-    """Counts in a file, as a server may restart a site's process as often as it likes."""
+    """Counts in the site's database, since a server may restart a site's process at will."""
 
-    def __init__(self, log: AuditLog, counts: Path, today: Callable[[], date] = _today) -> None:
-        """`counts`: a file of its own."""
-        self._log, self._counts, self._today = log, counts, today
+    def __init__(self, log: AuditLog, state: Path, today: Callable[[], date] = _today) -> None:
+        """`state`: the folder of the database."""
+        self._log, self._state, self._today = log, state, today
 
     def enter(self, code: Refusal, job: str | None, configuration: str | None) -> None:
-        """Log one refused job, or count it. Raises `LogError`, `OSError`.
+        """Log one refused job, or count it. Raises `LogError`, `SiteDatabaseError`.
 
         `configuration`: SHA-256 of the site's configuration file. It is not the definition that `JobSpec` digests: a
         file that is refused may hold no job.
         """
-        today = self._today().isoformat()
-        day, count = self._read()
-        if day != today:
-            if count > MOST_ENTRIES:
+        today, before = self._today().isoformat(), self._counted()
+        for day, count in before.items():
+            if day != today and count > MOST_ENTRIES:
                 self._summarise(f"{count - MOST_ENTRIES} further jobs were refused on {day}", count - MOST_ENTRIES)
-            count = 0
-        count += 1
-        write_whole(self._counts, json.dumps([today, count]).encode())
+        count = before.get(today, 0) + 1
+        with site_database(self._state) as database, database.writing() as connection:
+            connection.execute("DELETE FROM refusals")
+            connection.execute("INSERT INTO refusals VALUES (?, ?)", (today, count))
+        (self._state / _FILE_OF_0_2_0).unlink(missing_ok=True)
         if count <= MOST_ENTRIES:
             admission = {"code": code.value, "configuration": configuration}
             self._log.append(Event.REFUSAL, job=job, outcome=Outcome.REFUSED, reason=code.sentence, admission=admission)
@@ -47,9 +50,11 @@ class RefusalEntries:
         admission = {"code": Refusal.THROTTLED.value, "configuration": None, "count": count}
         self._log.append(Event.REFUSAL, outcome=Outcome.REFUSED, reason=reason, admission=admission)
 
-    def _read(self) -> tuple[str, int]:
-        try:
-            day, count = json.loads(self._counts.read_text(encoding="ascii"))
-        except (OSError, ValueError, TypeError):
-            return "", 0
-        return str(day), int(count)
+    def _counted(self) -> dict[str, int]:
+        """The last day's count, which version 0.2.0 kept in a file."""
+        with site_database(self._state) as database, database.reading() as connection:
+            counts = dict(connection.execute("SELECT day, count FROM refusals").fetchall())
+        with suppress(OSError, ValueError, TypeError):
+            day, count = json.loads((self._state / _FILE_OF_0_2_0).read_text(encoding="ascii"))
+            counts.setdefault(str(day), int(count))
+        return counts

@@ -37,13 +37,13 @@ class LogComparison:
     equal: Mapping[str, int]
     """The number of equal digests, by site."""
     total: int
-    """The number of places that either log has."""
+    """The number of places in either log."""
     first: TensorPlace | None = None
     """The first place, in order of rounds and messages, whose digests differ."""
     logged: bool = True
     """Whether the run's log has the first place at all."""
     repeated: bool = True
-    """Whether the rerun has it."""
+    """Whether the rerun's log has the first place."""
 
 
 def recorded_run(out: Path) -> tuple[Launch, int]:
@@ -67,7 +67,7 @@ def recorded_run(out: Path) -> tuple[Launch, int]:
     if status not in ("finished", "stopped"):
         raise ConfigError(f"the run in '{out}' is not over: its {RESULTS} says '{status}'")
     if missing:
-        raise ConfigError("a site was late or fell out in this run, and no rerun repeats that: its means are of fewer")
+        raise ConfigError("a site missed rounds of this run, so that its means are over fewer: no rerun repeats that")
     return launch, len(rounds)
 
 
@@ -155,7 +155,7 @@ def _digests(launch: Launch, order: dict[TensorPlace, int]) -> dict[TensorPlace,
 
 
 def _changed_parts(code: JobCode, opened: Iterable[Entry]) -> list[str]:
-    """The names of all parts of the code that are others now."""
+    """The names of all parts of the code that have changed since the run."""
     then = [JobCode.from_record(entry.code) for entry in opened if entry.code is not None]
     others = {part for each in then for part in {*each.parts} ^ {*code.parts}}
     return sorted({part.name or "a module without a name" for part in others}) or ["its parts were not logged"]

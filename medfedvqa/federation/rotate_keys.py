@@ -1,7 +1,7 @@
 """Replaces a site's own keys: that of its audit log, and that of secure aggregation.
 
-The old log key and the new one sign that the second succeeds the first, so that whoever knows the old one follows, and
-what it signed still verifies. A kill at any moment leaves the old key or the new one: see `medfedvqa.pending_files`.
+The old log key and the new one both sign the succession. So whoever knows the old key accepts the new one, and what the
+old one signed still verifies. A kill at any moment leaves the old key or the new one: see `medfedvqa.pending_files`.
 """
 
 from contextlib import closing
@@ -46,7 +46,7 @@ def rotate_identity(config: SiteConfig, site_file: Path) -> str:
 
 
 def finish_rotation(site_file: Path) -> bool:
-    """Finish a rotation that was interrupted; whether there was one."""
+    """Finish a rotation that was interrupted; returns whether there was one."""
     return finish(site_file.resolve().parent)
 
 

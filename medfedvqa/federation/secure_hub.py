@@ -43,7 +43,7 @@ from privacy.secagg.ring import Ring
 
 
 def agreed_sum(sums: Mapping[str, Ring]) -> Ring:
-    """The sum that all members who have one have opened. Raises `SecureAggregationError` if they differ."""
+    """The sum that the members have opened. Raises `SecureAggregationError` if their sums differ."""
     if len({total.tobytes() for total in sums.values()}) > 1:
         raise SecureAggregationError("members opened different sums: one of them sent another share, or another sum")
     return next(iter(sums.values()))
@@ -57,8 +57,8 @@ def without_key(replies: Mapping[str, Reply]) -> set[str]:
 def check_repeatable(attempt: Attempt, replies: Mapping[str, Reply], left: Collection[str]) -> None:
     """Raises `SecureAggregationError` unless the sites that are left may take part in another attempt.
 
-    They refuse one once a member has sent its part of the opening, or if so few of the members come along that the
-    others could still open the first attempt.
+    Sites refuse one once a member has sent its part of the opening. They also refuse one with so few of the members
+    that the members left out could still open the first attempt.
     """
     if any(_has_opened(reply) for reply in replies.values()):
         raise SecureAggregationError("a member broke off while the sum was being opened, and no member has all of it")
@@ -95,7 +95,7 @@ class SecureHub(ServerHub):
             self._repeatable |= {seeding(task), tossing(task), mixing(task), averaging(task), unmasking(task)}
         self._number, self._attempts = 0, 0
         self._unfinished = self._journal.continues
-        """Whether the call in which an earlier process died is still to come."""
+        """Whether the call during which an earlier process died has not been replayed yet."""
         self._answered: tuple[str, Mapping[str, Tensors]] = ("", {})
         """The task that the sites answered last, with the message to each."""
         self._dealer = Dealer(self._ask_members)
@@ -124,10 +124,10 @@ class SecureHub(ServerHub):
         return super()._ask(task, messages, excused, quorum)
 
     def _step(self, task: str, messages: Mapping[str, Tensors], excused: Excused) -> dict[str, Reply] | None:
-        """Ask for one step of an attempt. None if the server died in it, so that nobody knows which sites took it.
+        """Ask for one step of an attempt. None if an earlier process died in this step: which sites took it is unknown.
 
-        The sites then have been heard since: the last task was repeated, which gets the same bytes again. Else those
-        that still wait for the dead server would look silent to the others.
+        In that case the last task is repeated, to which each site gives the same bytes as before. Otherwise the sites
+        that still wait for the dead server would look silent to the other sites.
         """
         recorded = self._journal.recalls
         if not self._unfinished or recorded:
@@ -173,8 +173,8 @@ class SecureHub(ServerHub):
         return None if task in self._repeatable else super()._refused(site, task, error)
 
     def _may_refuse(self, task: str) -> bool:
-        """See `ServerHub._may_refuse`. In a step of a computation on shares a refusal ends the job: the site may have
-        found a false view, order, draw or dealing, and that is no dropout."""
+        """See `ServerHub._may_refuse`. In a step of a computation on shares a refusal ends the job: it is no dropout,
+        since the site may have found that the server lies about sites, order, draw or dealing."""
         return task not in self._repeatable and super()._may_refuse(task)
 
     def _mixed(self, task: str) -> bool:
@@ -196,14 +196,14 @@ class SecureHub(ServerHub):
         return any(int(reply.tensors.get(FAULT.name, -1)) < 0 for reply in replies.values())
 
     def _ask_members(self, task: str, messages: Mapping[str, Tensors]) -> dict[str, Reply]:
-        """Ask the members for what they may be asked again, and wait for none much longer than sites wait for each
-        other."""
+        """Ask the members for a step that may be repeated. After the first answer, the others have twice the time that
+        sites wait for each other."""
         while (replies := self._step(task, messages, _with_deadline(lambda replies: (), messages))) is None:
             pass
         return replies
 
     def _next_attempt(self, addressed: Collection[str]) -> Attempt:
-        """The next attempt of this round, with nothing dealt yet. Raises `FederationError` if there must be none."""
+        """The next attempt of this round, with nothing dealt yet. Raises `FederationError` if no other is allowed."""
         if self._rule.needs_draw(self._require_enough(site for site in self.sites if site in addressed)):
             beacon = draw(self._ask, self.sites)
             self._rule = replace(self._rule, beacon=beacon)
@@ -236,7 +236,7 @@ class SecureHub(ServerHub):
         """
         how = self._on_shares.get(task)
         if not isinstance(how, MeanOnShares) or how.weight != weight:
-            raise FederationError(f"the method declares no mean of '{task}' on shares with the weight that it asks for")
+            raise FederationError(f"the method declares no mean of '{task}' on shares with the requested weight")
         self.collect(task, down)
         self._hidden = {}
         addressed = self.sites if down is None else down
@@ -264,7 +264,7 @@ class SecureHub(ServerHub):
         return in_use._replace(tensors={name: array.copy() for name, array in in_use.tensors.items()}, lost=lost)
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
-        """The mean of a sum. Raises `SecureAggregationError` for a sum that sites cannot reach by the declaration."""
+        """The mean of a sum. Raises `SecureAggregationError` for a sum that inputs as declared cannot have."""
         shared, layout = self._shared[task], self._layouts[task]
         mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
         check_mean(mean, shared.most_norm)
@@ -279,7 +279,7 @@ class SecureHub(ServerHub):
         return attempt, self._opened(task, attempt, uploads), tuple(sorted(uploads))
 
     def _summed(self, task: str, how: CommitteeMean, addressed: Collection[str]) -> tuple[Attempt, Ring]:
-        """The sum that the members have opened in the first attempt that no site breaks off before.
+        """The sum that the members opened, from the first attempt that no site broke off.
 
         Raises `SecureAggregationError` if members have opened different sums, or if no other attempt may follow one
         that was broken off.
@@ -416,7 +416,7 @@ def _excuse_accused(sites: tuple[str, ...]) -> Excused:
 
 
 def _with_deadline(accused: Excused, everybody: Collection[str]) -> Excused:
-    """Excuses the accused, and everybody after twice the time that sites wait for each other."""
+    """Excuses the accused; and everybody, twice the time that sites wait for each other after the first answer."""
     first: list[float] = []
 
     def excused(replies: Mapping[str, Reply]) -> Collection[str]:

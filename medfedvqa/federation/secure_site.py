@@ -52,9 +52,9 @@ class CommitteeMeanSite:
     steps: SharingSteps
 
     def answer(self, task: str, how: CommitteeMean, round: int, message: Tensors) -> Tensors:
-        """What this site tells the server of an attempt: at a member the sum, else that its shares are out.
+        """What this site tells the server about an attempt: a member the sum, any other site that it sent its shares.
 
-        Where the attempt was broken, it is by which site, and whether this member has sent its part of the opening. A
+        After a fault it names the site at fault, and says whether this member sent its part of the opening. A
         site that died in the attempt names itself, unless it has come to the end of its part.
         """
         attempt, saved = Attempt.read(message), self.steps.answered(task, round)
@@ -69,7 +69,7 @@ class CommitteeMeanSite:
         return self._told(task, how, round, attempt, report(sum(link.nbytes for link in links.values()), fault))
 
     def _told(self, task: str, how: CommitteeMean, round: int, attempt: Attempt, reported: Tensors) -> Tensors:
-        """The message to the server, from what this site has saved of the attempt; `reported` is for a broken one."""
+        """The message to the server, from what this site has saved of the attempt; `reported` if the attempt broke."""
         steps, saved = self.steps, self.steps.answered(task, round)
         mine = next((each for each in saved.contributions if each.attempt == attempt.name), None)
         nbytes = {SHARED_BYTES.name: reported[SHARED_BYTES.name]}
@@ -130,7 +130,7 @@ class SecureSite(SharingSteps):
 
     @staticmethod
     def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
-        """The message to the method, and the sum for the sites' eyes only that came with it; empty if there is none."""
+        """The message for the method, and the sum that only sites can read, if one came with it; else empty."""
         hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
         return {name: array for name, array in message.items() if name not in hidden}, hidden
 
@@ -160,7 +160,7 @@ class SecureSite(SharingSteps):
         return DealingSite(self.config.name, self.gate, self.file)
 
     def check_shown(self, task: str, saved: Saved) -> None:
-        """Refuse the job, before a task runs and costs, if the server has not shown the dealing before it."""
+        """Refuse the job, before a task runs and costs budget, if the server has not shown the previous dealing."""
         if self._is_mixed(task):
             with self._refusing_misdealing():
                 self._dealing.check_shown(saved)
@@ -205,11 +205,11 @@ class SecureSite(SharingSteps):
         saved = self.answered(task, round)
         if saved.mixed == round:
             # The difference of two mixtures of one round would show a single input.
-            raise FederationError("this site has its mixture of this round already, and takes part in no second one")
+            raise FederationError("this site already has its mixture of this round and does not join a second one")
         return saved
 
     def _mix(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
-        """Attempt to mix the saved answer to `task` with those of the other sites, and report the outcome."""
+        """Attempt to mix the saved answer to `task` with the other sites' answers, and report the outcome."""
         attempt, saved = Attempt.read(message), self.answered(task, round)
         self.gate.receive(mixing(task), round, {})
         fault, nbytes = -1, 0
@@ -339,5 +339,5 @@ class SecureSite(SharingSteps):
         return replace(saved, mixture=saved.mixture | mean)
 
     def results(self, task: str, saved: Saved) -> Tensors:
-        """The tensors of the message declared for a task that only the sites know."""
+        """The tensors of a task's message that the server does not know: this site's results on shares."""
         return {spec.name: saved.mixture[spec.name] for spec in self.declared(task).down if spec.name in saved.mixture}

@@ -105,5 +105,5 @@ def check_sites(job: JobSpec, count: int) -> None:
 
 
 def score_of(counts: Mapping[str, Any]) -> Score:
-    """The score that the named counts of a task `evaluate` make."""
+    """The score computed from the named counts of a task `evaluate`."""
     return Score(**{name: int(count) for name, count in counts.items()})

@@ -34,7 +34,7 @@ _PUBLIC = "nothing of patients: random, or from the job's settings"
 
 @dataclass(frozen=True)
 class ServerReading:
-    """One row: tensors that leave a site alike, and what they tell of sites of `SIZES`."""
+    """One row: tensors that leave a site in the same way, and what they tell about sites of `SIZES` patients."""
 
     tensors: str
     """How many tensors and numbers, or the names of figures."""
@@ -48,15 +48,15 @@ class ServerReading:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row below `COLUMNS`."""
+        """The row's cells, in the order of `COLUMNS`."""
         when = f"{', '.join(self.tasks)}: {quantity(self.times, 'time')}" if self.tasks else "all along"
         return self.tensors, when, f"{self.kind}, {self.protection}, {self.reader}", *self.tells.values()
 
 
 def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[ServerReading]:
-    """The rows for a job, each kind of tensor once, and last what depends on no data.
+    """The rows for a job: one for each kind of tensor, those that depend on no data last.
 
-    `policy` withholds figures by the function by which a site does. Raises `ConfigError` or `BackboneError`.
+    `policy` withholds the same figures as at a site. Raises `ConfigError` or `BackboneError`.
     """
     method, tasks = job.build(), job.exchange().tasks
     times = Counter(name for name, _ in method.tasks())
@@ -83,13 +83,13 @@ def markdown(rows: list[ServerReading]) -> str:
 
 
 def in_a_line(rows: list[ServerReading]) -> str:
-    """What leaves a site, in a sentence."""
+    """A sentence on what leaves a site."""
     parts = (f"{row.tensors} ({row.protection}, {quantity(row.times, 'time')})" for row in rows if row.tasks)
     return "; ".join(parts) or "nothing of patients"
 
 
 def _alike(task: TaskSpec, spec: TensorSpec) -> tuple[Any, ...]:
-    """What tensors of one row have in common; the kind comes first."""
+    """The properties that the tensors of one row share; the kind comes first."""
     if spec.kind is Kind.PUBLIC:
         return (spec.kind,)
     what = (spec.shape, spec.dtype) if spec.kind is Kind.STATISTIC else spec.meaning
@@ -124,7 +124,7 @@ def _refused(method: Method[Any], tasks: tuple[TaskSpec, ...], policy: SitePolic
 
 
 def _tells(job: JobSpec, method: Method[Any], sent: TaskSpec, policy: SitePolicy, size: int) -> str:
-    """What these tensors, which are alike, tell of a site with `size` patients in each part."""
+    """What the tensors of a row tell about a site with `size` patients in each part."""
     spec, dp = sent.up[0], job.dp
     if spec.kind is Kind.PUBLIC:
         return _PUBLIC

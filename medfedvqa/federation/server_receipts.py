@@ -51,7 +51,7 @@ class _Site:
     """The number of entries of others' logs that the site has cosigned, by origin."""
 
     def after(self, size: int | None) -> Relayed | None:
-        """The newest checkpoint with a proof from this size; the newest of all if `size` is None."""
+        """The newest checkpoint that has a proof from this size; the newest checkpoint if `size` is None."""
         for newest, (note, proofs) in reversed(self.checkpoints.items()):
             if self.key and size is None:
                 return Relayed(self.key, note)
@@ -141,7 +141,7 @@ class ServerReceipts:
         for note in up.cosigned:
             owner = Checkpoint.parse(note.text).origin.removeprefix(origin_of(""))
             if owner not in self._order or up.key.cosigned(note) is None:
-                raise NoteError("the site sends a cosignature that is not its own, or of no log of this job")
+                raise NoteError("the site sends a cosignature that another party made, or one of another job's log")
             self._post(owner, self._signed(owner, note))
 
     def _signed(self, owner: str, note: Note) -> Note:
@@ -149,7 +149,7 @@ class ServerReceipts:
         size = Checkpoint.parse(note.text).size
         entry = self._sites[owner].checkpoints.get(size)
         if entry is None or entry[0].text != note.text:
-            raise NoteError("the site sends a cosignature of a checkpoint that it was not sent")
+            raise NoteError("the site cosigned a checkpoint that the server did not send to it")
         return entry[0].joined(note)
 
     def _post(self, owner: str, note: Note) -> None:

@@ -25,7 +25,7 @@ MODELS = "models"
 _JOB = "job"
 _FINISH = 20
 _OTHERS: Mapping[str, Any] = {"evaluated": "shared", "unseen": (), "sampled": None, "patience": None}
-"""What concerns the others' training alone."""
+"""Options reset in a joining job: they concern only the training of the run's own sites."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SharedModel:
             raise ConfigError(f"{MODEL} is damaged: take another copy of it") from None
 
     def joining(self, organs: Sequence[str] = (), finish: int = _FINISH, **changes: Any) -> JobSpec:
-        """The job by which hospitals receive this model, and train on from it for `finish` passes; 0: not at all.
+        """The job by which hospitals receive this model, and then train it for `finish` passes; 0: not at all.
 
         Raises `ConfigError` if a hospital cannot answer with what the sites of the run shared.
         """

@@ -68,12 +68,12 @@ class SharingSteps:
         return attempt.sharing(protocol, rule, stage, self.private)
 
     def check_cohort(self, sharing: Sharing, round: int) -> None:
-        """Refuse the job if this sum and earlier ones combine to a sum over too few sites.
+        """Refuse the job if this sum and earlier ones could be combined to a sum over too few sites.
 
-        Those of other jobs count whatever their methods and rounds: two methods may train alike. So do those of other
-        rounds where a site's uploads are nearly the same in all of them. Of the attempts at one
-        input only one has a result, see `group`, and the others do not count. The caller holds the lock of the earlier
-        sums until it has logged this one. Raises `JobRefused`.
+        Earlier sums of other jobs count whatever their methods and rounds: two methods may train alike. Sums of other
+        rounds of this job count if the server sent the same message in them, or if a site's uploads are nearly the same
+        in all rounds. Of the attempts at one input only one has a result, see `group`, and the others do not count. The
+        caller holds the lock of the earlier sums until it has logged this one. Raises `JobRefused`.
         """
         if self.private:
             return

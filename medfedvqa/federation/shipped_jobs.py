@@ -31,7 +31,7 @@ _PRIVATE_JOB = {
     "min_sites": MINIMUM,
 }
 """Neither the server nor another site sees a site's prompts, which are at most three quarters of any mixture; what
-leaves costs each patient epsilon 3 at most; and each site trains on by itself afterwards, of which nothing leaves."""
+leaves costs each patient epsilon 3 at most. Afterwards each site trains further by itself; nothing of that leaves."""
 
 
 def shipped_names() -> list[str]:
@@ -53,7 +53,7 @@ def shipped_job(name: str) -> JobSpec:
 
 
 def refused_jobs(policies: Mapping[str, SitePolicy]) -> dict[tuple[tuple[str, ...], Refusal], list[str]]:
-    """The shipped jobs that these sites' policies refuse, by the sites and the code that they give."""
+    """The shipped jobs that these sites' policies refuse, by the sites that refuse and their code."""
     refused: dict[tuple[tuple[str, ...], Refusal], list[str]] = {}
     for name in shipped_names():
         found = {site: policy_objection(policy, shipped_job(name)) for site, policy in policies.items()}

@@ -1,6 +1,7 @@
 """`site.yml`: a hospital's own settings, which no job can name or change."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
-from medfedvqa.bounds import OrganName
+from medfedvqa.bounds import PUBLIC_FOLDER, OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
@@ -77,6 +78,9 @@ system_log: {system_log}
 
 # Local checkpoints by name, as in ViT-B-32@hospital: /models/vit.safetensors
 backbones: {backbones}
+
+# The folder with the public pictures of jobs that learn from a set of their users' own (-O public=DIGEST); null: none.
+public_set: {public_set}
 
 # Distributions from outside that bring methods, readers or backbones, each with the digest of the code that you looked
 # at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
@@ -150,7 +154,8 @@ MEMORY_MB, DISK_MB = 512, 32768
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "require_review": False, "device": "cpu", "threads": 1, "precision": "float32",
     "pictures": {"memory_mb": MEMORY_MB, "disk_mb": DISK_MB},
-    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "plugins": {}, "approvers": [],
+    "state": "state", "audit": "audit", "ledger": "ledger", "backbones": {}, "public_set": None, "plugins": {},
+    "approvers": [],
     "governance": None,
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "colluders": None,
@@ -219,7 +224,7 @@ class SiteConfig(BaseModel):
     peers: dict[str, str] = Field(default_factory=dict)
     """SHA-256 fingerprints of other sites' keys, 64 hex digits each, by name; people have compared them."""
     provisioned_peers: dict[str, str] = Field(default_factory=dict)
-    """The same as they came with the kit, of sites that `peers` may lack."""
+    """Fingerprints in the form of `peers` that came with the kit; `peers` may lack some of these sites."""
     audit_key: Path = Path("audit.key")
     audit_peers: dict[str, str] = Field(default_factory=dict)
     """Verifier keys of other sites' logs and of the server's, by name."""
@@ -228,6 +233,8 @@ class SiteConfig(BaseModel):
     system_log: Path | None = None
     """The socket of the machine's log that receives refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)
+    public_set: Path | None = None
+    """See `medfedvqa.data.public_sets`."""
     plugins: dict[str, str] = Field(default_factory=dict)
     """SHA-256 digests, in hex, of the outside distributions that may be loaded, by name: see `medfedvqa.plugins`."""
     policy: SitePolicy
@@ -236,7 +243,7 @@ class SiteConfig(BaseModel):
     governance: Governance | None = None
     """What reports print as the site's own words."""
     passed: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """See `medfedvqa.plugins.read_passed`: it stands beside `site.yml`, and, as the name, counts nothing within."""
+    """From a file beside `site.yml`: see `medfedvqa.plugins.read_passed`. In `site.yml` it is ignored, like `name`."""
     repeatable_noise: int | None = None
     """A seed for repeatable noise, for tests. Such noise protects nobody, and its charges are marked void. Training on
     shares then follows from the job's seed alone."""
@@ -248,12 +255,15 @@ class SiteConfig(BaseModel):
 
     @property
     def known_peers(self) -> dict[str, str]:
-        """The fingerprints by which this site knows others; compared ones count first."""
+        """The fingerprints by which this site knows others; those that people compared take precedence."""
         return {**self.provisioned_peers, **self.peers}
 
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
-    """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values."""
+    """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values.
+
+    The public set that the file names becomes that of this process.
+    """
     require_none_pending(path.parent)
     try:
         raw = yaml.safe_load(read_bounded(path, MAX_TEXT).decode())
@@ -270,6 +280,8 @@ def load_site_config(path: Path, name: str) -> SiteConfig:
     places = {field: folder / getattr(config, field) for field in _PLACES}
     backbones = {label: folder / file for label, file in config.backbones.items()}
     data = config.data.model_copy(update={"root": root})
+    if config.public_set is not None:
+        os.environ[PUBLIC_FOLDER] = str(folder / config.public_set)
     return config.model_copy(update={**places, "data": data, "backbones": backbones})
 
 

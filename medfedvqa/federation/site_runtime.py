@@ -162,7 +162,7 @@ class SiteRuntime:
     def _check_figures(self) -> None:
         """Raises `JobRefused` if a round needs a figure that the policy withholds. A site that only tests has none.
 
-        `_release` holds every message to the same; this says so before anything is trained.
+        `_release` checks every message by the same rule; this check comes before anything is trained.
         """
         if self.config.name in getattr(self._method.config, "unseen", ()):
             return
@@ -282,7 +282,7 @@ class SiteRuntime:
         return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
 
     def _memory(self) -> AbstractContextManager[None]:
-        """Says in words which option makes a task smaller, if the memory is too small for it."""
+        """Turns an out-of-memory error into one that names the option which makes the task smaller."""
         settings, config = self._job.dp, self._method.config
         if settings is not None:
             return memory_in_words(self._device, "physical_patients", settings.physical_patients)

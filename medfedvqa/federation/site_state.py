@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from audits.log_files import sync_folder
 from medfedvqa.core import Tensors
 from medfedvqa.errors import FederationError
 from privacy.secagg.committee import Beacon
@@ -90,7 +91,7 @@ class Saved:
     number: int = 0
     """The number of the last attempt at the reply."""
     group: tuple[str, ...] = ()
-    """The sites of the job's last attempt, to which no later one may add; empty before the first."""
+    """The sites of the job's last attempt. A later attempt may add no site; empty before the first attempt."""
     draw: Draw | None = None
     dealt: Dealt | None = None
 
@@ -178,16 +179,17 @@ class StateFile:
 
 
 def _is_more(kind: type, part: dict[str, Any]) -> bool:
-    """Whether a part has fields that this version does not know."""
+    """Whether a part of the state has fields that this version does not know."""
     return bool(part.keys() - {entry.name for entry in dataclasses.fields(kind)})
 
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file, for the site's account only, that replaces `path` whole and durably."""
+    """A new file for the site's account only; when the context ends, it replaces `path` whole and durably."""
     partial = path.with_suffix(".partial")
     with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+    sync_folder(path.parent)

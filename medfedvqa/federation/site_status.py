@@ -99,7 +99,7 @@ class StatusRuntime:
         self._gate.refuse_job(code, detail)
 
     def close(self) -> None:
-        """The job is over."""
+        """Closes the log at the end of the job."""
         self._gate.close()
         self._log.close()
 

@@ -105,7 +105,7 @@ class DealingSite:
         _, coins = _committed(message)
         dealt, committed = self._dealing_of(saved, attempt), _bytes_of(message, COMMITTED)
         if dealt.committed not in (None, committed):
-            raise FederationError("the server has shown this site other dealings of the attempt before")
+            raise FederationError("the server showed this site different dealings of the attempt before")
         if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
@@ -152,7 +152,7 @@ class DealingSite:
 
     def _dealing_of(self, saved: Saved, attempt: Attempt) -> Dealt:
         if saved.dealt is None or saved.dealt.attempt != attempt.label(saved.round):
-            raise FederationError("this site has given no seed to this attempt, or has used it: it is used once")
+            raise FederationError("this site gave no seed to this attempt, or the seed is used already")
         return saved.dealt
 
 
@@ -241,7 +241,7 @@ def _array(value: bytes) -> NDArray[np.int64]:
 
 
 def _values(members: tuple[str, ...], answers: Mapping[str, Tensors], name: str) -> dict[str, bytes]:
-    """The 32 bytes of each member. Raises `SiteError` naming a member that sent none."""
+    """The 32 bytes that each member sent. Raises `SiteError` naming a member that sent none."""
     arrays = {site: np.asarray(tensors.get(name, ()), "<i8") for site, tensors in answers.items()}
     for member in members:
         if member not in arrays or arrays[member].shape != (4,):

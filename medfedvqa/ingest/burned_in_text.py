@@ -41,18 +41,18 @@ from medfedvqa.ingest.text_lines import (
 
 Result = TypeVar("Result")
 PIXEL_THRESHOLD, BOX_THRESHOLD = 0.2, 0.3
-"""The detector's thresholds. Its defaults are 0.3 and 0.5; a missed text is worse than one find more to read."""
+"""The detector's thresholds. Its defaults are 0.3 and 0.5; a missed text is worse than a false find."""
 READER_HEIGHT = 48
-"""The height in pixels of the lines that the reader takes."""
+"""The height in pixels to which the reader scales a line."""
 LEAST_WIDTH = 96
-"""The width in pixels to which a line is filled up for the reader. Its default of 320 makes it take 2.3 times as long
-over the finds of a film, most of which are short."""
+"""The width in pixels to which a short line is padded for the reader. RapidOCR's default of 320 takes 2.3 times as
+long for the finds of a film, most of which are short."""
 READER_REACH = 21
-"""Pixels in such a line within which contrast is made equal."""
+"""The reach in pixels of the filter that isolates a line's thin structures."""
 
 
 class _Memo(Generic[Result]):
-    """A function of a picture, computed once for each content: in a second search most of a picture is unchanged."""
+    """Caches a function of a picture by the picture's content: most of a picture is unchanged in a second search."""
 
     def __init__(self, function: Callable[[Array], Result]) -> None:
         self._function, self._results = function, dict[bytes, Result]()
@@ -70,7 +70,7 @@ class _Memo(Generic[Result]):
 
 
 class LineReader:
-    """Loads both models. What it made of a picture is remembered until `forget`."""
+    """The text detector and the line reader. Their results are cached until `forget`."""
 
     def __init__(self) -> None:
         from rapidocr_onnxruntime import RapidOCR
@@ -96,7 +96,7 @@ class LineReader:
         self._read_upright.forget()
 
     def read(self, picture: Array, corners: Array) -> Reading:
-        """The best reading of a line with its contrast stretched; if it is not legible, also of its thin structures."""
+        """The reading of a line with stretched contrast. If illegible, its thin structures may give a better one."""
         line = _straightened(picture, corners)
         if min(line.shape) < 4:
             return Reading()
@@ -158,8 +158,8 @@ def _straightened(picture: Array, corners: Array) -> Array:
 # Finds QR codes and bar codes, which machines read and a text finder finds by luck alone.
 
 TWO_LEVELS = 0.6
-"""Codes are black and white: their pixels lie, on average, this far from the middle grey towards either end. OpenCV's
-finders take teeth and ribs for codes, too, which are not."""
+"""The least mean distance of a code's pixels from its middle grey, as a share of that to its black or white. It rejects
+the teeth and ribs that OpenCV's finders read as codes."""
 LEAST_SIDE = 12
 
 
@@ -194,17 +194,17 @@ SEARCHED_SIDE, FINEST = 3072, 4
 """Pictures are searched at full resolution up to this many pixels a side, or up to this many times the stored size if
 that is more."""
 LINE_HEIGHT = 0.12
-"""Of finds whose short side is above this share of the picture's only those count in which letters are read: lines of
-text are low, and the detector takes rings and bones for text, too."""
+"""A find whose short side exceeds this share of the picture's counts only if letters are read in it: lines of text are
+low, and the detector takes rings and bones for text."""
 MARGIN = 3
 """Pixels of the stored picture that are blanked around a box."""
 PASSES = 7
-"""How often a picture is searched at most. Each look is taken once; what was blanked is looked for again."""
+"""The most searches of a picture. Each look is taken once, then again in turn as long as text is found."""
 TOUCHING, WORDS_APART = 0.5, 3.0
-"""Gaps in a line, in heights of its letters: up to the first, a mark belongs to the text beside it; up to the second, a
-number does, what is blanked anyway, and what is between two texts."""
+"""Gaps in a line, in heights of its letters. Up to the first, any mark belongs to the text beside it. Up to the second,
+a number, a mark that is blanked anyway, or a mark between two texts does."""
 MAX_BLANKED = 0.25
-"""The largest share of the picture that may be blanked."""
+"""The largest share of the picture that may be text."""
 
 
 class Look(Enum):
@@ -240,8 +240,17 @@ class CleanPicture:
     @property
     def share(self) -> float:
         """The share of the pixels that are blanked."""
+        return self._share_of(self.boxes)
+
+    @property
+    def share_of_text(self) -> float:
+        """The share of the pixels that are blanked for text or codes found, not for a mask, a person or the device."""
+        found = (find for find in self.finds if find.kind != FindKind.REGION)
+        return self._share_of(tuple(find.box for find in found if find.decision == Decision.BLANKED))
+
+    def _share_of(self, boxes: Sequence[Box]) -> float:
         mask = np.zeros(self.grey.shape, dtype=bool)
-        for left, top, right, bottom in self.boxes:
+        for left, top, right, bottom in boxes:
             mask[top:bottom, left:right] = True
         return float(mask.mean())
 
@@ -322,14 +331,14 @@ class TextFinder:
         else:
             raise Quarantined(Reason.TEXT_REMAINS)
         picture = CleanPicture(stored, tuple(_not_covered(finds)))
-        if picture.share > MAX_BLANKED:
+        if picture.share_of_text > MAX_BLANKED:
             raise Quarantined(Reason.MOSTLY_TEXT)
         return picture
 
     def _search(
         self, searched: Array, where: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool
     ) -> list[_Hit]:
-        """The lines of a pass that are something."""
+        """The lines that a pass finds, without those that count as nothing."""
         detect, faint = self._reader.detect, look != Look.PLAIN
         is_small = look == Look.SMALL
         lines = small_lines(searched, where, detect) if is_small else detected_lines(searched, where, detect, faint)
@@ -354,9 +363,9 @@ def _no_part_of_marker(hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
 
 
 def _with_rest_of_line(searched: Array, hits: list[_Hit], earlier: Sequence[_Hit]) -> list[_Hit]:
-    """The hits, where text has all of its line: marks that touch it, numbers near it, and what is between two parts.
+    """The hits, with text extended along its line: to marks touching it, numbers near it, and marks between two parts.
 
-    `earlier`: what is blanked already.
+    `earlier`: the hits that are blanked already.
     """
     hits = [_grown(searched, hit) if hit.is_text else hit for hit in hits]
     texts = [hit.corners for hit in (*earlier, *hits) if hit.is_text]
@@ -438,7 +447,7 @@ def _removed(box: Box, searched_box: Box, searched: Array) -> Find:
 
 
 def _kept_by_person(find: Find, kept: Sequence[Box]) -> Find:
-    """The find as the box that a person keeps, if it mostly lies in one: so it has the same id as before."""
+    """The find; if it mostly lies in a box that a person keeps, with that box, so that its id stays the same."""
     box = next((box for box in kept if _lies_in(find.box, [box])), None)
     return find if box is None else replace(find, box=box, decision=Decision.KEPT)
 
@@ -450,7 +459,7 @@ def _is_decided(find: Find, earlier: list[Find]) -> bool:
 
 
 def _not_covered(finds: list[Find]) -> list[Find]:
-    """The finds without those that stayed at first and were blanked with another one later."""
+    """The finds without unblanked ones that a blanked find mostly covers."""
     boxes = [find.box for find in finds if find.decision == Decision.BLANKED]
     return [find for find in finds if find.decision == Decision.BLANKED or not _lies_in(find.box, boxes)]
 

@@ -1,11 +1,12 @@
 """The register of ingested files and patients. It keeps a cohort from getting a second budget under another key.
 
-Each ledger's folder has a register of the files and patients of its stores. It holds HMAC-SHA256 digests under a key
-that is derived from the ledger's key: only the holder of that folder can test a file or a patient ID against it.
+Each ledger's file has a register of the files and patients of its stores. It holds HMAC-SHA256 digests under a key that
+is derived from the ledger's key: only the holder of the ledger's folder can test a file or a patient ID against it.
+Version 0.2.0 kept it in a file of its own, `ingested.json`, whose digests count until they are taken over.
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +15,21 @@ from typing import Literal
 from pydantic import ValidationError
 
 from audits.bounded_files import read_bounded
-from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.ledger_binding import bind_store, read_binding
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.store import Keyed, StrictModel
 from privacy import LedgerError
-from privacy.ledger_folder import LedgerFolder, make_folder, read_folder
+from privacy.ledger_folder import LEDGER_NAME, LedgerFolder, make_folder, read_folder
+from privacy.ledger_journal import LedgerJournal
 
-REGISTER, REGISTER_LOCK = "ingested.json", "ingested.lock"
+REGISTER = "ingested.json"
+"""The register of version 0.2.0, in the ledger's folder; also the register's name in a backup."""
 SUFFIX = ".ledger"
 """The end of the names of ledgers' folders: other ledgers are looked for beside a store and beside its ledger."""
 MAX_REGISTER = 1 << 28
 _PURPOSE = "ingested files and patients"
-_UNWRITABLE = "the ledger's folder cannot be written: check --ledger and its permissions"
+_OTHER_KEY = f"'{REGISTER}' is of stores under another key: name this store's own ledger"
 
 
 class Register(StrictModel):
@@ -74,34 +75,54 @@ def file_mark(marks: Pseudonyms, sha256: str) -> str:
 
 def read_register(folder: Path) -> Register | None:
     """The register in a ledger's folder, None if there is none. Raises `ConfigError`."""
-    path = folder / REGISTER
-    if not path.exists():
-        return None
+    old, rows = _of_0_2_0(folder), list[tuple[str, str]]()
+    if (folder / LEDGER_NAME).exists():
+        with _open(folder) as journal, journal.reading() as connection:
+            rows = connection.execute("SELECT kind, mark FROM register").fetchall()
+    rows += _rows(old) if old else []
+    kinds = {kind: sorted({mark for other, mark in rows if other == kind}) for kind in ("key", "file", "patient")}
+    if len(kinds["key"]) > 1:
+        raise ConfigError(_OTHER_KEY)
+    return Register(key=kinds["key"][0], files=kinds["file"], patients=kinds["patient"]) if rows else None
+
+
+def join_register(folder: Path, other: Path) -> None:
+    """Add the files and patients of a register in another folder. Raises `ConfigError`."""
+    before, added = read_register(folder), read_register(other)
+    if before is None or added is None or before.key != added.key:
+        raise ConfigError(_OTHER_KEY)
+    _extend(folder, added)
+
+
+def _extend(folder: Path, added: Register) -> None:
+    """Add marks to the register, and those of a file of version 0.2.0, which is then removed."""
+    with _open(folder) as journal:
+        with journal.writing() as connection:
+            rows = [row for register in (added, _of_0_2_0(folder)) if register for row in _rows(register)]
+            connection.executemany("INSERT OR IGNORE INTO register VALUES (?, ?)", rows)
+            if connection.execute("SELECT count(*) FROM register WHERE kind = 'key'").fetchone() != (1,):
+                raise ConfigError(_OTHER_KEY)
+        (folder / REGISTER).unlink(missing_ok=True)
+
+
+def _of_0_2_0(folder: Path) -> Register | None:
     try:
-        return Register.model_validate_json(read_bounded(path, MAX_REGISTER))
+        return Register.model_validate_json(read_bounded(folder / REGISTER, MAX_REGISTER))
+    except FileNotFoundError:
+        return None
     except (OSError, ValidationError):
         raise ConfigError(f"'{REGISTER}' in the ledger's folder is damaged: restore it from the backup") from None
 
 
-def join_register(folder: Path, other: Path) -> None:
-    """Add the files and patients of another copy of the register in a ledger's folder. Raises `ConfigError`."""
-    with locked(folder / REGISTER_LOCK, ConfigError(_UNWRITABLE)):
-        before, added = read_register(folder), read_register(other.parent)
-        if before is None or added is None or before.key != added.key:
-            raise ConfigError(f"'{REGISTER}' is of stores under another key: name this store's own ledger")
-        _extend(folder, before.key, added.files, added.patients)
+def _rows(register: Register) -> list[tuple[str, str]]:
+    marks = [("key", [register.key]), ("file", register.files), ("patient", register.patients)]
+    return [(kind, mark) for kind, of_kind in marks for mark in of_kind]
 
 
-def _extend(folder: Path, key: str, files: Collection[str], patients: Collection[str]) -> None:
-    """Add marks to the register. The caller holds its lock."""
-    before = read_register(folder)
-    register = Register(
-        key=key,
-        files=sorted({*files, *(before.files if before else ())}),
-        patients=sorted({*patients, *(before.patients if before else ())}),
-    )
-    if register != before:
-        write_whole(folder / REGISTER, register.model_dump_json().encode() + b"\n", PRIVATE)
+@contextmanager
+def _open(folder: Path) -> Iterator[LedgerJournal]:
+    with _as_config_error(), closing(LedgerJournal(folder / LEDGER_NAME)) as journal:
+        yield journal
 
 
 class CohortCheck:
@@ -142,9 +163,8 @@ class CohortCheck:
                 f"files or patients of this store were ingested before, and their budget is in the ledger "
                 f"'{other.folder.name}': give it by --ledger, and the key of its store by --key, so that it continues"
             )
-        with locked(self._ledger.folder / REGISTER_LOCK, ConfigError(_UNWRITABLE)):
-            marks = {file_mark(self._ledger.marks, file) for file in files}
-            _extend(self._ledger.folder, self._key, marks, patients)
+        marks = sorted({file_mark(self._ledger.marks, file) for file in files})
+        _extend(self._ledger.folder, Register(key=self._key, files=marks, patients=sorted(patients)))
         with _as_config_error():
             bind_store(self._store, self._key, make_folder(self._ledger.folder))
 

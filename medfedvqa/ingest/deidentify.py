@@ -37,7 +37,7 @@ CHARACTERISTICS = {
 }
 STUDY_FACTS = ("PatientID", "StudyInstanceUID", "StudyDate", "StudyTime", "StudyID", "AccessionNumber")
 SERIES_FACTS = ("SeriesInstanceUID", "Modality", "SeriesNumber", "SeriesDescription", "SeriesTime")
-"""What tells a study or series without a valid UID from others."""
+"""The attributes that distinguish a study or series without a valid UID."""
 KEPT = {
     "Modality": r"AR|BI|BMD|CR|CT|DX|EPS|ES|GM|IO|IVUS|MG|MR|NM|OCT|OP|OPT|OT|PT|PX|RF|RG|RTIMAGE|SC|SM|TG|US|XA|XC",
     "Laterality": r"[LR]",

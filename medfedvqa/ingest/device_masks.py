@@ -8,6 +8,8 @@ the script's language only products of conditions are taken, on the elements in 
 `OPERATIONS`; what stands outside of braces and parentheses is a comment. The first signature that fits a picture
 counts. Every signature names rows and columns, so that a region that does not fit is refused before any picture is
 read.
+
+An ultrasound device says itself where the image is: what lies around it is blanked without a script.
 """
 
 import re
@@ -33,13 +35,16 @@ OPERATIONS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType(
     }
 )
 ENOUGH = 20
-"""Pictures of a device in which the same box is blanked, from which a mask is proposed."""
+"""A mask is proposed for a box that is blanked in at least this number of a device's pictures."""
 ALIKE = 0.7
-"""The share of their union from which two boxes are the same."""
+"""Two boxes are the same if their intersection is at least this share of their union."""
+LEAST_REGION = 0.1
+"""The smallest share of a picture at which the regions that an ultrasound device names are believed."""
 MOST = 300
 """Pictures of a device and size that are compared at most."""
 Region = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels of the original."""
+_CORNERS = ("RegionLocationMinX0", "RegionLocationMinY0", "RegionLocationMaxX1", "RegionLocationMaxY1")
 _SECTION = re.compile(r"\{([^{}]*)\}((?:[^{}()]*\([^{}()]*\))*)")
 _CONDITION = re.compile(r'\s*(\w+)\.(\w+)\(\s*"([^"]*)"\s*\)\s*')
 _REGION = re.compile(r"\(\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\)")
@@ -110,6 +115,25 @@ def _section(signature: str, regions: str, where: str) -> DeviceMask:
 def regions_of(dataset: Dataset, masks: Iterable[DeviceMask]) -> tuple[Region, ...]:
     """The regions of the first mask that fits the picture; none if none does."""
     return next((mask.regions for mask in masks if mask.fits(dataset)), ())
+
+
+def around_ultrasound(dataset: Dataset) -> tuple[Region, ...]:
+    """Up to four regions around all that an ultrasound device calls image (PS3.3 section C.8.5.5): banners and menus.
+
+    None if the header names no such region, one that is empty or lies outside of the picture, or too small ones.
+    """
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    named = [[item.get(keyword) for keyword in _CORNERS] for item in dataset.get("SequenceOfUltrasoundRegions") or ()]
+    if not named or not all(isinstance(number, int) for corners in named for number in corners):
+        return ()
+    images = [(left, top, right + 1, bottom + 1) for left, top, right, bottom in named]
+    if not all(0 <= box[0] < box[2] <= columns and 0 <= box[1] < box[3] <= rows for box in images):
+        return ()
+    left, top, right, bottom = image = _union(images)
+    if area(image) < LEAST_REGION * rows * columns:
+        return ()
+    around = ((0, 0, columns, top), (0, bottom, columns, rows), (0, top, left, bottom), (right, top, columns, bottom))
+    return tuple(box for box in around if area(box))
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def check_size(rows: int, columns: int, pixel: float, options: Options) -> None:
 
 
 def _respell(dataset: Dataset) -> None:
-    """Codes in upper case without blanks around them, and decimal points, in this data set and those within."""
+    """Respells codes in upper case without blanks around them, and decimal commas as points, also in nested items."""
     for tag in list(dataset.keys()):
         element = dataset.get_item(tag)
         vr = element.VR or (dictionary_VR(tag) if dictionary_has_tag(tag) else "UN")

@@ -14,7 +14,7 @@ def locked(path: Path, unwritable: Exception, busy: Exception | None = None) -> 
     """Hold the lock of this file, which is made if it is missing.
 
     Raises `unwritable` if the file cannot be opened. While another process holds the lock, raises `busy`, or waits
-    where no such error is given.
+    if that is None.
     """
     try:
         lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)

@@ -65,7 +65,7 @@ def folder_of_finds(store: Path) -> Path:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a picture comes from, and how it was."""
+    """A picture before cleaning, with its device and its original size."""
 
     before: np.ndarray
     """In the stored size, uint8 [height, width]."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from medfedvqa.errors import ConfigError
 
-RECIPE = 4
+RECIPE = 5
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
 FRAMES = ("middle", "first")
 UNREAD_POLICIES = ("blank", "flag")

@@ -26,7 +26,7 @@ Array = np.ndarray
 def stored_values(dataset: Dataset, frame: int, frames: int, intercept: float) -> tuple[Array, Array]:
     """The values [rows, columns] or [rows, columns, 3], of which YBR is RGB, and which pixels are padding, bool.
 
-    `intercept`: what is added to values, by which a CT is known that says unsigned and holds negative values. Raises
+    `intercept`: the rescale intercept, which reveals a CT that declares unsigned values but holds negative ones. Raises
     `Quarantined` for bits that contradict each other.
     """
     pixels = _decoded(dataset, frame, frames)
@@ -52,7 +52,7 @@ def stored_values(dataset: Dataset, frame: int, frames: int, intercept: float) -
 
 
 def _decoded(dataset: Dataset, frame: int, frames: int) -> Array:
-    """What the decoder gives."""
+    """The frame's values as the decoder gives them."""
     syntax = dataset.file_meta.TransferSyntaxUID
     if syntax == JPEGExtended12Bit and dataset.BitsStored != 8:
         return _twelve_bits(dataset, frame, frames)
@@ -107,7 +107,7 @@ def _padding(dataset: Dataset, words: Array, values: Array, allocated: int) -> A
 
 
 def _holds_negatives(values: Array) -> bool:
-    """Whether unsigned values of 16 bits have a gap as wide as a half, and more above it than one white, 65535."""
+    """Whether 16-bit values look like negative ones: none in the middle half of the range, and some above but 65535."""
     high = values[values >= 2**14]
     return high.size > 0 and high.min() >= 2**16 - 2**14 and high.min() < 2**16 - 1
 
@@ -119,7 +119,7 @@ DEPTHS = (8, 10, 12, 14, 16)
 
 
 def depth_of(values: np.ndarray) -> int:
-    """The least of `DEPTHS` that the values need; devices write 16 where entries have fewer, which would be black."""
+    """The least of `DEPTHS` that holds the values. Devices declare 16 bits for smaller entries: they would be black."""
     bits = int(values.max()).bit_length()
     return next((depth for depth in DEPTHS if depth >= bits), bits)
 
@@ -127,8 +127,8 @@ def depth_of(values: np.ndarray) -> int:
 def looked_up(values: np.ndarray, descriptor: Sequence[int], data: bytes | Sequence[int]) -> tuple[np.ndarray, int]:
     """The entries for values of any shape, float64, and the table's depth; beyond its ends a table repeats them.
 
-    A first value is written unsigned where values are signed, and signed where they are not: then no value would lie
-    in the table.
+    Some files write the table's first value unsigned where pixel values are signed, or the reverse. It is corrected by
+    2**16 where else no value would lie in the table.
     """
     count, first = int(descriptor[0]) % 2**16 or 2**16, int(descriptor[1])
     content = data if isinstance(data, bytes) else np.asarray(data, dtype=np.int64).astype("<u2").tobytes()

@@ -160,7 +160,7 @@ def _is_of_earlier_version(out: Path) -> bool:
 
 
 def check_continuation(out: Path, keys: Pseudonyms, patients: Path | None) -> None:
-    """Raises `ConfigError` if the store that is there was made in a way that this call would not continue."""
+    """Raises `ConfigError` if an existing store was made with another key, or with a file of patients and now none."""
     before = read_manifest(out) if (out / MANIFEST).exists() else None
     if before and before.key != keys.fingerprint():
         raise ConfigError("the store was made with another key: give that one by --key, or another --out")
@@ -273,7 +273,7 @@ def _drop_reviewed(journal: IngestionJournal, reviews: Mapping[str, Decisions]) 
 
 
 def _drop_renamed(journal: IngestionJournal, survey: Survey, digests: SourceDigests, keys: Pseudonyms) -> None:
-    """Drop the records of files of whose patients the table or the file of patients says something else now."""
+    """Drop the records of files whose patients the table or the file of patients now names differently."""
     for source, record in list(journal.records.items()):
         names = [*_keyed_names(survey.paths.get(source, ()), keys), *record.found]
         if record.sources != digests.about(names, record.number):

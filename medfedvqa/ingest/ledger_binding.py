@@ -159,5 +159,5 @@ _READ_ONLY = (
 
 
 def _lock_of(store: Path) -> AbstractContextManager[None]:
-    """One process at a time binds a store or notes a head."""
+    """The lock that lets one process at a time bind a store or note a head."""
     return locked(store / BINDING_LOCK, LedgerError(_READ_ONLY))

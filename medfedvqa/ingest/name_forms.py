@@ -1,11 +1,11 @@
-"""Normal forms of names in every script, as headers have them and as texts have them.
+"""Normal forms of names in every script, by which a name in a header is recognised in a text.
 
-A name is a sequence of letters. Scripts with blanks have words, whose ends may be inflected (`Иванову` for Иванов) and
-whose spelling may be another alphabet's (`Ivanov`). Scripts without blanks (Han, Kana, Hangul, Thai and their kin) have
-sequences of signs, in which each run of two to eight is looked up.
+A name is a sequence of letters. In scripts with spaces it is a word, which may be inflected (`Иванову` for Иванов) or
+spelled in another alphabet (`Ivanov`). In scripts without spaces (Han, Kana, Thai and their kin), and in Hangul, a text
+is a sequence of signs, in which each run of one to eight is looked up.
 
-Forms: `name:` the whole name, `near:` a name that lacks a letter, `short:` a name of one or two letters, which counts
-only where it stands as a name, `sound:` its consonants and vowels in a spelling that three alphabets share.
+Forms: `name:` the whole name, `near:` a name that lacks at most one letter, `short:` a name of one or two letters,
+which counts only where it stands as a name, `sound:` its sound in a spelling that three alphabets share.
 """
 
 import re
@@ -16,18 +16,18 @@ from functools import lru_cache
 from medfedvqa.ingest.word_lists import NOBODY
 
 LEAST_NAME = 3
-"""The fewest letters of a name that counts wherever it stands. Of Han and Hangul two do, of Kana three."""
+"""The fewest letters of a name that counts wherever it stands; two suffice in Han and Hangul, not in Kana."""
 FUZZY = 5
 """The fewest letters of a name that is also recognised with one letter wrong."""
 MOST_SIGNS = 8
 """The most signs of a run that is looked up; a longer name has the forms of all its runs of this length."""
 MARKS = "".join(chr(code) for code in range(0x300, 0x3100) if unicodedata.category(chr(code))[0] == "M")
-"""Marks that are written upon a letter, or beside it: accents, points, vowels of India's scripts."""
+"""Combining marks, such as accents, vowel points, and vowel signs of Indian scripts."""
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-"""Letters of scripts without blanks between words, and Hangul, whose words end in particles."""
+"""Letters of scripts without spaces between words, and of Hangul, whose words end in particles."""
 WORD = re.compile(rf"(?:[^\W\d_{UNSPACED}][{MARKS}\u200c\u200d]*)+(?:['’´`ʼ׳״](?:[^\W\d_{UNSPACED}][{MARKS}]*)+)?")
 _SIGN = rf"[{UNSPACED}][{MARKS}ﾞﾟ\u1160-\u11ff]*"
 RUN = re.compile(rf"{_SIGN}(?:[ \u3000・･·]?{_SIGN})*")
@@ -38,12 +38,12 @@ _PLAIN = str.maketrans(
     | {chr(katakana): chr(katakana - 0x60) for katakana in range(0x30A1, 0x30F7)}
 )
 _DROPPED = re.compile("[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u093c\u09bc]")
-"""Marks that people leave out. India's and Thailand's vowels are marks, too, and stay."""
+"""Marks that people leave out. Vowel signs of Indian and Thai scripts are marks, too, and stay."""
 _LOOKALIKES = (
     (re.compile("[\u0400-\u04ff]"), str.maketrans("abcehikmoptxy", "авсенікмортху")),
     (re.compile("[\u0370-\u03ff]"), str.maketrans("aeikoptuxyvn", "αεικορτυχγνη")),
 )
-"""For a word of two alphabets: its Latin letters as the Cyrillic or Greek ones that look the same."""
+"""For a word that mixes alphabets: Latin letters, and the Cyrillic or Greek ones that look the same."""
 _LATIN = str.maketrans(
     dict(zip("абвгдезиіїйклмнопрстуфыэґєў", "abvgdeziiijklmnoprstufiegeu", strict=True))
     | {"ж": "zh", "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "sh", "ю": "yu", "я": "ya", "ь": "", "ъ": ""}
@@ -60,14 +60,14 @@ _SPELLINGS = tuple(
         ("oi|ei", "i"), ("[yj]", "i"), ("i{2,}", "i"), ("w", "v"),
     )
 )  # fmt: skip
-"""Spellings of one sound, in the order in which they are replaced."""
+"""Spellings of a sound and the one that replaces them, in this order."""
 _ENDINGS = (
     "a", "u", "i", "e", "o", "s", "ai", "ei", "oi", "om", "em", "am", "im", "ah", "ih", "oe", "aa", "uu", "ii", "os",
     "is", "as", "es", "on", "us", "ogo", "ego", "omu", "emu", "imi", "ami", "eos",
 )  # fmt: skip
-"""Endings of cases, in the spelling of `_SPELLINGS`."""
+"""Case endings, in the spelling of `_SPELLINGS`."""
 _PREFIXES = (re.compile("^[ושהבלכמ](?=[\u05d0-\u05ea]{2})"), re.compile("^[وفبلك](?=[\u0621-\u064a]{2})"))
-"""What Hebrew and Arabic write before a word without a blank: `and`, `to`, `in`."""
+"""Prefixes that Hebrew and Arabic write without a space before a word: `and`, `to`, `in`."""
 _ARTICLE = re.compile("^ال(?=[\u0621-\u064a]{3})")
 
 
@@ -112,7 +112,7 @@ def word_forms(word: str, least: int, fuzzy: bool = True) -> set[str]:
 
 
 def spelled(word: str, least: int) -> set[str]:
-    """With accents dropped, with umlauts in two letters, and without an Arabic article."""
+    """A word's spellings: without accents, with umlauts as two letters, and without an Arabic article."""
     letters = word.casefold()
     spellings = {folded(spelling) for spelling in {letters, letters.translate(_UMLAUTS)}}
     if not word.isascii():
@@ -121,7 +121,7 @@ def spelled(word: str, least: int) -> set[str]:
 
 
 def without_prefixes(word: str) -> list[str]:
-    """The words that a word of Hebrew or Arabic may be: `לשרון` is `to Sharon`. Of another script the word alone."""
+    """A Hebrew or Arabic word with fewer and fewer prefixes: `לשרון` is `to Sharon`. Other words stay as they are."""
     words = [word]
     for prefix in (*_PREFIXES, *_PREFIXES):
         words.append(prefix.sub("", words[-1]))
@@ -138,7 +138,7 @@ def near_forms(forms: Iterable[str]) -> Iterator[str]:
 
 
 def sounds(word: str) -> set[str]:
-    """A Latin, Cyrillic or Greek word by its sound, with and without an ending of a case."""
+    """The sound of a Latin, Cyrillic or Greek word, with and without a case ending."""
     sound = folded(word).translate(_LATIN)
     if not sound.isascii():
         return set()
@@ -149,7 +149,7 @@ def sounds(word: str) -> set[str]:
 
 
 def is_in_cases(word: str) -> bool:
-    """Whether a word is Cyrillic or Greek: names have endings there, and headers spell them in Latin letters."""
+    """Whether a word is Cyrillic or Greek, whose names change their endings; headers spell them in Latin letters."""
     return bool(re.search("[\u0370-\u03ff\u0400-\u04ff]", word))
 
 
@@ -191,7 +191,7 @@ def _is_east_asian(name: str) -> bool:
 
 
 def _sequence_forms(runs: Sequence[str]) -> set[str]:
-    """The forms of a name in a script without blanks: its parts and the whole, the family's name first or last."""
+    """The forms of a name in a script without spaces: its parts and the whole, the family name first or last."""
     names = [name for run in runs for name in re.split("[ \u3000・･·]", run) if name]
     parts = [[folded(sign) for sign in re.findall(_SIGN, name)] for name in names]
     if len(parts) == 1 and 2 <= len(parts[0]) <= 5 and _is_east_asian(parts[0][0]):
@@ -205,12 +205,12 @@ def _sequence_forms(runs: Sequence[str]) -> set[str]:
 
 
 def run_forms(run: str) -> set[str]:
-    """The forms of a run of signs as a whole: of a place, whose parts are ordinary words."""
+    """The forms of a run of signs as a whole, for the name of a place: its parts are ordinary words."""
     return _whole_forms([folded(sign) for sign in re.findall(_SIGN, run)])
 
 
 def _whole_forms(signs: Sequence[str]) -> set[str]:
-    """Of at most `MOST_SIGNS` signs the whole; else each run of that length."""
+    """The whole of at most `MOST_SIGNS` signs; of more signs, each run of that length."""
     starts = range(max(1, len(signs) - MOST_SIGNS + 1))
     parts = (signs[start : start + MOST_SIGNS] for start in starts)
     return {form for part in parts for form in _forms_of_signs("".join(part), len(part))}

@@ -1,6 +1,6 @@
 """What a hospital tells about patients outside of their images: in the table of questions, and in a file of persons.
 
-It serves comparison alone. Of it all, only keyed digests are written anywhere.
+These facts are only compared with. Nothing but their keyed digests is written anywhere.
 """
 
 import json
@@ -70,7 +70,7 @@ class SourceDigests:
 
     def about(self, names: Iterable[str], number: str) -> str:
         """The digest for an image with these keyed names, of a patient with this pseudonym of the patient's own number
-        (empty if there is none). It is empty if nothing is said."""
+        (empty if there is none). The result is empty without facts."""
         facts, numbers = self._sources.about(names), self._persons.get(number, ())
         withdrawn = number in self._sources.withdrawn
         text = json.dumps([facts, numbers, withdrawn])

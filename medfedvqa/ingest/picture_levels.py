@@ -9,7 +9,7 @@ class NoWhite(ValueError):
 
 
 def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarray, float]:
-    """The levels of a picture, [height, width], or [height, width, 3] if it has colour that is asked for; and white.
+    """The levels of a picture, [height, width], or with `colour` [height, width, 3] if it has any; and white's level.
 
     What is transparent is black. Raises `NoWhite` for 32 bits and floats, and whatever Pillow raises for broken files.
     """
@@ -29,7 +29,7 @@ def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarr
 
 
 def square_pixels(values: np.ndarray, height: float, width: float, most: int) -> np.ndarray:
-    """Values [rows, columns] of pixels of this height and width, for pixels as large as their smaller side.
+    """Resamples values [rows, columns] of pixels of this height and width to square pixels of the smaller side.
 
     Interpolation is linear. The same array comes back where rows and columns stay. Raises `ValueError` for more than
     `most` pixels.

@@ -15,7 +15,7 @@ MAX_SHIFT = 3650
 
 
 def plain_number(patient_id: str) -> str:
-    """A patient's number as numbers are compared: case and white space do not count."""
+    """A patient's number in the form in which numbers are compared: without white space, in lower case."""
     return "".join(patient_id.split()).casefold()
 
 

@@ -35,7 +35,7 @@ _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
 _NO_ANSWER = {"nan", "-nan", "<na>", "nat", "null", "#na", "nil"}
 _DOUBTFUL_ANSWER = {"none", "n/a", "na"}
-"""What programs write where nothing stood; the doubtful ones are answers as well."""
+"""Texts that programs write for an empty field; the doubtful ones may also be answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def contradictions(questions: Iterable[tuple[str, IngestedQuestion]]) -> frozens
 
 
 def topic(image: str, question: IngestedQuestion) -> bytes:
-    """Stands for a question about the image with this ID."""
+    """A key for a question about the image with this ID: equal keys mean the same question."""
     return _digest(image, question.question)
 
 

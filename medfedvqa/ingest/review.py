@@ -55,7 +55,7 @@ class PersonDecision(StrictModel):
     """The most pixels a side of the stored picture in which the box is."""
     verdict: ReviewVerdict = Field(strict=False)
     finds: list[FindId] = []
-    """All finds that were before the person who accepted the picture."""
+    """All finds that were shown to the person who accepted the picture."""
     by: Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
     time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 

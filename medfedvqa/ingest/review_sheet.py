@@ -23,7 +23,7 @@ SHEET = "review.html"
 PER_PAGE = 200
 """Pictures on a page of the sheet; further pages are `review-2.html` and so on."""
 COLOURS = {Decision.BLANKED: (60, 60, 230), Decision.FLAGGED: (0, 200, 255), Decision.KEPT: (90, 180, 60)}
-"""Of the outlines of finds, blue, green, red."""
+"""The colours of the outlines of finds, as blue, green, red."""
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = (
     "body{font:15px sans-serif;margin:2rem;color:#222}table{border-collapse:collapse;margin:.6rem 0}"

@@ -11,7 +11,7 @@ MOST_FINDS = 100
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Choices for reading a table that the file does not make."""
+    """What a file does not say about how its table is read."""
 
     encoding: str | None = None
     """The encoding of a table that is neither UTF-8 nor UTF-16."""
@@ -21,7 +21,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class SheetCell:
-    """A cell whose text is not the one that it holds. Its repr shows nothing of it."""
+    """A cell that Excel shows with another text than the file's, or that is refused. Its repr shows neither text."""
 
     text: str = field(default="", repr=False)
     """What Excel shows."""

@@ -48,7 +48,7 @@ _NO_TEXT = re.compile("[\0\x1b]")
 _NO_OLD_TEXT = re.compile("[\0\x1b\x80-\x9f]")
 """Control characters that no text has; those from 0x80 on show that an old encoding is another one."""
 _ERRORS = {"#n/a", "#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!", "#n/v", "#wert!", "#bezug!"}
-"""What formulas with errors leave in a table."""
+"""The texts that formulas with errors leave in a table."""
 
 
 def column_of(heading: str) -> str:

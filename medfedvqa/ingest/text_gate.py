@@ -18,8 +18,8 @@ LEAST = 0.2
 STRIP, HALO = 512, 128
 """Rows that it sees at once, and those above and below that it sees with them; multiples of `CELL`."""
 CONTEXT, GRAIN, STRONG, MOST = 33, 3.0, 30.0, 4.0
-"""Pixels around each one whose mean is taken off, and grey levels that are added to their deviation; grey levels that
-count as one, and the most that counts."""
+"""The window in pixels of the local mean and deviation, and the grey levels that are added to the deviation; the grey
+levels that scale to 1, and the largest scaled value."""
 
 
 class TextGate:

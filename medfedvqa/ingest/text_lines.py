@@ -21,11 +21,11 @@ ENLARGED, ENLARGED_SIDE = 2.0, 3072
 """For thin structures a picture is enlarged up to this many times, up to this many pixels a side: letters of 8 pixels
 with 30 grey levels are detected there as a rule, and at their own size half of the time."""
 REACH = 21
-"""Pixels around each one, at the scale of the search, within which contrast is made equal; an odd number."""
+"""The window, in pixels at the scale of the search, within which contrast is equalised; an odd number."""
 LEAST_DEVIATION = 3.0
-"""Grey levels below which a deviation is grain."""
+"""A deviation below this, in grey levels, is grain."""
 GROWTH, SPACE = 3.0, 0.8
-"""Heights by which a line grows at each end at most, and of the widest gap within it."""
+"""In heights of a line: the most by which it grows at each end, and the widest gap within it."""
 STRIP = 24
 """The height in pixels at which a line's structures are compared."""
 

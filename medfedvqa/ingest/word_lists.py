@@ -34,7 +34,7 @@ ORDINALS = {
         start=1,
     )
 }  # fmt: skip
-"""Days in words; those above 20 are put together of them."""
+"""Days in words; days above 20 are composed of these."""
 
 ERAS = {"明治": 1867, "大正": 1911, "昭和": 1925, "平成": 1988, "令和": 2018, "S": 1925, "H": 1988, "R": 2018}
 """Japan's reigns, and the year before each."""
@@ -82,7 +82,7 @@ TITLES = _words(
     "السيد السيده سيد سيده الدكتور دكتور المريض المريضه مريض آقاي اقاي خانم بيمار מר גב גברת דר ד״ר פרופ המטופל "
     "श्री श्रीमती डॉ डाक्टर मरीज़ मरीज रोगी"
 )
-"""Words after which a word that may be a name is one."""
+"""Titles. A word after one of them counts as a name if it may be one."""
 
 BEFORE_NAMES = r"(?:患者さん|患者|病人|病患|氏名|姓名|환자|นาย|นาง|นางสาว|คุณ|[MD]r\.?)[はのは：:]?\s?$"
 AFTER_NAMES = (

@@ -89,10 +89,10 @@ def _chosen(sheets: Sequence[Any], name: str, has_headings: Callable[[Sequence[C
 
 @dataclass
 class SheetLayout:
-    """What a sheet hides and joins. Numbers of rows and columns count from 1."""
+    """A sheet's hidden rows and columns, and its merged cells. Rows and columns count from 1."""
 
     zero_height: bool = False
-    """Whether rows are hidden that do not say otherwise."""
+    """Whether rows are hidden by default."""
     columns: set[int] = field(default_factory=set)
     """Hidden columns."""
     filled_rows: set[int] = field(default_factory=set)
@@ -130,7 +130,7 @@ class SheetLayout:
 
 
 def _layout(source: IO[bytes]) -> SheetLayout:
-    """Takes a pass of its own, since merged cells are listed after all rows."""
+    """A sheet's layout, read in a separate pass, since the file lists merged cells after all rows."""
     layout, place = SheetLayout(), {"row": 0, "column": 0, "hidden": 0, "spans": 0}
 
     def start(tag: str, said: dict[str, str]) -> None:
@@ -185,7 +185,7 @@ def _lines(sheet: Any, left_out: SheetLayout | None) -> Iterator[list[Cell]]:
 
 
 def _column(reference: str | None) -> int:
-    """The number of a cell's column, 0 if it is not said."""
+    """The number of a cell's column, 0 if the reference names none."""
     from openpyxl.utils import column_index_from_string
 
     return int(column_index_from_string(reference.rstrip("0123456789"))) if reference else 0
@@ -284,7 +284,7 @@ def _day(value: str, kind: str, epoch: Any) -> str:
 
 
 def _general(number: Decimal) -> str:
-    """As a wide column shows it; empty where Excel writes powers of ten."""
+    """A number as a wide column shows it; empty where Excel writes powers of ten."""
     if number == int(number):
         return str(int(number))
     text = f"{number:.10g}"
@@ -292,7 +292,10 @@ def _general(number: Decimal) -> str:
 
 
 def _formatted(number: Decimal, code: str) -> str:
-    """As a number format of `_FORMAT` shows it; empty for any other, and where it has a section of its own."""
+    """A number as its format shows it; empty if the format does not fit `_FORMAT` or has another section for it.
+
+    It is also empty where the format would print a mark for thousands, which differs between countries.
+    """
     match = _FORMAT.fullmatch(code)
     if not match or (match["others"] and number <= 0):
         return ""

@@ -23,7 +23,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.ingest.burned_in_text import TextFinder, fitted
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
-from medfedvqa.ingest.device_masks import parsed, regions_of
+from medfedvqa.ingest.device_masks import around_ultrasound, parsed, regions_of
 from medfedvqa.ingest.dicom_reading import check_picture, check_size, is_dicom, read_bytes, read_dicom
 from medfedvqa.ingest.find_list import Origin, find_id, write_finds
 from medfedvqa.ingest.identifier_forms import fact_forms, header_forms
@@ -185,7 +185,8 @@ class Worker:
         patient = self._keys.patient(patient_id(dataset))
         rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
-        before, regions = fitted(rendered.grey, self._options.side), regions_of(dataset, self._masks)
+        before = fitted(rendered.grey, self._options.side)
+        regions = (*regions_of(dataset, self._masks), *around_ultrasound(dataset))
         masked = [_scaled(region, rendered.original, before.shape) for region in regions]
         cleaned = self._finder.clean(
             rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"] + masked

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from medfedvqa.data import SiteData, Split, VQAData, load_site, read, register_reader
-from medfedvqa.data.cuts import Cut
 from medfedvqa.data.data_roots import PHANTOM, find_root
 from medfedvqa.data.hospitals import sites_of
 from medfedvqa.data.layouts import expected, hint
+from medfedvqa.data.site_cuts import Cut
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.library.frames import frame_of
 
@@ -82,7 +82,7 @@ def load(
     is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
     one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder. `hospitals`: among how many the
     patients of each organ are dealt out, whole; each hospital is a site. `sites` cuts the set in another way: see
-    `medfedvqa.data.cuts`.
+    `medfedvqa.data.site_cuts`.
 
     Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
     """

@@ -10,9 +10,9 @@ from medfedvqa import plugins
 from medfedvqa.backbone_names import NO_BACKBONE, parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
-from medfedvqa.data.cuts import Cut
 from medfedvqa.data.data_roots import PHANTOM
 from medfedvqa.data.hospitals import named, sites_of
+from medfedvqa.data.site_cuts import Cut
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.near_miss import check_name

@@ -23,6 +23,7 @@ def write_report(
     results: Path | None = None,
     baseline: Path | None = None,
     attack: Path | None = None,
+    groups: Path | None = None,
     against: Sequence[Path] = (),
     network: bool = True,
     audience: Literal["officers", "patients"] = "officers",
@@ -32,6 +33,7 @@ def write_report(
 
     `run`: the folder of the job's run, in which its results and what others hold of the log are found.
     `results`, `baseline`: the job's results.json, and that of the same job without privacy. `attack`: an attack.json.
+    `groups`: what `medfedvqa groups --json` prints of the two, for accuracies by group of patients.
     `audience`, `language`: for whom the pages are; those for patients are in English or German.
     `against`: what others hold of the site's log. `network`: False for a job in one process. The site's log is signed
     as it is; nothing else of the site changes. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
@@ -40,7 +42,7 @@ def write_report(
     if run is not None:
         beside = RunEvidence.find(run)
         results, against, network = results or beside.results, (*against, run), network and beside.network
-    report = report_of(evidence_of(config, job, results, baseline, attack, against, network))
+    report = report_of(evidence_of(config, job, results, baseline, attack, against, network, groups))
     write_whole(out / JSON, report_bytes(report))
     # What draws takes seconds to import, and most programs do without it.
     from medfedvqa.report import render

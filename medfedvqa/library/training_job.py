@@ -99,7 +99,7 @@ class Job:
 
 
 def _signature() -> inspect.Signature:
-    """Of `Job`, with the fields of a job among its keywords, for `help` and for editors at run time."""
+    """The signature of `Job` with the fields of a job as keywords, for `help` and for editors at run time."""
     *before, options = inspect.signature(Job.__init__).parameters.values()
     fields = [
         inspect.Parameter(

@@ -121,7 +121,7 @@ class Join(Averaging[JoinConfig]):
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Sends the model to all sites. Raises `ConfigError` if the server has another one, or none."""
         if not hub.model or model_digest(self.answers or (), hub.model) != self.config.model:
-            raise ConfigError("the server keeps no model of the digest that the job names: use the server of that run")
+            raise ConfigError("the server has no model with the digest that the job names: use the server of that run")
         replies: dict[str, Tensors] = {}
         for _ in hub.rounds(self.rounds):
             replies = hub.collect(EVALUATE, dict.fromkeys(hub.sites, hub.model))

@@ -215,7 +215,8 @@ class PromptPFL(Alone[PromptPFLConfig]):
         state = self.local(trainer, state, state["values"], round, site.task_seed("train", round))
         right = trainer.right(state["values"], site.data.validate)
         accuracy = np.array(self._accuracy(site, right), np.float32)
-        return state | validated(state, right), {**self.reply(trainer, state), ACCURACY: accuracy}
+        state |= validated(state, right) | trainer.clipped(state)
+        return state, {**self.reply(trainer, state), ACCURACY: accuracy}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """L = CE + alpha L_d + beta ||w_mlp||^2 (Eq. 8). Prompts and head have optimisers with memories."""

@@ -45,7 +45,7 @@ class HeadConfig:
     units: int = 192
     """The tanh units of picture and question in a product."""
     members: int = 1
-    """The heads that answer together."""
+    """The number of heads, whose log-probabilities are averaged."""
     normed: bool = False
     """Whether the hidden units pass a LayerNorm before ReLU, as in FedP3's paper."""
 
@@ -141,9 +141,9 @@ class HeadConfig:
     def _split(
         self, shape: BackboneShape, features: torch.Tensor, batch: Any
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What there is of picture and of question, [rows, width] each. Features beside the towers' come with the last.
+        """The picture's parts and the question's parts, [rows, width] each.
 
-        Their order is that of the towers, in which text is last.
+        `features` has the towers' features in order, text last, then those beside the towers, which join the question.
         """
         widths = {tower: facts.width for tower, facts in shape.towers.items()}
         aside = features.shape[1] - sum(widths.values())
@@ -166,7 +166,7 @@ def looked_at(values: Named, asked: torch.Tensor, places: torch.Tensor, member: 
 
 
 def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Tensor:
-    """Dropout of numbers with probability `share`, with the others scaled up. Without a chance nothing changes."""
+    """Dropout of numbers with probability `share`, with the others scaled up. None for `chance` changes nothing."""
     if chance is None or not share:
         return rows
     return rows * (chance.uniform(rows.shape).to(rows.device) >= share) / (1 - share)

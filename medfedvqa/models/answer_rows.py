@@ -24,7 +24,7 @@ class AnswerBatch:
 
     @property
     def answers(self) -> torch.Tensor:
-        """int64 [rows]."""
+        """The answer of each row, int64 [rows]."""
         answers: torch.Tensor = self.rows.answers
         return answers
 
@@ -37,8 +37,8 @@ class AnswerBatch:
 class AskedQuestions(NumberedQuestions):
     """A site's questions, numbered by their own text, as n-grams.
 
-    A backbone may take two questions for one that differ beyond the words that it reads; the n-grams of one patient's
-    question must not be those of another's.
+    A backbone treats questions as one if they differ only beyond the words that it reads. Here each keeps its own
+    n-grams, so that one patient's question does not get those of another's.
     """
 
     def __init__(self, questions: Sequence[str], device: torch.device, places: int = NGRAMS) -> None:

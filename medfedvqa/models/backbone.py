@@ -183,7 +183,7 @@ class Tuning:
 
 
 class _Call(nn.Module):
-    """A function of a network as a module, which is what torch can call with other weights."""
+    """Wraps a function of a network as a module, since torch replaces weights only in the call of a module."""
 
     def __init__(self, network: nn.Module, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Batch(Protocol):
 
     @property
     def answers(self) -> torch.Tensor:
-        """int64 [rows]."""
+        """The answer of each row, int64 [rows]."""
 
     @property
     def owners(self) -> Mapping[str, torch.Tensor | None]:
@@ -323,7 +323,7 @@ class Backbone(ABC):
 
         float32 [pictures, places, width of the tower for pictures]. Raises `ConfigError` if the backbone has none.
         """
-        raise ConfigError("this backbone gives no grid of a picture's places: give 'fusion' as 'product'")
+        raise ConfigError("this backbone has no grid of picture features: give 'fusion' as 'product'")
 
     def places_of(self, pictures: PictureStream) -> Rows:
         """Like `places`, kept in the pictures' space."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
-"""What a site gives for a name that adds to another."""
+"""What a site provides for a backbone that adds to another one, by the prefix of its name."""
 
 PLACES: Mapping[str, str] = MappingProxyType(
     {
@@ -56,8 +56,8 @@ PLACES: Mapping[str, str] = MappingProxyType(
         "regions": "medfedvqa.papers.networks.region_files:RegionBackbone",
     }
 )
-"""What is imported where a job names it: the kinds of backbones that read picture and question together, by how the
-names of their architectures begin, and those of `ADDED`."""
+"""Backbones that are imported only when a job names them: those that read picture and question together, by the
+beginning of their architectures' names, and those of `ADDED`."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ FUSED, APART, NAMED = ("qkv",), ("q_proj", "k_proj", "v_proj"), ("query", "key",
 """The names of the layers that project to queries, keys and values."""
 
 POINTWISE = (("conv1", "conv3"), ("mlp.fc1", "mlp.fc2"))
-"""The first and the last layer of a block of convolutions that work on each place alone: ResNet's, then ConvNeXt's."""
+"""The first and last pointwise layers of a block of convolutions: ResNet's, then ConvNeXt's."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class AttentionReader:
 
     @property
     def biases(self) -> tuple[torch.Tensor | None, ...] | None:
-        """The biases of queries, keys and values; EVA's have two parameters of their own, and keys have none."""
+        """The biases of queries, keys and values. EVA has separate ones for queries and values, none for keys."""
         if getattr(self.module, "q_bias", None) is not None:
             return self.module.q_bias, None, self.module.v_bias
         bias = self.module.qkv.bias
@@ -108,7 +108,7 @@ class AttentionReader:
 
     @property
     def joins_biases(self) -> bool:
-        """Whether the library puts a layer's bias together from trained ones (EVA)."""
+        """Whether the library joins a layer's bias from trained parts (EVA)."""
         bias = getattr(self.module, "q_bias", None)
         return bias is not None and bool(bias.requires_grad)
 
@@ -156,7 +156,7 @@ def prompt_tokens(attention: AttentionReader, prompts: JoinedPrompts, index: int
 
 
 class TunedBlock(TorchFunctionMode):
-    """Open it around a block's forward pass, and the block attends to prompts and has its low-rank updates.
+    """A context around a block's forward pass, in which the block attends to prompts and has its low-rank updates.
 
     A `Recorder` that is open around it sees every layer that this adds.
     """

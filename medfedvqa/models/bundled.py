@@ -71,7 +71,7 @@ BUNDLED = {
 
 
 def has_published_parts(architecture: str) -> bool:
-    """Whether the towers stand on networks that packages bring, so that a file holds what is aligned of it alone."""
+    """Whether the towers use networks that other packages ship, so that a weights file holds the aligned parts only."""
     return bool(ARCHITECTURES[architecture].get("published_parts"))
 
 

@@ -1,4 +1,4 @@
-"""Shapes as cards, and back."""
+"""Shape cards made from backbone shapes, and the reverse."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ def card_in(name: str, files: Mapping[str, Path]) -> ShapeCard:
 
 
 def shape_on(card: ShapeCard) -> BackboneShape:
-    """The shape that a card says."""
+    """The backbone shape that a card describes."""
     towers = {
         key: TowerShape(**{name: getattr(tower, name) for name in TowerCard.model_fields})
         for key, tower in card.towers.items()
@@ -49,7 +49,7 @@ def shape_on(card: ShapeCard) -> BackboneShape:
 
 
 def check_card(card: ShapeCard, name: str, shape: BackboneShape) -> None:
-    """Raises `BackboneError` unless the card says the shape of the backbone that was loaded."""
+    """Raises `BackboneError` unless the card has the shape of the loaded backbone."""
     if card != card_of(name, shape):
         raise BackboneError(
             f"the job's shape card of '{name}' is not that of this site's files: compare their versions"

@@ -74,7 +74,7 @@ def fill(
 def fitted(module: nn.Module, notes: list[str], weights: Weights) -> Weights:
     """The weights as the module names them. What is left out, made up or interpolated is noted in a sentence.
 
-    Left out is what lies beside the module's parts, such as a classifier; one block too many within a part is not.
+    Weights beside the module's parts, such as a classifier, are left out; a surplus block within a part is not.
     """
     expected = module.state_dict()
     members: Mapping[str, Any] = weights
@@ -149,7 +149,7 @@ def _start(path: Path) -> bytes:
 
 
 def _weights_alone(weights: Weights) -> Weights:
-    """Without what some versions of the libraries saved beside the weights: constants that follow from the shape."""
+    """The weights without constants that follow from the shape, which some library versions save beside them."""
     return {
         key: value
         for key, value in weights.items()

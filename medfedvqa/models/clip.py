@@ -61,7 +61,7 @@ class ClipBackbone(Backbone):
     """Questions to token ids, int64 [questions, context]."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Per channel, on the scale 0..1."""
+    """`mean` and `std` of pictures are per channel, on the scale 0..1."""
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
@@ -95,14 +95,14 @@ class ClipBackbone(Backbone):
         return replace(self, precision=precision)
 
     def frozen(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` computes of the frozen part, in its precision; the outcome is float32."""
+        """The output of the frozen part that `make` computes, in the part's precision; returned as float32."""
         if self.precision == "float32":
             return make()
         with torch.autocast(self.device.type, torch.bfloat16):
             return make().float()
 
     def stored(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` computes for these inputs of a frozen part, see `frozen`; from the store if there is one."""
+        """Like `frozen`, for these inputs of a part; from the store if that has the output."""
         if self.store is None:
             return self.frozen(make)
         # The name has the architecture: the same weights with other activations give other outputs.
@@ -253,7 +253,10 @@ class ClipCache:
 
 
 def _question_start(tower: Texts, depth: int, tokens: torch.Tensor, of: Beginnings) -> torch.Tensor:
-    """The inputs of the tuned part for token ids [n, context]: [states, width], [n, width] or token ids."""
+    """The inputs of the tuned part for token ids [n, context].
+
+    Hidden states [states, width]; features [n, width] if no block is tuned; the token ids if the embedding is tuned.
+    """
     if _raw(tower.layers, depth):
         return tokens
     chunks = torch.split(torch.arange(len(tokens), device=tokens.device), CHUNK)

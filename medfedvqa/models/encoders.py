@@ -1,4 +1,4 @@
-"""One encoder per library and kind of tower: its embedding, its blocks, its pooling and its projection, as they are.
+"""One encoder per library and kind of tower: the tower's embedding, blocks, pooling and projection, unchanged.
 
 Each calls the library's own modules in the library's order, so that a tower can be cut below its tuned blocks.
 """
@@ -19,7 +19,7 @@ class ImageEncoder(ABC):
     """The picture tower of a model."""
 
     attends: ClassVar[bool] = True
-    """Whether its blocks attend, so that prompts can join."""
+    """Whether its blocks have attention, which prompts can join."""
 
     def __init__(self, tower: Any, prefix: str) -> None:
         """`prefix`: the name of the tower within the model, with a dot at its end."""
@@ -28,20 +28,20 @@ class ImageEncoder(ABC):
     @property
     @abstractmethod
     def blocks(self) -> Mapping[str, nn.Module]:
-        """Its blocks in order, by their names within the model."""
+        """The tower's blocks in order, by their names within the model."""
 
     @abstractmethod
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised pictures [n, 3, size, size] to what the first block takes."""
+        """Normalised pictures [n, 3, size, size] to the input of the first block."""
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """One block."""
+        """The output of one block."""
         output: torch.Tensor = list(self.blocks.values())[index](hidden)
         return output
 
     @abstractmethod
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the last block gives to features, [n, width]."""
+        """The last block's output to features, [n, width]."""
 
     @abstractmethod
     def project(self, features: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class TimmVit(ImageEncoder):
 
 
 class TimmEva(TimmVit):
-    """An EVA or a Perception Encoder of timm; its blocks take rotary positions, which prompts have none of."""
+    """An EVA or a Perception Encoder of timm; its blocks use rotary positions, and prompts get none."""
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
@@ -208,33 +208,33 @@ class TextEncoder(ABC):
     @property
     @abstractmethod
     def blocks(self) -> Mapping[str, nn.Module]:
-        """Its blocks in order, by their names within the model."""
+        """The tower's blocks in order, by their names within the model."""
 
     @property
     @abstractmethod
     def table(self) -> nn.Embedding:
-        """The embeddings of tokens."""
+        """The table of token embeddings."""
 
     @abstractmethod
     def ends(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The last position that matters of token ids [n, context], int64 [n]."""
+        """The last position on which a text's features depend, int64 [n], for token ids [n, context]."""
 
     @abstractmethod
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids [n, length] to [n, length, width]."""
 
     def mask(self, present: torch.Tensor) -> torch.Tensor | None:
-        """What each position may attend to, bool, from the positions [n, length] that a text has; None: everything."""
+        """What each position may attend to, bool, given which positions [n, length] each text has; None: everything."""
         return present[:, None, None]
 
     def run(self, index: int, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """One block."""
+        """The output of one block."""
         output: torch.Tensor = list(self.blocks.values())[index](hidden, mask)
         return output
 
     @abstractmethod
     def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """What the last block gives to features, [n, width]."""
+        """The last block's output to features, [n, width]."""
 
     @abstractmethod
     def project(self, features: torch.Tensor) -> torch.Tensor:

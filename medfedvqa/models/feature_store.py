@@ -26,7 +26,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """A folder of tensors by the digest of what they follow from. Beyond `most_bytes` the longest unused ones go."""
+    """A folder of tensors, named by the digest of their inputs. Beyond `most_bytes`, the longest unused are removed."""
 
     folder: Path
     most_bytes: int = MOST_BYTES

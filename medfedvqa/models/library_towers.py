@@ -74,7 +74,7 @@ class LibraryImageTower:
         return TowerShape(self.layers, width, attention.heads, names[0].rpartition(".")[0], attention.queries_values)
 
     def _measured_widths(self, model: Any) -> tuple[tuple[int, ...], int]:
-        """The channels that each block gives, and the width of features, from a pass without numbers."""
+        """The output channels of each block, and the width of features, from a pass on the device `meta`."""
         size = model.visual.image_size
         side = size if isinstance(size, int) else size[0]
         with torch.no_grad(), torch.device("meta"):
@@ -167,7 +167,7 @@ def tuned_block(
 
 
 def adapted(tuning: TowerTuning, index: int, hidden: torch.Tensor, channels_first: bool = False) -> torch.Tensor:
-    """A block's output after the adapter that it may have."""
+    """A block's output after its adapter, if it has one."""
     if index not in tuning.adapters:
         return hidden
     if channels_first:

@@ -34,7 +34,7 @@ ADAPTER = "adapter_config.json"
 
 HALF = (0.5, 0.5, 0.5)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""What CLIP's pictures are normalised by where a folder does not say it."""
+"""CLIP's normalisation of pictures, used where a folder names none."""
 
 TEXT_MODELS = ("bert", "roberta", "xlm-roberta")
 MODELS = ("clip", "siglip")
@@ -44,20 +44,20 @@ Tokenize = Callable[[list[str]], torch.Tensor]
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """What the files of a model say beside its weights."""
+    """What the files of a model tell, apart from its weights."""
 
     shape: BackboneShape
     tokenize: Tokenize
     """Questions to token ids, int64 [questions, context]."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Of pictures, per channel, on the scale 0..1."""
+    """`mean` and `std` of pictures are per channel, on the scale 0..1."""
     notes: tuple[str, ...] = ()
     """What loading the weights left out or interpolated."""
 
 
 def layout_of(name: str, folder: Path) -> FolderLayout:
-    """What the files of this folder say. Raises `BackboneError`; no message holds a path."""
+    """The layout of the model in this folder. Raises `BackboneError`; no message holds a path."""
     if not folder.is_dir():
         raise BackboneError(f"the backbone '{name}' is a folder, and this machine gives none for it: check its path")
     file = next((file for file in LAYOUTS if (folder / file).is_file()), None)
@@ -232,4 +232,4 @@ def _channels(numbers: Any) -> tuple[float, ...]:
 LAYOUTS: Mapping[str, Callable[[str, Path], FolderLayout]] = MappingProxyType(
     {"open_clip_config.json": _open_clip_layout, "config.json": _transformers_layout}
 )
-"""What reads a folder, by the file that says its layout."""
+"""The functions that read a folder, by the file that shows its layout."""

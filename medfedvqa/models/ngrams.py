@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 NGRAMS = 512
-"""Places of the vector that answer heads take."""
+"""The length of the n-gram vector that answer heads take."""
 LONGEST = 3
-"""Words of the longest n-gram."""
+"""The number of words of the longest n-gram."""
 
 _WORD = re.compile(r"\w+")
 

@@ -1,4 +1,4 @@
-"""open_clip's models from their configurations, for which nothing is fetched, and how open_clip may ask the hub."""
+"""open_clip's models, built from their configurations without fetching; and how open_clip may ask the hub."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ TEXT_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """The configurations of text towers that open_clip would read from the hub, by the name that its models give."""
 
 HUB_SECONDS = 10.0
-"""The time in which the hub has to answer a first request."""
+"""Seconds within which the hub must answer a first request."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def asking_the_hub() -> Iterator[None]:
     """Within it open_clip fetches what the hub's cache lacks, and fails at once if the hub cannot be reached.
 
     huggingface_hub (2.4) repeats the request for each file for half a minute, and both libraries log every attempt, on
-    the terminal. A first request tells whether there is any use in it; `_is_reachable` obeys HF_HUB_OFFLINE too.
+    the terminal. So a first request tests whether the hub answers; `_is_reachable` obeys HF_HUB_OFFLINE too.
     """
     import huggingface_hub
 

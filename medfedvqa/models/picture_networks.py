@@ -33,7 +33,7 @@ Build = Callable[..., nn.Module]
 NETWORK = "network."
 """The name prefix of all that is trained but the last layer, which is `head.answers`."""
 MOST_NUMBERS = 64_000_000
-"""Trained numbers of a network."""
+"""The most trained numbers of a network."""
 BINARY = ("no", "yes")
 """The answers to a finding, in the order of the answer space."""
 GROUPS = 8
@@ -55,7 +55,7 @@ MONAI_NETWORKS: Mapping[str, tuple[str, str, str, frozenset[str]]] = MappingProx
 """MONAI's networks that a job may name: where each is, what it calls the channels of a picture and its outputs, and the
 arguments that a job may give beside `groups`. All are normalised by groups of channels."""
 MOST_ARGUMENT, MOST_BLOCKS = 1024, 64
-"""The largest number that an argument of MONAI's may be, and a number of blocks in a list."""
+"""The largest number in an argument of MONAI's, and the largest number of blocks in a list."""
 
 _REGISTERED: dict[str, Build] = {}
 _BUILDING = Lock()
@@ -171,13 +171,13 @@ class NetworkSpec:
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
-    """In order of their names; lists are tuples."""
+    """The arguments in order of their names, with lists as tuples."""
     pixels: int = 128
     """The side of the pictures that it takes."""
     channels: int = 1
     """1: grey, 3: in colour."""
     findings: tuple[str, ...] = ()
-    """The findings that it tells, each with an output of its own; empty for one class of each picture."""
+    """The findings that it predicts, each with its own output; empty if each picture has one class."""
 
     def outputs(self, answers: int) -> int:
         """The number of outputs for an answer space of this size."""
@@ -222,7 +222,7 @@ class PictureBatch:
     finding: torch.Tensor
     """The output that each row asks about, int64 [rows]; 0 where a picture has one class."""
     answers: torch.Tensor
-    """int64 [rows]."""
+    """The answer of each row, int64 [rows]."""
     picture_owner: torch.Tensor | None = None
     """The owner of each picture, int64 [pictures], in a batch with owners."""
 
@@ -327,9 +327,9 @@ class PictureNetwork(AnswerModel):
 
 
 def check_network(model: PictureNetwork, private: bool) -> None:
-    """Try a network on two drawn pictures. Raises `ConfigError` if one reaches the other, or changes the network.
+    """Try a network on two drawn pictures. Raises `ConfigError` if one affects the other's output, or changes a buffer.
 
-    `private`: also whether each picture's gradient can be told from the other's, layer by layer.
+    `private`: also check that each picture has its own gradient, layer by layer.
     """
     name, generator = model.spec.name, torch.Generator().manual_seed(0)
     side = model.spec.pixels
@@ -374,7 +374,7 @@ def _check_gradients(model: PictureNetwork, values: Values, logits: Callable[...
             )
         parts, _ = recorder.contributions(loss * 2, 2, {})
         if {part.value for part in parts} != {*leaves.values()}:
-            raise SettingsError("a trained value has no part in the loss")
+            raise SettingsError("a parameter that is trained does not influence the loss")
     except SettingsError as error:
         others = [
             f"'{place}' ({type(module).__name__})"

@@ -62,7 +62,7 @@ Rows = torch.Tensor | FileRows
 
 
 class PictureSpace:
-    """One site's bounds. What is no longer used counts no longer."""
+    """One site's bounds on memory and disk. Rows that are no longer used do not count."""
 
     def __init__(self, memory: float = math.inf, disk: int = 0, folder: Path | None = None) -> None:
         """`memory` and `disk` are bytes; `folder` is made where a file is needed."""

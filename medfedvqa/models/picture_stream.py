@@ -59,7 +59,7 @@ class Stacked(PictureStream):
         return len(self._pictures)
 
     def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
-        """See `PictureStream`. Raises `ConfigError` where pictures with colour shall be grey."""
+        """See `PictureStream`. Raises `ConfigError` for pictures in colour where grey ones are asked for."""
         if self._pictures.shape[1] > channels:
             raise ConfigError("these pictures have colour, and grey ones are asked for")
         yield from torch.split(self._pictures, most)

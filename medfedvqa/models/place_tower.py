@@ -26,8 +26,8 @@ class PlaceTower(VisionTransformer):  # type: ignore[misc]  # open_clip has no a
     """
 
     def __init__(self, width: int, stem: nn.Module | None = None, whole: int = 0, **options: Any) -> None:
-        """`stem`: pictures to [n, width, rows, columns], whose scale means something; None: convolutions of its own.
-        `whole`: how many numbers of the pooled output are of the picture as a whole. `options`: those of open_clip."""
+        """`stem`: pictures to [n, width, rows, columns], which are not normalised afterwards; None: convolutions of
+        its own. `whole`: how many numbers of the pooled output describe the whole picture. `options`: open_clip's."""
         super().__init__(width=width, pool_type="avg", **options)
         # open_clip admits only the names of its own kinds of pooling.
         self.pool_type = "places"

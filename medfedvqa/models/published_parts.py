@@ -38,7 +38,7 @@ class PublishedPart:
     """What precedes the names of its weights in the backbone."""
 
     def content(self) -> bytes:
-        """The file's bytes. Raises `BackboneError` if the package is not installed, or its file is another one."""
+        """The file's bytes. Raises `BackboneError` if the package is not installed, or its file has another digest."""
         spec = find_spec(self.package)
         path = None if spec is None or spec.origin is None else Path(spec.origin).parent / self.file
         if path is None or not path.is_file():
@@ -81,7 +81,7 @@ MINILM: Mapping[str, Any] = MappingProxyType(
 class PublishedStem(nn.Module):
     """EfficientNet-Lite0 as the stem of a picture tower: [n, 3, side, side] to [n, width, side / 32, side / 32].
 
-    Its batch normalisation never leaves ImageNet's statistics, so that patients stay apart.
+    Its batch normalisation always uses ImageNet's statistics, so that one patient does not affect another.
     """
 
     def __init__(self, width: int) -> None:

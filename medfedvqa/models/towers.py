@@ -65,7 +65,7 @@ class ImageTower:
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
         """The attention to each patch in the last block, [n, patches], from the trunk's output.
 
-        It is that of the pooled position; of a tower that pools by places, the mean over these. Raises `ConfigError`
+        It is that of the pooled position or, in a tower that pools by places, their mean. Raises `ConfigError`
         for a tower that pools by a mean.
         """
         token = bool(self.visual.pool_type == "tok" and not self.visual.attn_pool)
@@ -152,7 +152,7 @@ class TextTower:
         return embedded
 
     def _mask(self, layout: Packed) -> torch.Tensor | None:
-        """What is added to attention's scores, see `_run`."""
+        """The additive attention mask, see `_run`."""
         mask: torch.Tensor | None = self._text.attn_mask
         return mask
 
@@ -171,7 +171,7 @@ class TextTower:
 
 @dataclass(frozen=True)
 class ClassTextTower(TextTower):
-    """The text tower of CoCa: a class token behind the text is pooled, and does not see padding."""
+    """The text tower of CoCa: a class token after the text is pooled, and does not see padding."""
 
     def beginnings(self, tokens: torch.Tensor) -> Beginnings:
         # The class token stands for an id that no token has, so that `visible` and `trunk` find it.
@@ -208,10 +208,10 @@ def _run(
     mask: torch.Tensor | None = None,
     pool: bool = False,
 ) -> torch.Tensor:
-    """All blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
+    """Runs all blocks on hidden states in this layout; with `pool` only the pooled positions, [items, 1, width].
 
-    `mask`, [context, context] or [items, 1, context, context], is added to attention's scores. Prompts are for the
-    last of the blocks.
+    `mask`, [context, context] or [items, 1, context, context], is added to attention's scores. Prompts join in the
+    last blocks.
     """
     prompts = tuning.prompts
     unprompted = 0 if prompts is None else len(blocks) - prompts.keys.shape[-3]
@@ -245,7 +245,7 @@ def _block(
     pool: bool,
     update: Update | None = None,
 ) -> torch.Tensor:
-    """One residual attention block; with `pool` only the pooled positions of it, [items, 1, width]."""
+    """The output of one residual attention block; with `pool` only at the pooled positions, [items, 1, width]."""
     queries, keys, values, mask = _heads(block, hidden, layout, prompts, mask, pool, update)
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
     attended = attended if pool else layout.pack(attended)

@@ -59,7 +59,7 @@ def weights_of(model: TunedModel, values: Mapping[str, torch.Tensor]) -> Weights
     clip = check_traceable(model)[1].clip
     replaced = {name.removeprefix("weight."): value for name, value in values.items() if name.startswith("weight.")}
     if replaced and model.head.fusion == "attend":
-        raise ConfigError("a head that looks at frozen places of a tuned tower needs two sets of weights: not exported")
+        raise ConfigError("an export cannot hold the two sets of weights of a head on frozen features")
     frozen = dict(clip.named_parameters()) | dict(clip.named_buffers()) | replaced
     tuned = {name: value for name, value in values.items() if not name.startswith("weight.")}
     parts = {FROZEN: frozen, TUNED: tuned, SHARED: model.shared or {}}
@@ -70,9 +70,9 @@ def weights_of(model: TunedModel, values: Mapping[str, torch.Tensor]) -> Weights
 def check_traceable(model: object) -> tuple[TunedModel, ClipBackbone]:
     """A model that becomes a program, and its CLIP. Raises `ConfigError` for other models."""
     if type(model) is not TunedModel or not isinstance(model.backbone, ClipBackbone):
-        raise ConfigError("only a tuned CLIP with an answer head becomes a program: this method or backbone is another")
+        raise ConfigError("only a tuned CLIP with an answer head can be exported: choose another method or backbone")
     if isinstance(text_tower(model.backbone.clip, 1), ClassTextTower):
-        raise ConfigError("the text tower of CoCa does not become a program: choose another backbone")
+        raise ConfigError("the text tower of CoCa cannot be exported: choose another backbone")
     return model, model.backbone
 
 

@@ -34,7 +34,7 @@ class AnswerModel(ABC):
 
     @property
     def cache_key(self) -> str:
-        """The models with this key make the same cache of a site at the same depth."""
+        """Models with the same key make the same cache of a site, at the same depth."""
         return type(self).__name__
 
     @abstractmethod
@@ -47,13 +47,13 @@ class AnswerModel(ABC):
 
     @abstractmethod
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """What the model's trained parts make of the rows, which methods compare, [rows, width]."""
+        """The features that the model's trained parts compute of the rows, [rows, width]. Methods compare them."""
 
     @abstractmethod
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        """Features [rows, width] of a batch to logits [rows, answers]. Dropout needs a chance to draw from."""
+        """Features [rows, width] of a batch to logits [rows, answers]. Dropout draws from `chance`; none without it."""
 
     def logits(self, values: Mapping[str, torch.Tensor], batch: Any, chance: Chance | None = None) -> torch.Tensor:
         """The logits of a batch's rows, [rows, answers]."""

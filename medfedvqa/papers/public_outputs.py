@@ -13,16 +13,17 @@ import torch
 from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
-from medfedvqa.bounds import MOST_PAIRS, MOST_ROWS, MOST_SITES, Blocks, ExtraPasses, Rank, SiteName, Width
+from medfedvqa.bounds import MOST_PAIRS, MOST_ROWS, MOST_SITES, Blocks, ExtraPasses, PublicSet, Rank, SiteName, Width
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import public_pairs
+from medfedvqa.data import PublicPairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import AnswerModel, BackboneShape, Shapes, TunedModel
 from medfedvqa.models.tuning import Kind as TuningKind
-from medfedvqa.training import FrozenRows, Part, Site, answer_losses
+from medfedvqa.training import Part, Site, answer_losses
+from medfedvqa.training.frozen_rows import FrozenRows
 from privacy import DPSettings
 
 LOGITS = "logits"
@@ -60,6 +61,7 @@ class PublicOutputsConfig(AveragingConfig, frozen=True):
     public_pairs: int = Field(
         64, ge=4, le=MOST_PAIRS, description="public pictures; all closed questions about them are public rows"
     )
+    public: PublicSet = None
     public_rows: int = Field(32, ge=2, le=MOST_ROWS, description="public rows per step")
     public_epochs: ExtraPasses = Field(
         1, description="a site's passes over the public rows per round, before its own rows; 0 is local training"
@@ -82,11 +84,11 @@ class PublicOutputs(Averaging[Config]):
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
-        asked = {*public_pairs(config.public_pairs).questions.answers}
-        if missing := asked - {*(self.answers or ())}:
+        asked = {*self._pairs().questions.answers}
+        if missing := sorted(asked - {*(self.answers or ())}):
             raise ConfigError(
                 f"'{self.name}' compares answers to public questions by their numbers: 'answers' must be a list for "
-                f"all sites that holds {', '.join(sorted(missing))}"
+                f"all sites that holds {', '.join(missing[:5])}{' and others' if missing[5:] else ''}"
             )
 
     @abstractmethod
@@ -129,7 +131,7 @@ class PublicOutputs(Averaging[Config]):
         for (draw,) in trainer.draws(seed):
             trainer.step([part], private, draw)
         state = {**state, "values": part.trained(), "begun": True}
-        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        state |= validated(state, self.right(trainer, state["values"], site.data.validate)) | trainer.clipped(state)
         return state, arrays_of({LOGITS: logits_on(model, state["values"], rows)})
 
     def without_others(self, local_epochs: int | None = None) -> "PublicOutputs[Config]":
@@ -150,12 +152,15 @@ class PublicOutputs(Averaging[Config]):
         """The public rows, which go through the frozen part of the site's backbone once."""
         model, count, size = self.model(site), self.config.public_pairs, site.backbone.shape.image_size
         return site.derive(
-            ("public questions", count, self.answers, model.cache_key, tuple(model.depth.items())),
-            lambda: FrozenRows.of_questions(model.cache, size, model.depth, public_pairs(count), self.answers or ()),
+            ("public questions", count, self.config.public, self.answers, model.cache_key, tuple(model.depth.items())),
+            lambda: FrozenRows.of_questions(model.cache, size, model.depth, self._pairs(), self.answers or ()),
         )
 
+    def _pairs(self) -> PublicPairs:
+        return public_pairs(self.config.public_pairs, self.config.public)
+
     def _logits(self, whose: str) -> TensorSpec:
-        rows = len(public_pairs(self.config.public_pairs).questions)
+        rows = len(self._pairs().questions)
         meaning = f"{whose} logits of answers to public questions"
         shape = rows, len(self.answers or ())
         return TensorSpec(LOGITS, shape, "float32", Kind.REPRESENTATIONS, meaning, bounds=(-_BOUND, _BOUND))

@@ -19,7 +19,8 @@ from medfedvqa.evaluation import ServerScore
 from medfedvqa.models import Backbone, HeadConfig, TunedModel, TuningConfig, has_seen, load_backbone
 from medfedvqa.models.tuning import Kind as TuningKind
 from medfedvqa.papers.public_outputs import LOGITS, OutputLoss, PublicOutputs, PublicOutputsConfig, learn, logits_on
-from medfedvqa.training import FrozenRows, Part, Site
+from medfedvqa.training import Part, Site
+from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class TaughtServerConfig(PublicOutputsConfig, frozen=True):
@@ -54,7 +55,7 @@ class AnsweringServer:
         self._model = TunedModel(backbone, TuningConfig(config.server_tuning), head)
         self._generator = torch.Generator().manual_seed(seed)
         with one_thread():
-            self.rows = self._rows(public_pairs(config.public_pairs))
+            self.rows = self._rows(public_pairs(config.public_pairs, config.public))
         initial = self._model.initial(self._generator, self._generator)
         values = {name: value.requires_grad_() for name, value in initial.items()}
         self._part = Part(values, torch.optim.Adam(values.values(), config.server_rate))
@@ -65,7 +66,7 @@ class AnsweringServer:
             return logits_on(self._model, self._part.values, self.rows)
 
     def learn(self, loss: OutputLoss) -> None:
-        """The passes of one round."""
+        """Trains the server's model for one round, `server_epochs` passes over the public rows."""
         config = self._config
         with one_thread():
             learn(self._part, self._model, self.rows, loss, config.server_epochs, config.public_rows, self._generator)
@@ -106,8 +107,9 @@ class TaughtServer(PublicOutputs[Config]):
             uploads = hub.collect(task, dict.fromkeys(called, shared))
             server.learn(self.lesson_of_server(server, stacked(uploads)))
             shared = arrays_of({LOGITS: server.logits()})
-        if self.config.test_pairs:
-            hub.tested(server.score(held_out_pairs(self.config.test_pairs)))
+        config = self.config
+        if config.test_pairs:
+            hub.tested(server.score(held_out_pairs(config.test_pairs, config.public, config.public_pairs)))
         return hub.collect("evaluate")
 
 

@@ -11,7 +11,7 @@ from medfedvqa.report.page import page
 from medfedvqa.report.patients import Language, compose_patients
 from medfedvqa.report.pdf import pdf_bytes
 from privacy.report.join import JoinedReport
-from privacy.report.model_conduct import Report
+from privacy.report.report import Report
 from privacy.report.report_files import HTML, PDF
 
 Audience = Literal["officers", "patients"]

@@ -1,83 +1,12 @@
-"""The appendix, to which figures link: the log's entries, the ledger's records, and digests in full."""
+"""The last table of a document: digests in full, to which their short forms link."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Any
 
-from medfedvqa.report.blocks import (
-    Code,
-    Digest,
-    Facts,
-    Inline,
-    Section,
-    Table,
-    at_most,
-    count,
-    digest,
-    moment,
-    plain,
-    row,
-    stack,
-    table,
-)
-from privacy.report.model_conduct import Report
-from privacy.report.report_evidence import LedgerRow
+from medfedvqa.report.blocks import Code, Digest, Facts, Inline, Section, Table, row
 
 MAX_ANCHOR = 256
-"""The most characters of a digest or key that are part of an anchor; of a longer one its hash is."""
-
-
-def log(report: Report) -> Section:
-    """The quoted entries of the audit log."""
-    entries = table(
-        "Entries of the audit log that belong to the job; report.json has each of them whole, with its proof",
-        report.evidence.log.entries,
-        {
-            "Entry": lambda entry: count(entry.record.get("seq")),
-            "Time": lambda entry: moment(entry.record.get("time")),
-            "Event, outcome": lambda entry: stack(plain(entry.record.get("event")), plain(entry.record.get("outcome"))),
-            "Task, round, peer": lambda entry: stack(
-                plain(entry.record.get("task")), count(entry.record.get("round")), plain(entry.record.get("peer"))
-            ),
-            "#Bytes, epsilon after": lambda entry: stack(
-                count(entry.record.get("nbytes")), at_most(entry.record.get("epsilon_after"))
-            ),
-            "Leaf, hashes of its proof": lambda entry: stack(
-                digest(entry.record.get("leaf_hash")), count(len(entry.proof))
-            ),
-        },
-        "No entry is quoted.",
-        lambda entry: f"entry-{entry.record.get('seq')}",
-        on_paper=False,
-    )
-    return Section("log", "Log entries", (entries,))
-
-
-def ledger(report: Report) -> Section:
-    """The records of the budget ledger."""
-
-    def fields(line: LedgerRow) -> dict[str, Any]:
-        return line.record or {}
-
-    records = table(
-        "Records of the budget ledger; one that lists patients' digests appears by its hash only",
-        report.evidence.ledger,
-        {
-            "Record": lambda line: count(line.seq),
-            "Time": lambda line: moment(fields(line).get("time")),
-            "Event": lambda line: "withheld" if line.record is None else plain(fields(line).get("event")),
-            "Job": lambda line: plain(fields(line).get("job")),
-            "Task, round, attempt": lambda line: stack(
-                plain(fields(line).get("task")), count(fields(line).get("round")), count(fields(line).get("attempt"))
-            ),
-            "#All jobs, after": lambda line: at_most(fields(line).get("epsilon_after")),
-            "Hash": lambda line: Digest(line.hash),
-        },
-        "The site has no ledger.",
-        lambda line: f"record-{line.seq}",
-        on_paper=False,
-    )
-    return Section("ledger", "Ledger records", (records,))
+"""The longest digest or key that an anchor holds in full; a longer one is hashed."""
 
 
 def digests(sections: Sequence[Section]) -> Section:

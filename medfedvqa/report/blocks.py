@@ -164,7 +164,7 @@ class Drawing:
 
     @property
     def label(self) -> str:
-        """What is heard instead of the plot."""
+        """The text that a screen reader reads instead of the plot."""
         return f"{self.title}: {self.description}"
 
 

@@ -24,8 +24,7 @@ from medfedvqa.figures import (
     styled,
 )
 from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, printable, words
-from privacy.report.model_conduct import Egress, Empirical
-from privacy.report.model_guarantee import Accounting, ReportCharge
+from privacy.report.report import Sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +39,7 @@ KIBIBYTE = 1024
 
 
 @styled(PAGE_STYLE)
-def budget_course(accounting: Accounting, job: str) -> Drawing | None:
+def budget_course(accounting: Sections, job: str) -> Drawing | None:
     """Epsilon after each charge, of all jobs and of this job, with the limit."""
     charges = accounting.charges
     site = [charge.site_epsilon_after for charge in charges]
@@ -71,7 +70,7 @@ def budget_course(accounting: Accounting, job: str) -> Drawing | None:
 
 
 @styled(PAGE_STYLE)
-def budget_by_job(accounting: Accounting, job: str) -> Drawing | None:
+def budget_by_job(accounting: Sections, job: str) -> Drawing | None:
     """Epsilon of each job, the newest last, with the limit of a job or of all."""
     jobs = accounting.jobs[-DRAWN_JOBS:]
     values = [account.epsilon if account.epsilon is not None and isfinite(account.epsilon) else 0.0 for account in jobs]
@@ -95,7 +94,7 @@ def budget_by_job(accounting: Accounting, job: str) -> Drawing | None:
 
 
 @styled(PAGE_STYLE)
-def egress_by_round(egress: Egress) -> Drawing | None:
+def egress_by_round(egress: Sections) -> Drawing | None:
     """Bytes that left in each round, stacked by kind, the kind with the most bytes first."""
     totals = dict.fromkeys((share.kind for share in egress.by_kind), 0)
     for share in egress.by_kind:
@@ -122,7 +121,7 @@ def egress_by_round(egress: Egress) -> Drawing | None:
 
 
 @styled(PAGE_STYLE)
-def accuracy(empirical: Empirical) -> Drawing | None:
+def accuracy(empirical: Sections) -> Drawing | None:
     """Accuracies with their intervals: with and without privacy, finished at the site, trained alone, and the prior."""
     if empirical.accuracy_private is None and empirical.accuracy_without is None:
         return None
@@ -142,7 +141,7 @@ def accuracy(empirical: Empirical) -> Drawing | None:
     return _drawing("Accuracy on the site's test rows, 95 % intervals", axes, texts)
 
 
-def accuracies(e: Empirical) -> list[tuple[str, str, float | None, float | None, float | None]]:
+def accuracies(e: Sections) -> list[tuple[str, str, float | None, float | None, float | None]]:
     """Each model's name in the plot and in the table, its accuracy, and its interval."""
     trained = (
         ("finished", "The same, finished at the site without noise", e.accuracy_finished),
@@ -158,7 +157,7 @@ def accuracies(e: Empirical) -> list[tuple[str, str, float | None, float | None,
 
 
 @styled(PAGE_STYLE)
-def attacks(empirical: Empirical) -> Drawing | None:
+def attacks(empirical: Sections) -> Drawing | None:
     """The range of epsilon above each attack's lower bound, and the epsilon that is claimed."""
     estimates = empirical.attacks
     if not estimates:
@@ -187,7 +186,7 @@ def attacks(empirical: Empirical) -> Drawing | None:
 def people(
     found: int,
     guessed: int,
-    labels: tuple[str, str, str] = ("by guessing", "besides, at most", "not found"),
+    labels: Sequence[str] = ("by guessing", "besides, at most", "not found"),
     title: str = "Of 100 people who took part",
 ) -> Drawing:
     """A hundred people in two rows, by who finds them."""
@@ -229,7 +228,7 @@ def _drawing(title: str, axes: "Axes", lines: Sequence[str] = (), columns: int =
 
     figure = axes.get_figure(root=True)
     if not isinstance(figure, Figure):
-        raise TypeError("the axes of a plot belong to a figure")
+        raise TypeError("these axes belong to no figure")
     texts = [str(label) for label in axes.get_legend_handles_labels()[1]]
     if texts:
         figure.legend(loc="outside upper left", ncols=columns, fontsize=8)
@@ -237,7 +236,7 @@ def _drawing(title: str, axes: "Axes", lines: Sequence[str] = (), columns: int =
     return Drawing(title, "; ".join([*lines, *texts]), figure)
 
 
-def _runs(charges: Sequence[ReportCharge]) -> list[tuple[int, int]]:
+def _runs(charges: Sequence[Sections]) -> list[tuple[int, int]]:
     """The begin and the end of each run of charges of one job."""
     runs, begin = list[tuple[int, int]](), 0
     for _, group in groupby(charges, key=lambda charge: charge.job):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from audits.external_evidence import ExternalEvidence
 from audits.format_numbers import check_number
 from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.patient_groups import LEAST
+from medfedvqa.evaluation.patient_groups import SCHEMA as GROUPS
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
 from medfedvqa.federation.job import JobSpec
@@ -33,6 +36,7 @@ from privacy.report import (
     AttackEstimate,
     CohortAttestation,
     DicomCode,
+    GroupAccuracy,
     IngestionManifest,
     LedgerRow,
     LogVerdict,
@@ -55,6 +59,7 @@ def evidence_of(
     attack: Path | None,
     against: Sequence[Path],
     network: bool,
+    groups: Path | None = None,
 ) -> ReportEvidence:
     """The site's evidence on a job, by default its last one. The site's log is signed first, as it is.
 
@@ -67,6 +72,10 @@ def evidence_of(
         log.checkpoint()
     if baseline and not results:
         raise ConfigError("accuracy without privacy is compared with accuracy under it: give --results as well")
+    if groups and not baseline:
+        raise ConfigError("accuracies by group stand beside those of all patients: give --baseline as well")
+
+    by_group = _read(groups, partial(_groups, config.name, job_id)) if groups else ()
 
     def is_quoted(record: Mapping[str, Any]) -> bool:
         return record["job"] in (job_id, None) or refuses_job(record["event"], record["outcome"])
@@ -82,7 +91,7 @@ def evidence_of(
         run=_read(results, _run) if results else None,
         examined=_examined(config, against, network),
         attack=_read(attack, _attack) if attack else None,
-        measured=_measured(config.name, results, baseline) if results and baseline else None,
+        measured=_measured(config.name, results, baseline, by_group) if results and baseline else None,
         ingested=_ingested(store) if (store := store_of(config)) else None,
         binding=_binding(config),
         governance=config.governance,
@@ -91,7 +100,7 @@ def evidence_of(
 
 
 def _job_id(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
-    """The job that is named, or else the last that opened, or else the last that was refused.
+    """The identifier of the named job, or else of the last job opened, or else of the last refused.
 
     A named job may be in the ledger alone, since entries of the log expire.
     """
@@ -190,7 +199,25 @@ def _attack(findings: dict[str, Any], sha256: str) -> Attack:
     )
 
 
-def _measured(site: str, results: Path, baseline: Path) -> AccuracyMeasurement:
+def _groups(site: str, job: str, document: dict[str, Any], sha256: str) -> tuple[GroupAccuracy, ...]:
+    """Accuracies with two digits. Nothing else of the file leaves the site, in particular not who was clipped."""
+    if not check_number(document["schema"], GROUPS, "the file"):
+        raise ValueError
+    if (document["site"], document["job"]) != (site, job) or document["baseline"] is None:
+        raise ConfigError("--groups is of another site or job, or has no accuracies without privacy")
+    if any(group["patients"] < LEAST for group in document["groups"]):
+        raise ConfigError(f"--groups has a group of fewer than {LEAST} patients: make it again")
+    return tuple(map(_group, document["groups"]))
+
+
+def _group(figures: Mapping[str, Any]) -> GroupAccuracy:
+    low, high = (bound and round(bound, 2) for bound in figures["cost"]["interval"] or (None, None))
+    shares = {name: round(figures[name]["accuracy"], 2) for name in ("private", "without")}
+    names = {name: figures[name] for name in ("by", "group", "model")}
+    return GroupAccuracy(**names, **shares, low=low, high=high)
+
+
+def _measured(site: str, results: Path, baseline: Path, groups: tuple[GroupAccuracy, ...]) -> AccuracyMeasurement:
     def documents(document: dict[str, Any], sha256: str) -> dict[str, Any]:
         return {**document, "own": document["sites"][site], "accuracy": _accuracy(document["sites"][site])}
 
@@ -208,6 +235,7 @@ def _measured(site: str, results: Path, baseline: Path) -> AccuracyMeasurement:
         alone=_optional(at_site["baselines"]["alone"]),
         alone_equal=_optional(at_site["baselines"]["alone_equal"]),
         kept=at_site["kept"],
+        groups=groups,
     )
 
 

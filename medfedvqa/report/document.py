@@ -1,26 +1,12 @@
 """Composes a report into a document: its first page, sections A to M, and the appendix."""
 
 from audits.escaping import NAME, bounded
-from medfedvqa.report import appendix, first_page, sections_conduct, sections_guarantee
+from medfedvqa.report import appendix, first_page
 from medfedvqa.report.blocks import Document, moment, words
-from privacy.report.model_conduct import Report
+from medfedvqa.report.sections import sections
+from privacy.report.figures import tree_of_rows
+from privacy.report.report import Report
 
-LETTERED = (
-    sections_guarantee.identity,
-    sections_guarantee.claim,
-    sections_guarantee.unit,
-    sections_guarantee.mechanism,
-    sections_guarantee.accounting,
-    sections_guarantee.outside,
-    sections_conduct.trust,
-    sections_conduct.egress,
-    sections_conduct.data_handling,
-    sections_conduct.empirical,
-    sections_conduct.mappings,
-    sections_conduct.verdicts,
-    sections_conduct.never,
-)
-"""The functions that make sections A to M."""
 FOOT = (
     "Made from report.json alone. Upper bounds are rounded up and lower bounds down at the third decimal; report.json "
     "has all digits. A dash stands where there is no figure. Times are UTC. The report supports a judgement; it draws "
@@ -30,17 +16,16 @@ FOOT = (
 
 def compose(report: Report) -> Document:
     """The document of one site's report on one job."""
-    section = report.sections.identity
-    sections = [section(report) for section in LETTERED]
-    sections += [appendix.log(report), appendix.ledger(report), sections_guarantee.code(report)]
+    identity, evidence = report.sections.identity, report.evidence.model_dump(mode="json")
+    parts = sections(report, tree_of_rows(report.rows) | {"evidence": evidence})
     return Document(
         kind="Privacy-budget report",
-        title=f"Job {bounded(section.job, NAME)} at site {bounded(section.site, NAME)}",
+        title=f"Job {bounded(identity.job, NAME)} at site {bounded(identity.site, NAME)}",
         heading=first_page.QUESTION,
         lead=first_page.lead(report),
-        created=section.created,
+        created=identity.created,
         cards=first_page.cards(report),
         front=first_page.front(report),
-        sections=(*sections, appendix.digests(sections)),
-        foot=f"Format {report.format}, made {words([moment(section.created)])} with medfedvqa {section.tool}. {FOOT}",
+        sections=(*parts, appendix.digests(parts)),
+        foot=f"Format {report.format}, made {words([moment(identity.created)])} with medfedvqa {identity.tool}. {FOOT}",
     )

@@ -26,7 +26,7 @@ from medfedvqa.report.blocks import (
     row,
     stack,
 )
-from privacy.report.model_conduct import Report, Rule, Summary
+from privacy.report.report import Report, Sections
 
 QUESTION = "May what left be used as planned?"
 MOST_OPEN = 8
@@ -39,12 +39,12 @@ NOT_COVERED = (
 
 
 def in_hundred(share: float) -> int:
-    """People of 100, never fewer than the share."""
+    """The share as people of 100, rounded up."""
     return math.ceil(100 * share - 1e-9)
 
 
 def accused_in_hundred(share: float) -> int:
-    """People of 100 who are accused wrongly, never more than the share: who accuses fewer finds no more."""
+    """People of 100 who are accused wrongly, rounded down: an attacker who accuses fewer finds no more."""
     return math.floor(100 * share + 1e-9)
 
 
@@ -122,7 +122,7 @@ def _open(report: Report) -> Section:
 _LATER = "What closes a rule counts for later jobs; about this one the head of the site decides."
 
 
-def _named(rule: Rule) -> Cell:
+def _named(rule: Sections) -> Cell:
     return stack(rule.rule, Badge(rule.state, "bad" if rule.state == "broken" else "open"))
 
 
@@ -219,7 +219,7 @@ def _budget(report: Report) -> Section:
 _EPSILON = "Epsilon bounds what they tell about one patient: the smaller, the less."
 
 
-def _fits(summary: Summary | None) -> Cell:
+def _fits(summary: Sections | None) -> Cell:
     if summary is None or summary.jobs_that_fit is None:
         return ()
     return (

@@ -1,24 +1,18 @@
-"""What a site tells about its own decisions, and epsilons that others chose, so that one is not read in a void."""
+"""What a site tells about its own decisions, and epsilons that others chose, for comparison."""
 
 from audits.escaping import bounded
-from medfedvqa.report.blocks import NONE, Facts, Section, Table, Text, fact, row
-from privacy.report.model_conduct import Report
+from medfedvqa.report.blocks import NONE, Section, Table, Text, row
+from privacy.report.figures import REPORT
+from privacy.report.report import Report
 from privacy.settings import Governance
 
-LABELS = {
-    "purpose": "Purpose",
-    "controller": "Controller",
-    "contact": "Contact",
-    "legal_basis": "Legal basis",
-    "retention": "Retention",
-    "epsilon_decided_by": "Epsilon decided by",
-    "epsilon_reason": "Reason for this epsilon",
-    "permitted_use": "Permitted use",
-    "review_date": "Next review",
-}
+_PREFIX = "evidence.governance."
+_LINES = (line.removeprefix(_PREFIX).split(" | ") for line in REPORT.lines if line.startswith(_PREFIX))
+LABELS = {name: label for name, *_, label in _LINES}
+"""The names of the texts that a site may give, by its settings."""
 MISSING = "not given by the site"
 FIRST = ("controller", "contact", "purpose", "permitted_use", "epsilon_decided_by", "review_date")
-"""What the first page has of them."""
+"""The texts that the first page shows."""
 SHORT = 110
 """Characters of each on the first page."""
 DEPLOYMENTS = (
@@ -45,20 +39,11 @@ DEPLOYMENTS = (
         "Apple, Differential Privacy Overview",
     ),
 )
-"""What was deployed, who is protected, epsilon, delta, source."""
-
-
-def words_of(report: Report) -> Facts:
-    """Every text that the site gave, and the names of those that it did not."""
-    governance = report.evidence.governance or Governance()
-    facts = tuple(
-        fact(label, getattr(governance, name) or MISSING, "the site's word") for name, label in LABELS.items()
-    )
-    return Facts("In the site's own words, which nobody checked", facts)
+"""Known deployments: what was deployed, who is protected, epsilon, delta, source."""
 
 
 def summary(report: Report) -> Section:
-    """The same for the first page, shortened."""
+    """The site's texts for the first page, shortened, and the names of those that it did not give."""
     governance = report.evidence.governance or Governance()
     given = [
         f"{LABELS[name]}: {bounded(text, SHORT)}" for name in FIRST if (text := getattr(governance, name)) is not None
@@ -70,7 +55,7 @@ def summary(report: Report) -> Section:
 
 
 def deployments() -> Table:
-    """Epsilons of others."""
+    """The table of epsilons in known deployments."""
     rows = tuple(row(*cells) for cells in DEPLOYMENTS)
     caption = "Epsilons of known deployments, which protect other units and are no yardstick"
     return Table(caption, ("Deployment", "Protected", "#Epsilon", "#Delta", "Source"), rows, NONE)

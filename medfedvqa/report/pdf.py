@@ -22,12 +22,12 @@ from privacy.report.report_files import HTML, JSON
 
 STANDARD: Final = "ua-1"
 PIECE = 8
-"""The characters between two places at which a long word may be broken ..."""
+"""The characters between two places at which a long word may be broken."""
 LONG_IN_TEXT, LONG_IN_TABLE = 40, 13
-"""... and how long such a word is, in a paragraph and in a table of many columns."""
+"""The most characters of a word that is not broken, in a paragraph and in a table of many columns."""
 MANY_COLUMNS = 4
 BREAK = "\u200b"
-"""Never part of a printable text, which has it as its number."""
+"""The mark of a place to break. Printable text never holds it, since it writes the character as its number."""
 
 
 def pdf_bytes(document: Document) -> bytes:

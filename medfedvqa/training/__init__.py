@@ -1,14 +1,13 @@
 """One trainer for all methods: a site's local steps on named values, plain or under differential privacy by patient."""
 
 from medfedvqa.training.config import Optimizer, TrainingConfig
-from medfedvqa.training.frozen_rows import FrozenRows
 from medfedvqa.training.private import Privacy
 from medfedvqa.training.rows import MakeCache, Penalty, RowLoss, Rows, SiteRows, answer_losses, cached
 from medfedvqa.training.site import Site
-from medfedvqa.training.trainer import Part, Trainer, copied
+from medfedvqa.training.trainer import CLIPPED, Part, Trainer, copied
 
 __all__ = [
-    "FrozenRows",
+    "CLIPPED",
     "MakeCache",
     "Optimizer",
     "Part",

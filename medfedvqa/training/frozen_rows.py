@@ -23,7 +23,7 @@ class FrozenRows:
     texts: torch.Tensor
     """The cache's number of each row's text, int64 [rows]."""
     answers: torch.Tensor
-    """int64 [rows]; those of pairs mean nothing."""
+    """The number of each row's answer, int64 [rows]; meaningless for pairs."""
 
     @classmethod
     def of_pairs(cls, make: MakeCache, size: int, depth: Depth, pairs: "PublicPairs") -> "FrozenRows":

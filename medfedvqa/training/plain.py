@@ -38,7 +38,7 @@ class PlainGradients:
     def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[StepRows, ...]]:
         """The batches of one round, none without rows. All passes see the same batches.
 
-        A chance continues after its earlier draws.
+        If `seed` is a `SeededChance`, its sequence continues after its earlier draws.
         """
         if not len(self.train):
             return iter(())

@@ -109,16 +109,23 @@ class PrivateGradients:
 
         return StepCount()
 
+    @cached_property
+    def clipped(self) -> torch.Tensor:
+        """How often each patient took part, and how often its gradient was shortened then, int64 [patients, 2]."""
+        return torch.zeros(len(self.site.data.patients), 2, dtype=torch.int64)
+
     def _add(
         self, step: PrivateStep, values: Values, loss: RowLoss, chunk: tuple[torch.Tensor, ...], streams: PatientStreams
     ) -> None:
         """Adds the contributions of a chunk's patients, after one pass over all their rows."""
+        drawn = [int(self.train.patients[rows[0]]) for rows in chunk]
         chosen, counts = torch.cat(chunk), torch.tensor([len(rows) for rows in chunk])
         owners = torch.arange(len(chunk)).repeat_interleave(counts)
-        keys = [self.site.data.patients[int(self.train.patients[rows[0]])] for rows in chunk]
+        keys = [self.site.data.patients[patient] for patient in drawn]
         leaves = expanded({name: value for name, value in values.items() if name.startswith(PROMPT)}, len(chunk))
         recorder = Recorder([value for name, value in values.items() if name not in leaves])
         with owned(owners.to(self.site.device)), recorder:
             rows = self.rows.rows(self.train, chosen, PatientChance(streams, keys), owners)
             summed = loss({**values, **leaves}, rows).sum()
         step.add(*recorder.contributions(summed, len(chunk), {values[name]: leaf for name, leaf in leaves.items()}))
+        self.clipped[drawn] += torch.stack([torch.ones_like(step.clipped), step.clipped], dim=1).long().cpu()

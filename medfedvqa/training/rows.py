@@ -21,7 +21,7 @@ class Rows:
     batch: Any
     """The rows as the backbone takes them."""
     answers: torch.Tensor
-    """int64 [rows], in the model's answer space. Test rows may hold -1 for an answer outside of it."""
+    """The answers, int64 [rows], in the model's answer space. Test rows may hold -1 for an answer outside of it."""
     chance: Chance | None = None
     """The random source of dropout and other choices; None turns them off."""
 
@@ -77,7 +77,7 @@ class SiteRows:
         return Rows(batch, batch.answers, chance)
 
     def ahead(self, examples: Examples, chosen: torch.Tensor) -> None:
-        """Begins to read what a file holds of rows that are selected soon. Which of several views is not drawn yet."""
+        """Begins to read the rows that are selected soon from the cache's file. With several views it does nothing."""
         if self._views == 1:
             self._site.space.ahead(distinct(examples.pictures[chosen], None)[0])
 

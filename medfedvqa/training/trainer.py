@@ -18,6 +18,9 @@ from privacy import SeededChance
 
 logger = logging.getLogger(__name__)
 
+CLIPPED = "clipped"
+"""The key in the state of a private job: see `Trainer.clipped`. No noise is on these counts; they never leave."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -106,6 +109,12 @@ class Trainer:
         for part in parts:
             part.step()
         return noisy
+
+    def clipped(self, before: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The counts of `PrivateGradients.clipped`, added to those in the state `before`; nothing in plain training."""
+        if isinstance(self._gradients, PlainGradients):
+            return {}
+        return {CLIPPED: before.get(CLIPPED, 0) + self._gradients.clipped}
 
     @torch.no_grad()
     def right(

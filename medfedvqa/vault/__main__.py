@@ -32,11 +32,11 @@ _KEPT = {
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "PYTHONPYCACHEPREFIX"),
 }
-"""What the process keeps of its environment."""
+"""The environment variables that the process keeps."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status, once nobody has called for a while; in the background that is another process's."""
+    """Run the vault; returns the exit status. With `--detached`, the background process ends once it is idle."""
     detached = arguments[:1] == [DETACHED]
     try:
         place = VaultPlace.read(arguments[detached:])
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _isolated(place: VaultPlace) -> str:
-    """Isolate by the site's own file, unless that says `none`; one that cannot be read is each job's refusal later."""
+    """Isolate this process, unless `site.yml` says `isolation: none`. Without a readable file, each job is refused."""
     settings = {}
     with suppress(OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         settings = yaml.safe_load(place.config.read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def _isolated(place: VaultPlace) -> str:
 
 
 def _import_all() -> None:
-    """What the first job would import in seconds, and every further one again."""
+    """Imports at the start what the process of every job would otherwise spend seconds on."""
     import gc
     import logging
 

@@ -40,7 +40,7 @@ def reach(place: VaultPlace) -> Wire:
 
 
 def _start(place: VaultPlace) -> None:
-    """Start a vault in the background; returns once it listens, or another one does."""
+    """Start a vault in the background; returns once it, or a vault that was already running, listens."""
     command = [sys.executable, *place.command(DETACHED)]
     started = subprocess.run(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_START_TIMEOUT, check=False
@@ -51,7 +51,7 @@ def _start(place: VaultPlace) -> None:
 
 
 def _greeted(wire: Wire) -> str:
-    """What isolates the vault, once it has greeted. Raises `ConnectionError` if it ends, since its code is another."""
+    """The vault's isolation, from its greeting. Raises `ConnectionError` if the vault runs other code than this."""
     ready = wire.receive("ready").fields
     if ready["code"] != code_digest():
         time.sleep(_POLL)
@@ -73,7 +73,7 @@ class JobCourier:
     _attempt: "tuple[str, Relay] | None" = None
 
     def ask(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> Frame:
-        """The vault's answer, or refusal, to a task or to a message that is none. Raises `FederationError`."""
+        """The vault's answer, or refusal, to a task or to a malformed message. Raises `FederationError`."""
         for _ in range(REPEATS + 1):
             try:
                 wire = self._opened()
@@ -138,7 +138,7 @@ def report_refusal(place: VaultPlace, reason: Refusal, job: str | None, digest: 
 
 
 def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Wire:
-    """A connection whose vault has done what a frame of this kind asks for; another one is asked where a vault died.
+    """Ask the vault to do what a frame of this kind asks for, again if it dies; returns the connection.
 
     `fields` is called once the vault answers. Raises `FederationError` or `OSError`.
     """

@@ -27,7 +27,7 @@ _PREFIX = struct.Struct("<4sIQ")
 _PIECE = 1 << 20  # bytes read at a time: a length that is announced takes no memory before its bytes have come
 _MOST_ARRAYS, _MOST_DIMENSIONS, _LONGEST_NAME = 10_000, 8, 256
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in (*ITEM_BYTES, "uint8")}
-"""Those that an exchange declares, and bytes: announcements of attempts, tuples dealt for them, a job's files."""
+"""Array types of an exchange, and bytes: announcements of attempts, tuples dealt for them, a job's files."""
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     # From the courier. A job's files are arrays of bytes; the plain bytes of a task are the server's audit bytes.
     "job": {"id": str, "code": str},
@@ -51,7 +51,7 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
 
 
 class FrameRefused(FederationError):
-    """What arrived is no frame, or what should leave fits into none."""
+    """What arrived is not a frame, or what should be sent does not fit into one."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Wire:
         self.connection = connection
 
     def send(self, kind: str, arrays: Mapping[str, Any] | None = None, data: bytes = b"", **fields: Any) -> int:
-        """Send a frame; returns its bytes. Raises `FrameRefused` for what fits into none, or `OSError`."""
+        """Send a frame; returns its size in bytes. Raises `FrameRefused` for what fits into no frame, or `OSError`."""
         prefix, values = _encoded(Frame(kind, fields, arrays or {}, data))
         parts = [part for part in (prefix, *values, data) if len(part)]  # after the last byte, nobody may be there
         for part in parts:
@@ -120,7 +120,7 @@ def _encoded(frame: Frame) -> tuple[bytes, list[Any]]:
     specs, values = [], []
     for name, array in frame.arrays.items():
         if array.dtype.name not in _TYPES or array.ndim > _MOST_DIMENSIONS or len(name) > _LONGEST_NAME:
-            raise FrameRefused("an array does not have one of the types, or a name, that frames carry")
+            raise FrameRefused("a frame cannot carry an array with this type, name or number of dimensions")
         little = np.ascontiguousarray(array, _TYPES[array.dtype.name])
         specs.append([name, array.dtype.name, list(array.shape)])
         values.append(little.reshape(-1).view(np.uint8))

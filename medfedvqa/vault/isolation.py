@@ -41,7 +41,7 @@ REMEDY = (
     "container with `network none`, or on a machine whose kernel filters system calls (seccomp); or write `isolation: "
     "none` into site.yml"
 )
-"""What to do where nothing holds."""
+"""What to do on a machine where no isolation is possible."""
 _SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6", "raw", "raw6")
 
 
@@ -65,7 +65,7 @@ def permitted() -> str:
 
 
 def reached() -> list[str]:
-    """The kinds of sockets that lead somewhere; none in an isolated process. No packet leaves the machine by this."""
+    """The kinds of sockets that lead somewhere; none in an isolated process. No packet leaves the machine."""
     return [name for name, attempt in _ATTEMPTS.items() if not _is_cut(attempt)]
 
 

@@ -34,12 +34,12 @@ from audits.running_jobs import running_jobs
 from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature, admission_lock
-from medfedvqa.federation.certificates import federation_of, submitter
 from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.job_folder import FILES, parse_job
 from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
 from medfedvqa.federation.job_closing import close_ended
+from medfedvqa.federation.job_signature import federation_of, submitter
 from medfedvqa.federation.live_processes import end_work, working_on
 from medfedvqa.federation.refusal_entries import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
@@ -97,7 +97,7 @@ class Vault:
             wire.receive()  # the courier's presence keeps the vault
 
     def _config(self) -> SiteConfig:
-        """The site's settings; from now on the machine's own log receives refusals, if they name one."""
+        """Load the site's settings. If they name the socket of the machine's log, it receives refusals from now on."""
         config = load_site_config(self.place.config, self.place.site)
         if config.system_log is not None:
             try:
@@ -108,14 +108,14 @@ class Vault:
         return config
 
     def _turned_away(self, config: SiteConfig, id: str, digest: str, reason: str, code: str) -> None:
-        """Log a job that the courier refused before it had a process, by one of the reasons that it can have."""
+        """Log a job that the courier refused before it had a process, for a reason that a courier may give."""
         if reason not in (Refusal.FOLDER, Refusal.SCHEMA) or id and not is_file_name(id) or len(digest) not in (0, 64):
-            raise FrameRefused("the courier names no job that it refused")
+            raise FrameRefused("the courier does not name the job that it refused")
         with self._log(config) as log, admission_lock(config.audit):
-            RefusalEntries(log, config.state / "refusals").enter(Refusal(reason), id or None, digest or None)
+            RefusalEntries(log, config.state).enter(Refusal(reason), id or None, digest or None)
 
     def _close(self, config: SiteConfig, running: list[Any], ended: list[Any]) -> None:
-        """Close every job of the site but those that the courier runs, or that began since it said so.
+        """Close every job of the site except those that the courier runs, and those that began after its message.
 
         A process may still work on a job that the courier says has ended: it is killed.
         """
@@ -149,7 +149,7 @@ class Vault:
     def _runtime(
         self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "_Mail"
     ) -> SiteRuntime | StatusRuntime:
-        """Raises `JobRefused` for a job that is none; that stands in the log then."""
+        """The runtime that answers the job's tasks. Raises `JobRefused`, once logged, for an invalid job."""
         signature, root = None, self.place.root
         try:
             if root is not None:
@@ -173,7 +173,7 @@ class Vault:
         return SiteRuntime(config, spec, job_id, relays=relays, signature=signature, isolation=self.isolation)
 
     def _logged(self, config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
-        """The refusal of a job whose text is not read any further, once the log has it; it repeats nothing of it."""
+        """Logs the refusal of a job whose text is not read further, and returns it. It quotes nothing of the text."""
         with self._log(config) as log:
             refused = {"outcome": Outcome.REFUSED, "reason": code.sentence, "admission": {"code": code.value}}
             log.append(Event.REFUSAL, job=job_id, isolation=self.isolation, **refused)
@@ -243,7 +243,7 @@ class JobTasks:
         wire.send("refused", code=code.value)
 
     def _refused(self, error: Exception) -> Refusal:
-        """The code of a failure, once it stands in the audit log."""
+        """Log a failure in the audit log, and return its code."""
         code = code_of(error, private=not isinstance(self._runtime, SiteRuntime) or self._runtime.private)
         _logger.warning("the job was refused: %s: %s", code, code.sentence)
         if not isinstance(error, ACTIONABLE):

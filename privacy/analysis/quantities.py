@@ -44,7 +44,7 @@ class Analysis(Protocol):
         ...
 
     def sampled_gaussian_loss(self, rate: float, noise: float, least: float, most: float) -> PrivacyLoss:
-        """The loss of one such step, given that it lies between `least` and `most`."""
+        """The privacy loss of one step of the Gaussian mechanism on a Poisson sample, cut to `least` to `most`."""
         ...
 
     def composed_epsilons(

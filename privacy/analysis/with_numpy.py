@@ -226,5 +226,5 @@ def _epsilon(loss: _Discrete, delta: float, delta_error: float, epsilon_error: f
     weighted = np.cumsum((loss.masses * np.exp(-points))[::-1])[::-1]
     place = int(np.searchsorted(np.exp(points) * weighted - above, -target))
     if place == 0:
-        raise RuntimeError("delta is reached nowhere on the grid")
+        raise RuntimeError("no epsilon on the grid reaches delta")
     return float(np.log((above[place] - target) / weighted[place])) + epsilon_error

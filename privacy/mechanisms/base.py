@@ -107,7 +107,7 @@ class DPEvent(ABC):
         return kind(**record)
 
     def against(self, colluders: int) -> Self:
-        """The same, for an observer to whom this many sites tell their noise: it differs where sites share noise."""
+        """The event as seen by an observer whom `colluders` sites tell their noise; only shared noise differs."""
         return self
 
     @property
@@ -118,7 +118,7 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def accounted(self) -> Self:
-        """One step as the accountants see it: of no use, with no more noise than they count."""
+        """One step as the accountants see it: without its `use`, and with at most the noise that they count."""
 
     @property
     def is_accountable(self) -> bool:
@@ -206,7 +206,7 @@ def counts_mechanisms() -> list[type[CountsMechanism]]:
 
 
 def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
-    """The events, in the order of their first steps, with those that differ in steps alone put together."""
+    """The events in the order of first occurrence, with events that differ only in `steps` merged."""
     steps: dict[DPEvent, int] = {}
     for event in events:
         once = event.times(1)
@@ -215,7 +215,7 @@ def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
 
 
 def check_steps(steps: object) -> None:
-    """Raises `AccountingError` unless it is a whole number from 1."""
+    """Raises `AccountingError` unless `steps` is a whole number of at least 1."""
     if type(steps) is not int or steps < 1:
         raise AccountingError("an event has at least one step: give a whole number from 1")
 

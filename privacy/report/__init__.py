@@ -3,9 +3,9 @@
 from privacy.report.build import report_of, sections_of
 from privacy.report.facts import NewerReport, ReportError
 from privacy.report.join import JoinedReport, SourceReport, join, verify_joined
-from privacy.report.model_conduct import Report, Sections
 from privacy.report.registry import registry_entry
 from privacy.report.replay import quote_ledger
+from privacy.report.report import Report, Sections
 from privacy.report.report_evidence import (
     Accuracy,
     AccuracyMeasurement,
@@ -13,6 +13,7 @@ from privacy.report.report_evidence import (
     AttackEstimate,
     CohortAttestation,
     DicomCode,
+    GroupAccuracy,
     IngestionManifest,
     LedgerRow,
     LogVerdict,
@@ -32,6 +33,7 @@ __all__ = [
     "AttackEstimate",
     "CohortAttestation",
     "DicomCode",
+    "GroupAccuracy",
     "IngestionManifest",
     "JoinedReport",
     "LedgerRow",

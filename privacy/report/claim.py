@@ -1,23 +1,11 @@
-"""Sections A to D: what the report is of, what it claims, for whom, and what ran."""
+"""Sections A to D: what the report is about, what it claims, for whom, and what ran."""
 
 import hashlib
 import math
 
 from audits import Kind
 from privacy.mechanisms import DPEvent, merge_steps
-from privacy.report.facts import ReportFacts, plain
-from privacy.report.model_guarantee import (
-    Bound,
-    Claim,
-    CodeShare,
-    EventFigures,
-    ExecutedMechanism,
-    Mechanism,
-    NamedDigest,
-    Parameter,
-    ReportIdentity,
-    Unit,
-)
+from privacy.report.facts import Part, ReportFacts, plain
 from privacy.report.report_evidence import Run
 
 UNIT = "patient"
@@ -36,12 +24,12 @@ NOT_COVERED = (
 )
 
 
-def identity(facts: ReportFacts) -> ReportIdentity:
-    """A."""
+def identity(facts: ReportFacts) -> Part:
+    """Section A: what the report is about."""
     evidence, checkpoint, run = facts.evidence, facts.excerpt.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
     evidence_json = evidence.model_dump(mode="json", exclude_unset=True)
-    return ReportIdentity(
+    return dict(
         report=hashlib.sha256(plain(evidence_json)).hexdigest(),
         tool=evidence.tool.version,
         tool_code=evidence.tool.code_digest,
@@ -66,7 +54,7 @@ def identity(facts: ReportFacts) -> ReportIdentity:
         policy_digest=facts.latest("policy"),
         config_digest=hashlib.sha256(plain(settings(run))).hexdigest() if run else None,
         code_parts=tuple(
-            CodeShare(kind=part.kind.value, name=part.name, version=part.version, sha256=part.sha256)
+            dict(kind=part.kind.value, name=part.name, version=part.version, sha256=part.sha256)
             for part in dict.fromkeys(part for code in facts.codes for part in code.parts)
         ),
     )
@@ -78,10 +66,10 @@ def settings(run: Run) -> dict[str, object]:
     return {name: getattr(run, name) for name in names}
 
 
-def _adapter(facts: ReportFacts) -> tuple[NamedDigest, ...]:
-    """Each tensor of parameters as it was released last."""
+def _adapter(facts: ReportFacts) -> tuple[Part, ...]:
+    """The last release of each tensor of parameters."""
     last = {
-        tensor.name: NamedDigest(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
+        tensor.name: dict(tensor=tensor.name, round=entry.round, sha256=tensor.sha256)
         for entry in facts.releases
         for tensor in entry.tensors
         if tensor.kind is Kind.PARAMETERS
@@ -89,18 +77,18 @@ def _adapter(facts: ReportFacts) -> tuple[NamedDigest, ...]:
     return tuple(last.values())
 
 
-def claim(facts: ReportFacts) -> Claim:
-    """B."""
+def claim(facts: ReportFacts) -> Part:
+    """Section B: what is claimed, and for whom."""
     why = _no_claim(facts)
     if why:
         figures = ("epsilon", "delta", "mu", "mu_is_exact")
         nothing = dict.fromkeys(("mechanism", "unit", "neighbours", "observer", *figures))
         sentence = f"No differential privacy is claimed for what site {facts.evidence.site} released: {why}."
-        return Claim(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
+        return dict(made=False, sentence=sentence, provisional=False, not_covered=_not_covered(facts), **nothing)
     cost = facts.spent
     events = facts.replay.events(facts.job)
     exact = all(event.mu_is_exact for event in events)
-    return Claim(
+    return dict(
         made=True,
         sentence=_sentence(facts, events, exact),
         mechanism=_mechanism(events),
@@ -143,7 +131,7 @@ def _is_open(facts: ReportFacts) -> bool:
 
 
 def _mechanism(events: list[DPEvent]) -> str:
-    """Kinds of noise, each once, in the order of the charges."""
+    """The distinct kinds of noise, in the order of the charges."""
     return f"{' and '.join(dict.fromkeys(event.sentence for event in events))}, added at the site"
 
 
@@ -169,36 +157,36 @@ def rounded_up(value: float) -> str:
 
 
 def finite(value: float) -> float | None:
-    """None in the place of infinity, which JSON has not."""
+    """The value, or None for infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
-def unit(facts: ReportFacts) -> Unit:
-    """C."""
+def unit(facts: ReportFacts) -> Part:
+    """Section C: who is protected."""
     policy = facts.evidence.policy
     site = "the site's policy"
     policy_bounds = (
-        Bound(
+        dict(
             name="delta", value=policy.delta, unit="probability", source=site,
             meaning="the largest that a job may use",
         ),
-        Bound(
+        dict(
             name="max_epsilon", value=policy.max_epsilon, unit="nats", source=site,
             meaning="what all jobs together may cost any patient; none: no limit",
         ),
-        Bound(
+        dict(
             name="max_epsilon_per_job", value=policy.max_epsilon_per_job, unit="nats", source=site,
             meaning="what one job may cost any patient; none: no limit",
         ),
     )  # fmt: skip
     bounds = (*_bounds(facts.evidence.run), *policy_bounds) if facts.is_private else policy_bounds
-    return Unit(
+    return dict(
         unit=UNIT, record=RECORD, neighbours=NEIGHBOURS, bounds=bounds, delta_below_cohort=_delta_below_cohort(facts)
     )
 
 
 def _delta_below_cohort(facts: ReportFacts) -> bool | None:
-    """The site's attestation, where it is about a delta that is not smaller than that of any charge."""
+    """The site's attestation on delta and cohort size; None unless its delta is at least that of every charge."""
     attested = facts.evidence.cohort
     deltas = [charge.charge.delta for charge in facts.replay.charges if charge.charge]
     return attested.below if attested and deltas and attested.delta >= max(deltas) else None
@@ -212,28 +200,28 @@ _SETTINGS = (
 )
 
 
-def _bounds(run: Run | None) -> tuple[Bound, ...]:
+def _bounds(run: Run | None) -> tuple[Part, ...]:
     dp = (run and run.dp) or {}
     source = "the job's settings" if dp else "not known here: the run's results.json was not given"
     dp_bounds = [
-        Bound(name=name, value=_number(dp.get(name)), unit=unit, meaning=meaning, source=source)
+        dict(name=name, value=_number(dp.get(name)), unit=unit, meaning=meaning, source=source)
         for name, unit, meaning in _SETTINGS
     ]
     pair = "one patient on a released pair of counts (share right, share wrong)"
-    return *dp_bounds, Bound(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
+    return *dp_bounds, dict(name="counts", value=1.0, unit="L1 norm", meaning=pair, source="the mechanism")
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def executed(facts: ReportFacts) -> ExecutedMechanism:
-    """D."""
+def executed(facts: ReportFacts) -> Part:
+    """Section D: what ran."""
     dp = (facts.evidence.run and facts.evidence.run.dp) or {}
     clip, noise = _number(dp.get("clip")), _number(dp.get("noise"))
     expected_patients = dp.get("expected_patients")
     secret = "Who took part in a step, and how many, is as secret as the noise: no realised batch size is recorded"
-    return ExecutedMechanism(
+    return dict(
         mechanisms=tuple(_mechanism_figures(event) for event in merge_steps(facts.replay.events(facts.job))),
         clip=clip,
         noise_deviation=clip * noise if clip is not None and noise is not None else None,
@@ -255,8 +243,8 @@ def _randomness(facts: ReportFacts) -> str:
     return "ChaCha20 keystreams under fresh keys of the operating system, for noise and for who takes part."
 
 
-def _mechanism_figures(event: DPEvent) -> Mechanism:
-    return Mechanism(
+def _mechanism_figures(event: DPEvent) -> Part:
+    return dict(
         event=figures(event),
         applied_to=event.applied_to,
         sampler=event.sampler,
@@ -265,7 +253,8 @@ def _mechanism_figures(event: DPEvent) -> Mechanism:
     )
 
 
-def figures(event: DPEvent) -> EventFigures:
+def figures(event: DPEvent) -> Part:
     """The event in the form that a report holds."""
-    parameters = tuple(Parameter(name=name, value=value) for name, value in event.parameters.items())
-    return EventFigures(mechanism=event.mechanism, use=event.use, parameters=parameters, steps=event.steps)
+    parameters = tuple(dict(name=name, value=float(value)) for name, value in event.parameters.items())
+    use = None if event.use is None else str(event.use)
+    return dict(mechanism=event.mechanism, use=use, parameters=parameters, steps=event.steps)

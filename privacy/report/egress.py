@@ -5,18 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from audits import Entry, Event, Isolation, Outcome, Sharing, Stage, TensorRecord, refuses_job
-from privacy.report.facts import ReportFacts
-from privacy.report.model_conduct import (
-    Egress,
-    KindTotal,
-    Outside,
-    Proofs,
-    ReleaseFigures,
-    RoundTotal,
-    SharedComputation,
-    TensorFigures,
-    Trust,
-)
+from privacy.report.facts import Part, ReportFacts
 from privacy.report.spending import charge_of, refusal
 
 DIGESTS = (
@@ -32,7 +21,7 @@ ISOLATION = {
     "settings say `isolation: none`",
     None: "an earlier version ran the job, and did not record whether the process that held the rows had a network",
 }
-"""By what the log says, whether the kernel kept the network from the process that held the rows."""
+"""Whether the kernel kept the network from the process that held the rows, in words, by what the log says."""
 
 
 def isolation_sentence(facts: ReportFacts) -> str:
@@ -40,10 +29,10 @@ def isolation_sentence(facts: ReportFacts) -> str:
     return "; later ".join(map(ISOLATION.__getitem__, facts.isolations))
 
 
-def outside(facts: ReportFacts) -> tuple[Outside, ...]:
-    """F."""
+def outside(facts: ReportFacts) -> tuple[Part, ...]:
+    """Section F: what the theorem leaves out."""
     unprotected = [
-        Outside(
+        dict(
             what=f"released tensors without differential privacy: {len(facts.unprotected)}",
             why="they may depend on data",
             treatment="listed in H with protection 'none' or 'masked'; no epsilon covers them",
@@ -52,28 +41,28 @@ def outside(facts: ReportFacts) -> tuple[Outside, ...]:
     treatment = "they stay at the site" if facts.is_private else "released if H lists them, without protection"
     return (
         *unprotected,
-        Outside(what="test results", why="they are computed from test rows without noise", treatment=treatment),
-        Outside(
+        dict(what="test results", why="they are computed from test rows without noise", treatment=treatment),
+        dict(
             what="tensors of the kind 'public'",
             why="they follow from settings alone: epsilon, seals, nonces, faults",
             treatment="listed in H; no charge",
         ),
-        Outside(
+        dict(
             what="the site's answer space, hyperparameters, and which runs are published",
             why="people chose them, and may have looked at data",
             treatment="declared here; no charge",
         ),
-        Outside(
+        dict(
             what="times of entries and of messages",
             why="how long a site computes depends on its data",
             treatment="not protected",
         ),
-        Outside(what="refusals", why="they tell that a budget is used up", treatment="shared as a text; see E and H"),
+        dict(what="refusals", why="they tell that a budget is used up", treatment="shared as a text; see E and H"),
     )
 
 
-def trust(facts: ReportFacts) -> Trust:
-    """G."""
+def trust(facts: ReportFacts) -> Part:
+    """Section G: who is trusted."""
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
     if attempts:
@@ -82,7 +71,7 @@ def trust(facts: ReportFacts) -> Trust:
         kind, text = ("in clear", "The server sees this site's uploads one by one, under the protections that H lists.")
     else:
         kind, text = "nothing released", "No tensor has left the site for this job."
-    return Trust(
+    return dict(
         server="Honest but curious: it follows the protocol and looks at all that it relays.",
         sites="Honest but curious; up to all but one may collude, as far as the computation on shares states.",
         author="Untrusted: a job can demand more than the site does, never less.",
@@ -95,9 +84,9 @@ def trust(facts: ReportFacts) -> Trust:
     )
 
 
-def _attempts(facts: ReportFacts) -> tuple[SharedComputation, ...]:
+def _attempts(facts: ReportFacts) -> tuple[Part, ...]:
     """The first entry of each computation on shares."""
-    first: dict[object, SharedComputation] = {}
+    first: dict[object, Part] = {}
     for entry in facts.shared:
         sharing = facts.sharings[entry.seq]
         same = replace(sharing, stage=Stage.BEGUN, private=False) if sharing else entry.reason
@@ -105,10 +94,10 @@ def _attempts(facts: ReportFacts) -> tuple[SharedComputation, ...]:
     return tuple(first.values())
 
 
-def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
+def _attempt(entry: Entry, sharing: Sharing | None) -> Part:
     if sharing is None:
-        return SharedComputation(entry=entry.seq, round=entry.round, said=entry.reason or "")
-    return SharedComputation(
+        return dict(entry=entry.seq, round=entry.round, said=entry.reason or "")
+    return dict(
         entry=entry.seq,
         round=entry.round,
         said=str(sharing),
@@ -119,25 +108,25 @@ def _attempt(entry: Entry, sharing: Sharing | None) -> SharedComputation:
     )
 
 
-def _on_shares(facts: ReportFacts, attempts: tuple[SharedComputation, ...]) -> str:
+def _on_shares(facts: ReportFacts, attempts: tuple[Part, ...]) -> str:
     unshared = sum(1 for entry, tensor in facts.unprotected if not tensor.protection.masked)
     text = f"Computations on shares: {len(attempts)}. Neither the server nor another site saw this site's own upload."
     return text + (f" Tensors released in clear beside them: {unshared}." if unshared else "")
 
 
-def egress(facts: ReportFacts) -> Egress:
-    """H."""
+def egress(facts: ReportFacts) -> Part:
+    """Section H: everything that left."""
     pairs = [(item, tensor) for item in facts.releases for tensor in item.tensors]
     receipts = [item for item in facts.job_entries if item.event is Event.RECEIVE and item.outcome is Outcome.ACCEPTED]
     rounds: Counter[tuple[int | None, str]] = Counter()
     for item, tensor in pairs:
         rounds[item.round, tensor.kind.value] += tensor.nbytes
-    return Egress(
+    return dict(
         releases=tuple(_release_figures(item, tensor) for item, tensor in pairs),
         messages=len(facts.releases),
         nbytes=sum(item.nbytes for item in facts.releases),
         by_kind=_by_kind(pairs),
-        by_round=tuple(RoundTotal(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
+        by_round=tuple(dict(round=round, kind=kind, nbytes=n) for (round, kind), n in rounds.items()),
         by_tensor=_by_tensor(pairs),
         received_messages=len(receipts),
         received_nbytes=sum(item.nbytes for item in receipts),
@@ -151,9 +140,9 @@ def _is_refused_message(entry: Entry) -> bool:
     return entry.outcome is Outcome.REFUSED and not refuses_job(entry.event, entry.outcome)
 
 
-def _release_figures(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
+def _release_figures(entry: Entry, tensor: TensorRecord) -> Part:
     charge = charge_of(entry)
-    return ReleaseFigures(
+    return dict(
         entry=entry.seq,
         time=entry.time,
         round=entry.round,
@@ -170,31 +159,29 @@ def _release_figures(entry: Entry, tensor: TensorRecord) -> ReleaseFigures:
     )
 
 
-def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[KindTotal, ...]:
+def _by_kind(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[Part, ...]:
     sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for _, tensor in pairs:
         sizes[tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        KindTotal(kind=kind, protection=protection, tensors=len(numbers), nbytes=sum(numbers))
+        dict(kind=kind, protection=protection, tensors=len(numbers), nbytes=sum(numbers))
         for (kind, protection), numbers in sizes.items()
     )
 
 
-def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[TensorFigures, ...]:
+def _by_tensor(pairs: list[tuple[Entry, TensorRecord]]) -> tuple[Part, ...]:
     sizes: defaultdict[tuple[str, str | None, str, str], list[int]] = defaultdict(list)
     for entry, tensor in pairs:
         sizes[tensor.name, entry.peer, tensor.kind.value, tensor.protection.value].append(tensor.nbytes)
     return tuple(
-        TensorFigures(
-            tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(numbers), nbytes=sum(numbers)
-        )
+        dict(tensor=name, recipient=peer, kind=kind, protection=protection, messages=len(numbers), nbytes=sum(numbers))
         for (name, peer, kind, protection), numbers in sizes.items()
     )
 
 
-def _proofs(facts: ReportFacts) -> Proofs:
+def _proofs(facts: ReportFacts) -> Part:
     checkpoint, log = facts.excerpt.checkpoint, facts.evidence.log
-    return Proofs(
+    return dict(
         checkpoint_entries=checkpoint.size,
         checkpoint_root=checkpoint.root.hex(),
         cosigned_entries=facts.excerpt.cosigned,

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from audits import (
     AuditError,
@@ -28,6 +28,9 @@ from privacy.ledger_journal import NewerRecord, OlderRecord
 from privacy.ledger_replay import JobKey
 from privacy.report.replay import Replay, ReplayedCharge
 from privacy.report.report_evidence import ReportEvidence
+
+Part = dict[str, Any]
+"""A part of a report: values by name, nested as the ids of their rows are."""
 
 
 class ReportError(PrivacyError):
@@ -133,7 +136,7 @@ class ReportFacts:
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
-        """All of the job, as far as the run or the entries of computations on shares tell."""
+        """All sites of the job, as far as the run or the entries of computations on shares name them."""
         if self.evidence.run:
             return tuple(sorted(self.evidence.run.sites))
         names = {site for sharing in self.sharings.values() if sharing for site in sharing.sites}
@@ -141,7 +144,7 @@ class ReportFacts:
 
     @cached_property
     def codes(self) -> tuple[JobCode, ...]:
-        """What the job's entries name as its code, each once. Raises `LogError`."""
+        """Each distinct `JobCode` in the job's entries. Raises `LogError`."""
         entry_codes = [JobCode.from_record(entry.code) for entry in self.job_entries if entry.code is not None]
         return tuple(dict.fromkeys(entry_codes))
 
@@ -174,5 +177,5 @@ class ReportFacts:
 
 
 def plain(value: object) -> bytes:
-    """JSON that is digested: of settings that may hold any number."""
+    """JSON for a digest of settings, which may hold any number."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

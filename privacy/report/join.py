@@ -6,18 +6,19 @@ A joined report is not signed. Whoever has the reports, which are, can make it a
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
-from audits import Judgement, NewerFormat, VerdictPart
+from audits import CodeKind, Judgement, NewerFormat, VerdictPart
 from audits.format_numbers import check_number
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN
 from privacy.report.claim import rounded_up
-from privacy.report.facts import ReportError
-from privacy.report.model_conduct import KindTotal, Report, State
-from privacy.report.model_guarantee import ReportIdentity
-from privacy.report.report_evidence import Frozen
+from privacy.report.facts import Part, ReportError
+from privacy.report.figures import JOINED as JOINED_FIGURES
+from privacy.report.figures import Rows, differences, rows_of_tree, tree_of_rows, view
+from privacy.report.report import Report, Sections
 from privacy.report.report_files import indented_json
-from privacy.report.wording import Wording, Wordings, differences, figures_of
 
 FORMAT: Final = "medfedvqa.joined-privacy-reports/1"
 JOINED = "joined.json"
@@ -30,87 +31,47 @@ LEFT_OUT = (
 )
 
 
-class SitePart(Frozen):
-    """One site's report on this job, in figures."""
+@dataclass(frozen=True)
+class JoinedReport:
+    """The reports of several sites on one job. Its rows are attributes, such as `joined.epsilon`, the largest."""
 
-    site: str
-    report: str
-    sha256: str
-    """Of `report.json`."""
-    signer: str
-    created: str
-    state: str
-    claimed: bool
-    sentence: Wording
-    epsilon: float | None
-    delta: float | None
-    mu: float | None
-    aggregation: str
-    messages: int
-    nbytes: int
-    by_kind: tuple[KindTotal, ...]
-    cosigners: int
-    lower_bound: float | None
-    """The largest epsilon that attacks prove."""
-    broken: tuple[str, ...]
-    """Rules that the report says were broken."""
-    not_shown: tuple[str, ...]
-    """Rules that it does not show to be kept."""
+    rows: Rows
 
+    @classmethod
+    def read(cls, content: bytes) -> "JoinedReport":
+        """Raises `ReportError`, `NewerFormat`, or another error of parsing for content that is no joined report."""
+        document = json.loads(content)
+        if not check_number(document.pop("format"), FORMAT, "the joined report"):
+            raise ReportError("this is no joined report")
+        return cls(rows_of_tree(document, listing=JOINED_FIGURES))
 
-class Agreement(Frozen):
-    """Something that reports on one job have in common, or ought to have."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parts, name)
 
-    what: str
-    state: State
-    said: Wording
+    @cached_property
+    def _parts(self) -> Sections:
+        return view(self.rows, JOINED_FIGURES)
 
-
-class JoinedReport(Frozen):
-    """The reports of several sites on one job."""
-
-    format: Literal["medfedvqa.joined-privacy-reports/1"] = FORMAT
-    job: str
-    method: str
-    created: str
-    """When the newest of the reports was made."""
-    sites: tuple[SitePart, ...]
-    missing: tuple[str, ...]
-    """Sites of the job whose report is not here."""
-    agreements: tuple[Agreement, ...]
-    state: State
-    sentence: Wording
-    epsilon: float | None
-    """The largest of the sites'."""
-    delta: float | None
-    messages: int
-    nbytes: int
-    by_kind: tuple[KindTotal, ...]
-    left_out: Wordings
+    def to_bytes(self) -> bytes:
+        """The file, `joined.json`."""
+        return indented_json({"format": FORMAT, **tree_of_rows(self.rows, JOINED_FIGURES)})
 
 
 def verify_joined(content: bytes, expected: JoinedReport) -> Judgement:
-    """Whether a file, `joined.json`, has the figures of the joined report that was `expected` of the reports here.
+    """Whether the content of `joined.json` has the figures of `expected`, which was joined from the reports here.
 
-    A joined report is not signed, so that sentences which this version would not write are not shown to be anybody's.
+    A joined report is not signed: nobody vouches for sentences that this version would not write.
     """
     try:
-        report = JoinedReport.model_validate_json(content)
-    except (ValueError, RecursionError):
-        report = None
-        try:
-            check_number(json.loads(content)["format"], FORMAT, "the joined report")
-        except NewerFormat as error:
-            return Judgement((VerdictPart("schema", NOT_SHOWN, str(error)),))
-        except (ValueError, LookupError, TypeError, RecursionError):
-            pass
-    if report is None:
+        rows = JoinedReport.read(content).rows
+    except NewerFormat as error:
+        return Judgement((VerdictPart("schema", NOT_SHOWN, str(error)),))
+    except (ReportError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Judgement((VerdictPart("schema", BROKEN, "this is no joined report of this version"),))
-    where = next(differences(figures_of(report), figures_of(expected, whole=True), ""), None)
-    if where:
+    if where := next(differences(rows, expected.rows, listing=JOINED_FIGURES), None):
         return Judgement((VerdictPart("figures", BROKEN, f"{where} is not what these reports come to"),))
     figures = VerdictPart("figures", SHOWN, "all figures are what these reports come to")
-    if content == indented_json(expected.model_dump(mode="json")):
+    if not list(differences(rows, expected.rows, words=True, listing=JOINED_FIGURES)):
         return Judgement((figures, VerdictPart("wording", SHOWN, "all sentences are those of this version")))
     sentence = "sentences that this version would not write: another version made them, or they were edited"
     return Judgement((figures, VerdictPart("wording", NOT_SHOWN, sentence)))
@@ -124,7 +85,7 @@ class SourceReport(NamedTuple):
 
 
 def join(sources: Iterable[SourceReport]) -> JoinedReport:
-    """The reports side by side, by the names of their sites. Raises `ReportError` unless they are of several sites."""
+    """The reports side by side, by site. Raises `ReportError` unless there are two or more, each of another site."""
     reports = sorted(sources, key=lambda item: item.report.sections.identity.site)
     names = [item.report.sections.identity.site for item in reports]
     if len(names) < 2 or len(set(names)) < len(names):
@@ -135,14 +96,14 @@ def join(sources: Iterable[SourceReport]) -> JoinedReport:
     all_claim = all(item.made for item in claims)
     epsilons = [item.epsilon for item in claims if item.epsilon is not None]
     deltas = [item.delta for item in claims if item.delta is not None]
-    return JoinedReport(
+    joined = dict(
         job=sections[0].identity.job,
         method=sections[0].identity.method,
         created=max(item.identity.created for item in sections),
         sites=tuple(_part(item) for item in reports),
         missing=tuple(sorted({name for item in sections for name in item.identity.sites} - set(names))),
         agreements=agreements,
-        state="broken" if any(item.state == "broken" for item in agreements) else "shown",
+        state="broken" if any(item["state"] == "broken" for item in agreements) else "shown",
         sentence=_sentence(max(epsilons), max(deltas), len(sections)) if all_claim else _NO_CLAIM,
         epsilon=max(epsilons) if all_claim else None,
         delta=max(deltas) if all_claim else None,
@@ -151,6 +112,7 @@ def join(sources: Iterable[SourceReport]) -> JoinedReport:
         by_kind=_sum(total for item in sections for total in item.egress.by_kind),
         left_out=LEFT_OUT,
     )
+    return JoinedReport(rows_of_tree(joined, listing=JOINED_FIGURES))
 
 
 _NO_CLAIM = "Not all of these sites claim differential privacy: none is claimed for the federation."
@@ -164,9 +126,9 @@ def _sentence(epsilon: float, delta: float, sites: int) -> str:
     )
 
 
-def _part(source: SourceReport) -> SitePart:
+def _part(source: SourceReport) -> Part:
     sections, rules = source.report.sections, source.report.sections.verdicts.rules
-    return SitePart(
+    return dict(
         site=sections.identity.site,
         report=sections.identity.report,
         sha256=source.sha256,
@@ -181,7 +143,7 @@ def _part(source: SourceReport) -> SitePart:
         aggregation=sections.trust.aggregation,
         messages=sections.egress.messages,
         nbytes=sections.egress.nbytes,
-        by_kind=sections.egress.by_kind,
+        by_kind=[vars(total) for total in sections.egress.by_kind],
         cosigners=len(sections.egress.proofs.cosigners),
         lower_bound=sections.empirical.lower_bound,
         broken=tuple(rule.rule for rule in rules if rule.state == "broken" and rule.rule not in _OWN),
@@ -192,10 +154,17 @@ def _part(source: SourceReport) -> SitePart:
 _OWN = ("de-identified", "within limits")
 """Rules whose state tells of a site's data or policy."""
 
-_SAME: tuple[tuple[str, Callable[[ReportIdentity], object]], ...] = (
+
+def _same_code(identity: Sections) -> object:
+    """The code that all sites of a job share; dependencies may differ, such as torch with and without CUDA."""
+    parts = [part for part in identity.code_parts if part.kind != CodeKind.DEPENDENCY.value]
+    return frozenset((part.kind, part.name, part.version, part.sha256) for part in parts) or identity.code_digests
+
+
+_SAME: tuple[tuple[str, Callable[[Sections], object]], ...] = (
     ("job", lambda one: one.job),
     ("method", lambda one: one.method),
-    ("code", lambda one: one.same_code),
+    ("code", _same_code),
     ("backbone", lambda one: one.backbone_digest),
     ("exchange", lambda one: one.exchange_digest),
     ("settings", lambda one: one.config_digest),
@@ -203,24 +172,24 @@ _SAME: tuple[tuple[str, Callable[[ReportIdentity], object]], ...] = (
 )
 
 
-def _agreements(identities: Sequence[ReportIdentity]) -> Iterator[Agreement]:
+def _agreements(identities: Sequence[Sections]) -> Iterator[Part]:
     for what, value in _SAME:
         values = {value(identity) for identity in identities}
         if None in values:
-            yield Agreement(what=what, state="not shown", said="not all reports say it")
+            yield dict(what=what, state="not shown", said="not all reports say it")
         elif len(values) > 1:
-            yield Agreement(what=what, state="broken", said="the reports name different ones")
+            yield dict(what=what, state="broken", said="the reports name different ones")
         else:
-            yield Agreement(what=what, state="shown", said="all reports name the same")
+            yield dict(what=what, state="shown", said="all reports name the same")
 
 
-def _sum(totals: Iterable[KindTotal]) -> tuple[KindTotal, ...]:
+def _sum(totals: Iterable[Sections]) -> tuple[Part, ...]:
     tensors: Counter[tuple[str, str]] = Counter()
     nbytes: Counter[tuple[str, str]] = Counter()
     for total in totals:
         tensors[total.kind, total.protection] += total.tensors
         nbytes[total.kind, total.protection] += total.nbytes
     return tuple(
-        KindTotal(kind=kind, protection=protection, tensors=count, nbytes=nbytes[kind, protection])
+        dict(kind=kind, protection=protection, tensors=count, nbytes=nbytes[kind, protection])
         for (kind, protection), count in sorted(tensors.items())
     )

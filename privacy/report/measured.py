@@ -4,9 +4,16 @@ from decimal import Decimal
 
 from audits import AuditError
 from audits.epsilon_lower_bound import Guesses, epsilon_lower_bound, rate_interval
-from privacy.report.facts import ReportError, ReportFacts
-from privacy.report.model_conduct import AttackFigures, DataHandling, Empirical
-from privacy.report.report_evidence import Accuracy, AccuracyMeasurement, Attack, AttackEstimate, KeptModel, Run
+from privacy.report.facts import Part, ReportError, ReportFacts
+from privacy.report.report_evidence import (
+    Accuracy,
+    AccuracyMeasurement,
+    Attack,
+    AttackEstimate,
+    GroupAccuracy,
+    KeptModel,
+    Run,
+)
 
 CLEAN_PIXELS = "113101"
 NO_STORE = (
@@ -22,20 +29,24 @@ _REVIEW = {
     False: " No person has accepted every picture after that.",
     None: "",
 }
-"""By whether the pictures are reviewed; None in evidence of earlier versions."""
+"""Sentences by whether a person reviewed the pictures; None: evidence of an earlier version does not say."""
 NO_ATTACK = "No attack on this job was given: nothing is proved from below."
 NOT_COVERED = (
     "Epsilon covers what was released: the model that the site keeps, and answers of it that are shown outside the "
     "site, are not covered."
 )
+GROUPS = (
+    " So are accuracies by group of patients: where the intervals of two groups overlap, chance may be the difference. "
+    "How often gradients of a group were clipped stays at the site."
+)
 NO_UTILITY = "Not given. Accuracies are computed from test rows without noise; a site shares them by choice only."
 
 
-def data_handling(facts: ReportFacts) -> DataHandling:
-    """I."""
+def data_handling(facts: ReportFacts) -> Part:
+    """Section I: how the data were handled."""
     store = facts.evidence.ingested
     if store is None:
-        return DataHandling(
+        return dict(
             ingested=False,
             said=NO_STORE,
             profile=(),
@@ -50,7 +61,7 @@ def data_handling(facts: ReportFacts) -> DataHandling:
         "Text that was found in the pixels was blanked and looked for again; a picture in which text remained was left "
         "out. A text finder misses text. How many were blanked stays in the manifest, on the site."
     )
-    return DataHandling(
+    return dict(
         ingested=True,
         said="Read from DICOM, de-identified and stored by `medfedvqa ingest`; patients are keyed pseudonyms.",
         profile=tuple(f"{code.value} {code.meaning}" for code in store.codes),
@@ -62,16 +73,18 @@ def data_handling(facts: ReportFacts) -> DataHandling:
     )
 
 
-def empirical(facts: ReportFacts) -> Empirical:
-    """J. Raises `ReportError` for counts that no attack can have."""
+def empirical(facts: ReportFacts) -> Part:
+    """Section J: what attacks prove and privacy costs. Raises `ReportError` for counts that no attack can have."""
     attack, run, measured = facts.evidence.attack, facts.evidence.run, facts.evidence.measured
     try:
         figures = _attacks(attack) if attack else ()
     except AuditError as error:
         raise ReportError(f"the attack's counts are none: {error}") from None
-    bound = max((estimate.epsilon_at_least for estimate in figures), default=None)
-    refuted = any(estimate.refutes for estimate in figures) if attack and attack.claimed_epsilon is not None else None
-    return Empirical(
+    bound = max((estimate["epsilon_at_least"] for estimate in figures), default=None)
+    refuted = (
+        any(estimate["refutes"] for estimate in figures) if attack and attack.claimed_epsilon is not None else None
+    )
+    return dict(
         attacked=attack is not None,
         said=_attack_sentence(refuted) if attack else NO_ATTACK,
         same_settings=_same_settings(attack, run) if attack else None,
@@ -90,35 +103,44 @@ def empirical(facts: ReportFacts) -> Empirical:
         accuracy_without_low=measured.without.low if measured else None,
         accuracy_without_high=measured.without.high if measured else None,
         accuracy_prior=measured.prior.accuracy if measured else None,
-        cost_of_privacy=_difference(measured.without, measured.private) if measured else None,
-        accuracy_finished=measured.finished if measured else None,
-        accuracy_alone=measured.alone if measured else None,
-        accuracy_alone_equal=measured.alone_equal if measured else None,
+        cost_of_privacy=_difference(measured.without.accuracy, measured.private.accuracy) if measured else None,
+        accuracy_finished=_plain(measured.finished) if measured else None,
+        accuracy_alone=_plain(measured.alone) if measured else None,
+        accuracy_alone_equal=_plain(measured.alone_equal) if measured else None,
         kept=measured.kept if measured else None,
+        groups=tuple(_group(each) for each in measured.groups) if measured else (),
         kept_said=_kept_sentence(measured.kept if measured else None, run),
     )
 
 
-def _difference(first: Accuracy, second: Accuracy) -> float:
-    """In decimals, so that it has no more digits than the two accuracies, however many those have."""
-    return float(Decimal(repr(first.accuracy)) - Decimal(repr(second.accuracy)))
+def _group(group: GroupAccuracy) -> Part:
+    return {**group.model_dump(), "cost": _difference(group.without, group.private)}
 
 
-def _attacks(attack: Attack) -> tuple[AttackFigures, ...]:
-    """Each bound is stricter than the confidence, so that all hold together with it (Bonferroni)."""
+def _plain(accuracy: Accuracy | None) -> Part | None:
+    return accuracy.model_dump() if accuracy else None
+
+
+def _difference(first: float, second: float) -> float:
+    """The difference, computed in decimals so that it has no more digits than the two accuracies."""
+    return float(Decimal(repr(first)) - Decimal(repr(second)))
+
+
+def _attacks(attack: Attack) -> tuple[Part, ...]:
+    """The figures of each attack. All bounds together hold with the stated confidence (Bonferroni)."""
     if not attack.attacks:
         raise ReportError("the attack's file has no attack in it")
     each = 1 - (1 - attack.confidence) / len(attack.attacks)
     return tuple(_attack_figures(estimate, attack, each) for estimate in attack.attacks)
 
 
-def _attack_figures(estimate: AttackEstimate, attack: Attack, confidence: float) -> AttackFigures:
+def _attack_figures(estimate: AttackEstimate, attack: Attack, confidence: float) -> Part:
     guesses, delta = Guesses(estimate.canaries, estimate.guessed, estimate.correct), attack.claimed_delta or 0.0
     if not estimate.guessed:
         raise ReportError("an attack without a guess proves nothing: give the file as it was written")
     bound = epsilon_lower_bound(guesses, delta, confidence)
     low, high = rate_interval(estimate.correct, estimate.guessed, confidence)
-    return AttackFigures(
+    return dict(
         artefact=estimate.artefact,
         attack=estimate.attack,
         canaries=estimate.canaries,
@@ -134,7 +156,7 @@ def _attack_figures(estimate: AttackEstimate, attack: Attack, confidence: float)
 
 
 def _same_settings(attack: Attack, run: Run | None) -> bool | None:
-    """None where the job's settings are not known. Secure aggregation is left aside: an attack is on single uploads."""
+    """Whether the attacked job and this one have the same settings, secure aggregation aside; None if not known."""
     if run is None:
         return None
     demands = {name: value for name, value in (attack.dp or {}).items() if value is not None}
@@ -162,7 +184,7 @@ _KEPT: dict[KeptModel, str] = {
 
 
 def _kept_sentence(kept: KeptModel | None, run: Run | None) -> str | None:
-    """None unless the site has trained on after its last release, as its figures or the job's settings tell."""
+    """A sentence if its figures or the job's settings show that the site trained after its last release; else None."""
     if kept is None:
         return NOT_COVERED if run and run.options.get("finish_epochs") else None
     return f"By validation rows the site keeps {_KEPT[kept]}. {NOT_COVERED}"
@@ -171,4 +193,5 @@ def _kept_sentence(kept: KeptModel | None, run: Run | None) -> str | None:
 def _utility_sentence(measured: AccuracyMeasurement) -> str:
     alike = "differ in nothing but privacy" if measured.same_settings else "differ in other settings as well"
     what = f"Accuracy on the site's test rows, with and without differential privacy; the two jobs {alike}."
-    return f"{what} It is given by the site's choice, has no noise, and no epsilon covers it."
+    by_group = GROUPS if measured.groups else ""
+    return f"{what} It is given by the site's choice, has no noise, and no epsilon covers it.{by_group}"

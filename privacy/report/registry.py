@@ -9,8 +9,7 @@ from typing import Any
 
 from privacy.report.claim import NEIGHBOURS, UNIT
 from privacy.report.facts import ReportError
-from privacy.report.model_conduct import Report, Sections
-from privacy.report.model_guarantee import EventFigures
+from privacy.report.report import Report, Sections
 
 DOMAIN = "Pictures of patients with questions and answers about them, as one record for each patient, at one hospital."
 TUNING = (
@@ -81,7 +80,7 @@ def _model(sections: Sections) -> dict[str, Any]:
     }
 
 
-def _parameters(event: EventFigures) -> str:
+def _parameters(event: Sections) -> str:
     return f" ({', '.join(f'{parameter.name} {parameter.value:g}' for parameter in event.parameters)})"
 
 

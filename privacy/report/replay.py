@@ -1,4 +1,4 @@
-"""The ledger in a report: quoted without patients, checked against its own chain, and item charge by charge."""
+"""The ledger in a report: quoted without patients, checked against its own chain, and replayed charge by charge."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,14 +12,14 @@ from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
 
 TOLERANCE = 1e-6
-"""Relative: figures of two machines may differ by this much, and by no more.
+"""The largest relative difference between the figures of two machines.
 
 It is the verifier's own, and no report carries it: a report that did would choose how far its figures may be wrong.
 """
 
 
 def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
-    """The journal's records, but for those that list patients' digests: of these the hash alone."""
+    """The journal's records; of those that list patients' digests, only the hash."""
     return tuple(
         LedgerRow(seq=row.seq, prev=row.prev, hash=row.hash, record=None if _of_patients(row) else row.record)
         for row in rows
@@ -46,10 +46,10 @@ class ReplayedCharge(NamedTuple):
 class Replay:
     """The state of the ledger after its quoted records.
 
-    A record that is withheld can only be the registration of a cohort: there are as many as cohorts, each before the
-    first record that names its cohort, so that none can stand for a charge that is kept back.
+    A withheld record can only be the registration of a cohort: there are as many as cohorts, each before the first
+    record that names its cohort. So none can hide a charge.
 
-    Raises `LedgerError` if the chain, or the sense of a record, does not hold.
+    Raises `LedgerError` if the chain is broken or a record contradicts those before it.
     """
 
     def __init__(self, quoted: Sequence[LedgerRow], site: str) -> None:
@@ -71,11 +71,11 @@ class Replay:
         ]
 
     def events(self, job: JobKey | None = None, reserved: bool = False) -> list[DPEvent]:
-        """All that was charged, of one job at one site or of all; with what is reserved and may still begin."""
+        """All charged events, of one job at one site or of all jobs; if `reserved`, also those that may still begin."""
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
     def at(self, item: ReplayedCharge) -> PrivacyCost | None:
-        """What the job of a charge had spent by this ledger's charges once it was made; None for one taken over."""
+        """What a charge's job had spent up to it, by this ledger's charges; None for a charge that was taken over."""
         if item.charge is None:
             return None
         before = (other.debit for other in self.charges if other.seq <= item.seq and other.debit.key == item.debit.key)
@@ -92,7 +92,7 @@ class Replay:
         return item.charge is None or bool(job and slot in job.settled and job.charges[slot] == item.charge)
 
     def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
-        """Records whose figures a replay does not give: of each charge of this job, and of the last of every other."""
+        """The positions of charges whose figures a replay contradicts: all of this job, and each other job's last."""
         for item in self.charges:
             cost = self.at(item) if item.debit.key == job or self.is_last(item) else None
             if item.charge is None or cost is None:
@@ -103,7 +103,7 @@ class Replay:
     def _is_possible(self, item: ReplayedCharge, charge: LedgerCharge) -> bool:
         """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
 
-        Which patients are in several cohorts, no report tells; of a single cohort both are the same.
+        A report does not tell which patients are in several cohorts. With a single cohort, both figures are equal.
         """
         if not self.is_last(item):
             return True
@@ -116,7 +116,7 @@ class Replay:
 
 
 def _with_cohorts(quoted: Sequence[LedgerRow]) -> Iterator[JournalRow]:
-    """The rows, with cohorts of no known patient where these are withheld. Raises `LedgerError`."""
+    """The rows, with placeholder cohorts in the place of withheld registrations. Raises `LedgerError`."""
     head, cohorts = Head(), _cohort_names(quoted)
     for row in quoted:
         record = {} if row.record is None else dict(row.record)

@@ -11,6 +11,9 @@ from audits.excerpt import Excerpt
 from privacy.aggregation import Secagg
 from privacy.settings import Governance
 
+State = Literal["shown", "not shown", "broken"]
+"""The state of a part, as in the audit log's verdicts."""
+
 
 class Frozen(BaseModel):
     """Part of a report: nothing in it changes, nothing is added to it.
@@ -23,7 +26,7 @@ class Frozen(BaseModel):
 
 
 class Tool(Frozen):
-    """What made the report."""
+    """The software that made the report."""
 
     version: str
     code_digest: str
@@ -71,11 +74,11 @@ class Policy(Frozen):
     max_mixture_share: float = 1.0
     require_audited_methods: bool = False
     epsilon_limit: float | None = None
-    """What holds where `max_epsilon` is not written."""
+    """The limit that holds where `max_epsilon` is not set."""
 
     @property
     def limit(self) -> float | None:
-        """What all jobs together may cost."""
+        """The most epsilon that all jobs together may cost."""
         return self.max_epsilon if self.epsilon_limit is None else self.epsilon_limit
 
 
@@ -83,7 +86,7 @@ class Run(Frozen):
     """What a run's `results.json` tells about the job: settings and versions, no figure of any site's data."""
 
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file, hex."""
     status: str
     method: str
     options: dict[str, JsonValue]
@@ -124,7 +127,7 @@ class Attack(Frozen):
     """What `medfedvqa audit attack` counted."""
 
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file, hex."""
     method: str
     options: dict[str, JsonValue]
     data: str
@@ -149,25 +152,41 @@ KeptModel = Literal["finished", "received", "ensemble", "alone", "alone_equal"]
 """Which model a site keeps: the one that it trained on after its last release, or the one that it trained alone."""
 
 
+class GroupAccuracy(Frozen):
+    """Accuracy on the test rows of a group of at least 20 patients, to two digits."""
+
+    by: str
+    """The characteristic, such as `sex`."""
+    group: str
+    model: Literal["released", "kept"]
+    private: float
+    without: float
+    """The accuracy of the same job without differential privacy."""
+    low: float | None
+    high: float | None
+    """The 95 % interval of `without` less `private`, over patients; None where there is none."""
+
+
 class AccuracyMeasurement(Frozen):
-    """What the site's model answers right, with and without differential privacy; given on the site's own decision."""
+    """The accuracy of the site's model, with and without differential privacy; the site decides whether to give it."""
 
     private: Accuracy
-    """Of this job's model, as of its last release."""
+    """The accuracy of this job's model at its last release."""
     without: Accuracy
-    """Of the same job without differential privacy."""
+    """The accuracy of the same job without differential privacy."""
     prior: Accuracy
-    """Of the majority answer to the same question, which needs no picture."""
+    """The accuracy of the majority answer to the same question, which needs no picture."""
     same_settings: bool
     """Whether the two jobs differ in nothing but differential privacy and secure aggregation."""
     finished: Accuracy | None = None
-    """Of this job's model after the site has trained on by itself, without noise; none if it did not."""
+    """The accuracy after the site trained the job's model further by itself, without noise; None if it did not."""
     alone: Accuracy | None = None
-    """Of the model that the site trained without the other sites and without noise; none if it trained none."""
+    """The accuracy of a model that the site trained alone, without noise; None if it trained none."""
     alone_equal: Accuracy | None = None
-    """Of the same, with as many passes as the federation and finishing have together."""
+    """Like `alone`, but trained for as many passes as the federation and finishing together."""
     kept: KeptModel | None = None
-    """None if the site did not train on."""
+    """Which model the site keeps; None if it did not train further."""
+    groups: tuple[GroupAccuracy, ...] = ()
 
 
 class DicomCode(Frozen):
@@ -181,7 +200,7 @@ class IngestionManifest(Frozen):
     """How an ingested store was made, from its manifest; its counts stay with it."""
 
     sha256: str
-    """Of the manifest."""
+    """SHA-256 of the manifest, hex."""
     made: str
     codes: tuple[DicomCode, ...]
     retained: tuple[str, ...]
@@ -206,7 +225,7 @@ class CohortAttestation(Frozen):
     """Whether delta is below one over the patients of the largest cohort: the site's word, without their number."""
 
     delta: float
-    """The largest that a charge of the ledger used."""
+    """The largest delta of the ledger's charges."""
     below: bool
 
 
@@ -214,7 +233,7 @@ class ReportEvidence(Frozen):
     """All that a report is made of."""
 
     created: str
-    """UTC."""
+    """The time, in UTC."""
     site: str
     job: str
     tool: Tool

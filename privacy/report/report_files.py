@@ -1,73 +1,115 @@
 """The files of a report: the JSON that counts, what is drawn from it, and the statement that signs them all."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core.core_schema import ModelSchema, NullableSchema
+from pydantic_core.core_schema import DataclassSchema, ModelSchema, NullableSchema, WithDefaultSchema
 
 from audits import AuditKey, NewerFormat
 from audits.bounded_files import MAX_DOCUMENT
 from audits.envelope import seal_statement, statement
 from audits.format_numbers import check_number
 from privacy.report.facts import NewerReport, ReportError
-from privacy.report.model_conduct import FORMAT, Report
+from privacy.report.figures import FIGURES, NEWER, read_rows, rows_of_tree, written
+from privacy.report.report import FORMAT, FORMER, Report
+from privacy.report.report_evidence import ReportEvidence
 
 JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "report.pdf"
 SCHEMA = "report.schema.json"
 PREDICATE = "urn:medfedvqa:privacy-report/1"
 """The predicate's type; not a registered name space."""
 MAX_REPORT = MAX_DOCUMENT
+_MEMBERS = {FORMAT: ["format", "rows", "evidence"], FORMER: ["format", "sections", "evidence"]}
 
 
 def report_bytes(report: Report) -> bytes:
-    """The report as JSON; the same report is always the same bytes."""
-    return indented_json(report.model_dump(mode="json", exclude_unset=True))
+    """The report as JSON, a row on a line; the same report is always the same bytes.
+
+    Raises `ReportError` for a report of an earlier format: its file stays as it was signed.
+    """
+    if report.format != FORMAT:
+        raise ReportError("a report of an earlier format is not written again")
+    return document_bytes(written(report.rows), _evidence(report.evidence))
+
+
+def document_bytes(rows: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) -> bytes:
+    """A file of these rows and this evidence. Raises `ValueError` for numbers that are not finite."""
+    lines = ",\n".join(f"  {_json(row)}" for row in rows)
+    text = _json(evidence, indent=1).replace("\n", "\n ")
+    return f'{{\n "format": {_json(FORMAT)},\n "rows": [\n{lines}\n ],\n "evidence": {text}\n}}\n'.encode()
+
+
+def _json(content: object, indent: int | None = None) -> str:
+    return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _evidence(evidence: ReportEvidence) -> dict[str, Any]:
+    return evidence.model_dump(mode="json", exclude_unset=True)
 
 
 def indented_json(content: Mapping[str, Any]) -> bytes:
     """Indented JSON. Raises `ValueError` for numbers that are not finite."""
-    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (_json(content, indent=1) + "\n").encode()
 
 
 def read_report(content: bytes) -> Report:
-    """The report in a file, which must be exactly what `report_bytes` wrote.
+    """The report in a file of this format, which must be exactly what `report_bytes` wrote, or of the former format.
 
     Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
     """
     if len(content) > MAX_REPORT:
         raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
     try:
-        report = Report.model_validate_json(content)
-        same = report_bytes(report) == content
+        document = json.loads(content)
+        format_name = _format(document)
+        if set(document) > set(_MEMBERS[format_name]):
+            raise NewerReport(f"the report has unknown parts: {NEWER}")
+        if list(document) != _MEMBERS[format_name]:
+            raise ReportError(_NONE)
+        evidence = ReportEvidence.model_validate_json(json.dumps(document["evidence"]))
+        report, again = _former(document, evidence) if format_name == FORMER else _present(document, evidence)
     except ValidationError as error:
-        if _is_newer(content, error):
-            raise NewerReport("the report was written by a newer version of this software: use that version") from None
+        unknown = all(fault["type"] in _UNKNOWN for fault in error.errors())
+        raise NewerReport(f"the evidence has unknown parts: {NEWER}") if unknown else ReportError(_NONE) from None
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise ReportError(_NONE) from None
-    except (ValueError, RecursionError):
-        raise ReportError(_NONE) from None
-    if not same:
+    if again != content:
         raise ReportError("the report is not written as this version writes one")
     return report
 
 
 _NONE = "this is no report of a version that this one reads: see the schema of reports"
 _UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
-"""What pydantic finds in reports of this format number to which a newer version has added fields or words."""
+"""What pydantic finds in evidence to which a newer version has added fields or words."""
 
 
-def _is_newer(content: bytes, error: ValidationError) -> bool:
-    """Whether a file that is no report of this version is one of a newer version, as far as its format tells."""
+def _format(document: Any) -> str:
+    """The file's format. Raises `NewerReport`, `ValueError`."""
+    name = document["format"]
+    if name == FORMER:
+        return FORMER
     try:
-        number = json.loads(content)["format"]
-        return check_number(number, FORMAT, "the report") and all(fault["type"] in _UNKNOWN for fault in error.errors())
-    except NewerFormat:
-        return True
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return False
+        if not check_number(name, FORMAT, "the report"):
+            raise ValueError
+    except NewerFormat as error:
+        raise NewerReport(str(error)) from None
+    return FORMAT
+
+
+def _present(document: Any, evidence: ReportEvidence) -> tuple[Report, bytes]:
+    report = Report(read_rows(document["rows"]), evidence)
+    return report, report_bytes(report)
+
+
+def _former(document: Any, evidence: ReportEvidence) -> tuple[Report, bytes]:
+    """A report whose rows were nested, and lack what was added since."""
+    lacks: list[str] = []
+    report = Report(rows_of_tree(document["sections"], lacks), evidence, FORMER, tuple(lacks))
+    return report, indented_json({**document, "evidence": _evidence(evidence)})
 
 
 def predicate(report: Report) -> dict[str, Any]:
@@ -97,22 +139,51 @@ def report_schema() -> dict[str, Any]:
 
 
 def model_schema() -> dict[str, Any]:
-    """The schema that the model has."""
-    schema = Report.model_json_schema(mode="serialization", schema_generator=_BriefSchema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{PREDICATE}/schema", **schema}
+    """The schema made from the list of figures and the evidence's model."""
+    evidence = ReportEvidence.model_json_schema(mode="serialization", schema_generator=_BriefSchema)
+    columns = {name: {"enum": sorted({getattr(one, name) for one in FIGURES.values()})} for name in _COLUMNS}
+    scalar = {"type": ["string", "number", "boolean", "null"]}
+    value = {"anyOf": [scalar, {"type": "array", "items": scalar}]}
+    row = _object({"id": {"type": "string", "pattern": "^[a-z0-9_]+(\\.[a-z0-9_]+)*$"}, **columns, "value": value})
+    parts = {"format": {"const": FORMAT}, "rows": {"type": "array", "items": row}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"{FORMAT.replace('medfedvqa.', 'urn:medfedvqa:')}/schema",
+        **_object({**parts, "evidence": {"$ref": "#/$defs/ReportEvidence"}}),
+        "$defs": {**evidence.pop("$defs"), "ReportEvidence": evidence},
+    }
+
+
+_COLUMNS = ("section", "unit", "source")
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    names = list(properties)
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
 class _BriefSchema(GenerateJsonSchema):
-    """Leaves out the titles, which only repeat names, and writes "a string or null" as a list of two types."""
+    """Leaves out titles, descriptions and defaults, and writes "a string or null" as a list of two types."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        return {name: value for name, value in super().model_schema(schema).items() if name != "title"}
+        return _without_texts(super().model_schema(schema))
+
+    def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
+        return _without_texts(super().dataclass_schema(schema))
+
+    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
 
     def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
         inner = self.generate_inner(schema["schema"])
         if isinstance(inner.get("type"), str) and not inner.keys() & {"enum", "const"}:
             return inner | {"type": [inner["type"], "null"]}
         return super().nullable_schema(schema)
+
+
+def _without_texts(schema: JsonSchemaValue) -> JsonSchemaValue:
+    names = ("type", "additionalProperties", "required", "properties")
+    return {name: schema[name] for name in names if name in schema}

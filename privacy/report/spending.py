@@ -1,4 +1,4 @@
-"""Section E: charges of the ledger, charge; what they come to, what is left, what was refused or repeated."""
+"""Section E: the ledger's charges, one by one; what they come to, what is left, what was refused or repeated."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,32 +8,23 @@ from privacy.accounting import spent
 from privacy.ledger_replay import JobKey
 from privacy.mechanisms import DPEvent
 from privacy.report.claim import figures, finite
-from privacy.report.facts import ReportFacts
-from privacy.report.model_guarantee import (
-    Accountant,
-    Accounting,
-    Figures,
-    JobFigures,
-    ReportCharge,
-    ReportRefusal,
-    Restart,
-)
+from privacy.report.facts import Part, ReportFacts
 from privacy.report.replay import ReplayedCharge
 
 RDP = "Mironov, Renyi Differential Privacy, 2017"
 PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2021"
 
 
-def accounting(facts: ReportFacts) -> Accounting:
-    """E."""
+def accounting(facts: ReportFacts) -> Part:
+    """Section E: the ledger's charges, the epsilon they come to, and refusals."""
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
     book_job = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)
     limit = policy.limit
     charged = ledger.events(job)
     shared = any(event.observer for event in charged)
-    remaining = None if limit is None or authorised.epsilon is None else max(0.0, limit - authorised.epsilon)
-    return Accounting(
+    remaining = None if limit is None or authorised["epsilon"] is None else max(0.0, limit - authorised["epsilon"])
+    return dict(
         delta=facts.delta,
         charges=tuple(_charge(facts, item) for item in ledger.charges),
         accountants=_accountants(facts.evidence.tool.opacus, ledger.events(reserved=True)),
@@ -52,9 +43,9 @@ def accounting(facts: ReportFacts) -> Accounting:
     )
 
 
-def refusal(entry: Entry) -> ReportRefusal:
+def refusal(entry: Entry) -> Part:
     """The refusal of a job, a release or a receipt."""
-    return ReportRefusal(
+    return dict(
         entry=entry.seq,
         time=entry.time,
         job=entry.job,
@@ -65,26 +56,26 @@ def refusal(entry: Entry) -> ReportRefusal:
     )
 
 
-def _figures(events: Iterable[DPEvent], delta: float) -> Figures:
+def _figures(events: Iterable[DPEvent], delta: float) -> Part:
     cost = spent(events, delta)
-    return Figures(epsilon=finite(cost.epsilon), rdp=finite(cost.rdp), prv=finite(cost.prv), mu=finite(cost.mu))
+    return dict(epsilon=finite(cost.epsilon), rdp=finite(cost.rdp), prv=finite(cost.prv), mu=finite(cost.mu))
 
 
-def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Accountant, ...]:
-    """The two, with the sources of the divergences of every mechanism in the ledger."""
+def _accountants(opacus: str, events: Iterable[DPEvent]) -> tuple[Part, ...]:
+    """The two accountants, with the sources of the divergences of every mechanism in the ledger."""
     rdp = "; ".join(dict.fromkeys([RDP, *(event.rdp_source for event in events)]))
     prv = f"Opacus {opacus}, its analysis of privacy random variables, the error included"
     return (
-        Accountant(name="RDP", implementation=f"Opacus {opacus}, its analysis of Renyi divergences", source=rdp),
-        Accountant(name="PRV", implementation=prv, source=PRV),
+        dict(name="RDP", implementation=f"Opacus {opacus}, its analysis of Renyi divergences", source=rdp),
+        dict(name="PRV", implementation=prv, source=PRV),
     )
 
 
-def _charge(facts: ReportFacts, charge: ReplayedCharge) -> ReportCharge:
+def _charge(facts: ReportFacts, charge: ReplayedCharge) -> Part:
     ledger, debit, recorded = facts.replay, charge.debit, charge.charge
     comparable = debit.key == facts.job or ledger.is_last(charge)
     cost = ledger.at(charge) if comparable else None
-    return ReportCharge(
+    return dict(
         record=charge.seq,
         time=charge.time,
         job=_label(facts, debit.key),
@@ -112,13 +103,13 @@ def charge_of(entry: Entry) -> tuple[int, str] | None:
     return ledger_record["seq"], ledger_record["head"]
 
 
-def _restarts(facts: ReportFacts) -> tuple[Restart, ...]:
+def _restarts(facts: ReportFacts) -> tuple[Part, ...]:
     attempts = Counter((charge.debit.task, charge.debit.round) for charge in facts.charges)
-    return tuple(Restart(task=task, round=round, attempts=n) for (task, round), n in attempts.items() if n > 1)
+    return tuple(dict(task=task, round=round, attempts=n) for (task, round), n in attempts.items() if n > 1)
 
 
 def _jobs(facts: ReportFacts) -> Iterable[JobKey]:
-    """This one first, then the others in the ledger's order."""
+    """The jobs in the ledger: this one first, then the others in the ledger's order."""
     charged_keys = (charge.debit.key for charge in facts.replay.charges)
     this_job = [facts.job] if facts.is_private else []
     return dict.fromkeys([*this_job, *charged_keys, *facts.replay.book.jobs])
@@ -130,14 +121,15 @@ def _label(facts: ReportFacts, key: JobKey) -> str:
     return job if site == facts.evidence.site else f"{job} at {site}"
 
 
-def _job(facts: ReportFacts, name: JobKey) -> JobFigures:
+def _job(facts: ReportFacts, name: JobKey) -> Part:
     charges = [charge for charge in facts.replay.charges if charge.debit.key == name]
     book_job = facts.replay.book.jobs.get(name)
-    return JobFigures(
+    return dict(
         job=_label(facts, name),
         method=book_job.method if book_job else charges[0].debit.method,
         epsilon=finite(spent(facts.replay.events(name), facts.delta).epsilon),
         charges=len(charges),
         reserved=len(book_job.reserved) if book_job else 0,
         void=any(charge.debit.void for charge in charges) or bool(book_job and book_job.void),
+        records=tuple(charge.seq for charge in charges),
     )

@@ -1,35 +1,36 @@
 """Figures of the first page: what an epsilon means for one patient, and how many jobs like this the budget allows."""
 
+from typing import NamedTuple
+
 from privacy.accounting import fitting
-from privacy.report.facts import ReportFacts
-from privacy.report.model_conduct import Summary
+from privacy.report.facts import Part, ReportFacts
 from privacy.trade_off import most_found
 
-WRONGLY = 0.05
-"""Of those who did not take part, the share that is accused, in reports that this version makes."""
-MOST_COUNTED = 10
-"""Jobs that fit are counted up to here in such reports, since each count replays the ledger."""
+
+class Parameters(NamedTuple):
+    """Parameters that a version chooses. A report carries its own, with which a verifier recomputes it."""
+
+    wrongly: float = 0.05
+    """The share of non-participants who are wrongly accused."""
+    most_counted: int = 10
+    """Jobs that fit are counted up to here, since each count replays the ledger."""
 
 
-def summary(facts: ReportFacts, claimed: bool, carried: Summary | None = None) -> Summary:
-    """The figures. `claimed`: whether the report claims an epsilon for the job.
-
-    `carried`: the summary of a report that is computed again, which brings the two parameters that it was made with.
-    """
-    wrongly, most_counted = (carried.wrongly, carried.most_counted) if carried else (WRONGLY, MOST_COUNTED)
-    every = facts.replay.events()
+def summary(facts: ReportFacts, claimed: bool, parameters: Parameters) -> Part:
+    """The figures. `claimed`: whether the report claims an epsilon for the job."""
+    every, wrongly = facts.replay.events(), parameters.wrongly
     void = any(charge.debit.void for charge in facts.replay.charges)
-    return Summary(
+    return dict(
         wrongly=wrongly,
         found=most_found(facts.replay.events(facts.job), wrongly) if claimed else None,
         found_in_all=None if void or not every else most_found(every, wrongly),
-        jobs_that_fit=_jobs_that_fit(facts, most_counted) if claimed else None,
-        most_counted=most_counted,
+        jobs_that_fit=_jobs_that_fit(facts, parameters.most_counted) if claimed else None,
+        most_counted=parameters.most_counted,
     )
 
 
 def _jobs_that_fit(facts: ReportFacts, most_counted: int) -> int | None:
-    """Counted for a patient who is in all of them, beside all that is charged and reserved already."""
+    """How many more such jobs fit the budget, for a patient in all of them and in all charged and reserved jobs."""
     limit, job = facts.evidence.policy.limit, facts.replay.events(facts.job, reserved=True)
     if limit is None or not job:
         return None

@@ -1,7 +1,9 @@
 """Section L: rule by rule, whether the report shows that it was kept; then who signs off."""
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple, cast
 
 from audits import CodeKind, Entry, Event, Isolation, Kind, SitePolicy, TensorRecord
 from audits.errors import PolicyError
@@ -12,36 +14,10 @@ from privacy.ledger_journal import Record
 from privacy.ledger_replay import decode_events
 from privacy.mechanisms import DPEvent
 from privacy.report.egress import ISOLATION, isolation_sentence
-from privacy.report.facts import ReportFacts
+from privacy.report.facts import Part, ReportFacts
 from privacy.report.measured import empirical
-from privacy.report.model_conduct import Rule, SignOff, State, Verdicts
-from privacy.report.report_evidence import Policy
+from privacy.report.report_evidence import Policy, State
 from privacy.report.spending import charge_of
-
-# What closes each rule of section L that is not shown to be kept: one sentence for those who can act.
-
-CLOSING: Mapping[str, str] = {
-    "log": "Have the log verified (`medfedvqa audit verify`) and make the report again.",
-    "all of it": "Give the log to the verifier: `medfedvqa privacy verify-report --log`.",
-    "witnessed": "Exchange checkpoints with the server or another site, then make the report again.",
-    "whole log": "Run `medfedvqa audit verify`, follow what it says, and make the report again.",
-    "agreement": "Give the server's or another site's copies with `--against` when the report is made.",
-    "no network": "Run the job on sites whose rows a vault holds, with `isolation: kernel` in their settings.",
-    "ledger": "Give the site a budget ledger, and train under differential privacy.",
-    "one budget": "Ingest the data with `medfedvqa ingest` beside this ledger, which ties the two together.",
-    "replay": "Train under differential privacy; if figures differ, ask the project before anything else is released.",
-    "charged first": "Train under differential privacy, with the ledger of this site.",
-    "nothing unprotected": "Train under differential privacy (`--epsilon`); demand it in the policy (`require_dp`).",
-    "within limits": "Set `require_dp: true` and `max_epsilon` in the policy; over a limit, accept no further job.",
-    "sound noise": "Take `repeatable_noise` out of the settings, and train again: this job protects nobody.",
-    "allowed": "Compare the policy with what left (H), and decide anew what the site allows.",
-    "settings": "Give the job's results with `--results` when the report is made.",
-    "code": "Run the job again with one installation, from installed files.",
-    "on shares": "Train with secure aggregation (`--secagg`) at three sites or more.",
-    "attacked": "Attack a job of these settings on open data (`medfedvqa audit attack`), and give it with `--attack`.",
-    "de-identified": "Ingest the data with `medfedvqa ingest`, or document elsewhere how they were de-identified.",
-}
-
 
 SHOWN: State = "shown"
 NOT_SHOWN: State = "not shown"
@@ -49,32 +25,46 @@ BROKEN: State = "broken"
 _ORDER: tuple[State, ...] = (SHOWN, NOT_SHOWN, BROKEN)
 
 SIGN_OFF = (
-    SignOff(role="Data protection officer", confirms="has read what is claimed (B), what is not (F), and K"),
-    SignOff(role="Head of the site", confirms="accepts what is open (L), what left (H) and the epsilon spent (E)"),
-    SignOff(role="Auditor", confirms="has run `medfedvqa privacy verify-report` with a key from the site itself"),
+    dict(role="Data protection officer", confirms="has read what is claimed (B), what is not (F), and K"),
+    dict(role="Head of the site", confirms="accepts what is open (L), what left (H) and the epsilon spent (E)"),
+    dict(role="Auditor", confirms="has run `medfedvqa privacy verify-report` with a key from the site itself"),
 )
 
 RuleVerdict = tuple[State, str]
 
 
-def verdicts(facts: ReportFacts) -> Verdicts:
-    """L."""
-    rules = tuple(
-        Rule(
-            rule=name,
-            statement=statement,
-            state=state,
-            said=sentence,
-            evidence=tuple(where),
-            closing=None if state == SHOWN else CLOSING.get(name),
-        )
-        for name, statement, where, check in _RULES
-        if check is not _bound or "binding" in facts.evidence.model_fields_set
-        if check is not _identified or facts.codes  # as entries name it from their format 1 on
-        if check is not _isolated or any(facts.isolations)  # as entries name it from then on
-        for state, sentence in [check(facts)]
-    )
-    return Verdicts(state=max((rule.state for rule in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
+class Rule(NamedTuple):
+    """A line of `rules.txt`: the sections that show the rule, what it states, and what to do if it is not shown."""
+
+    name: str
+    sections: str
+    statement: str
+    closing: str
+
+
+@cache
+def listed() -> tuple[Rule, ...]:
+    """All rules."""
+    lines = files(__package__).joinpath("rules.txt").read_text("utf-8").splitlines()
+    return tuple(Rule(*line.split(" | ")) for line in lines)
+
+
+def verdicts(facts: ReportFacts) -> Part:
+    """Section L: for each rule, whether the report shows that it was kept."""
+    earlier = {
+        "one budget": "binding" not in facts.evidence.model_fields_set,
+        "code": not facts.codes,  # as entries name it from their format 1 on
+        "no network": not any(facts.isolations),  # as entries name it from then on
+    }
+    rules = tuple(_judged(rule, facts) for rule in listed() if not earlier.get(rule.name))
+    return dict(state=max((rule["state"] for rule in rules), key=_ORDER.index), rules=rules, sign_off=SIGN_OFF)
+
+
+def _judged(rule: Rule, facts: ReportFacts) -> Part:
+    state, sentence = _CHECKS[rule.name](facts)
+    closing = None if state == SHOWN else rule.closing
+    named = {"rule": rule.name, "statement": rule.statement, "evidence": tuple(rule.sections)}
+    return {**named, "state": state, "said": sentence, "closing": closing}
 
 
 def _proven(facts: ReportFacts) -> RuleVerdict:
@@ -298,13 +288,13 @@ def _isolated(facts: ReportFacts) -> RuleVerdict:
 
 def _attacked(facts: ReportFacts) -> RuleVerdict:
     figures = empirical(facts)
-    if not figures.attacked:
+    if not figures["attacked"]:
         return NOT_SHOWN, "no attack was given"
-    if figures.refuted:
+    if figures["refuted"]:
         return BROKEN, "an attack refutes the claimed epsilon"
-    if figures.refuted is None or not figures.same_settings:
+    if figures["refuted"] is None or not figures["same_settings"]:
         return NOT_SHOWN, "the attacked job is not shown to have this job's settings, or claimed no epsilon"
-    return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(figures.attacks)}"
+    return SHOWN, f"attacks on a job of these settings that do not refute its epsilon: {len(figures['attacks'])}"
 
 
 def _de_identified(facts: ReportFacts) -> RuleVerdict:
@@ -313,24 +303,24 @@ def _de_identified(facts: ReportFacts) -> RuleVerdict:
     return SHOWN, "the data come from a store that was de-identified as section I says"
 
 
-_RULES: tuple[tuple[str, str, str, Callable[[ReportFacts], RuleVerdict]], ...] = (
-    ("log", "Every quoted entry is in the log that the site signed.", "H", _proven),
-    ("all of it", "No entry of the job is left out.", "H", _complete),
-    ("witnessed", "Others have cosigned the log over every release.", "H", _witnessed),
-    ("whole log", "Integrity and completeness of the whole log were verified.", "H", _whole),
-    ("agreement", "Nobody holds another history of the log.", "H", _agreed),
-    ("no network", "The process that held the rows had no network while the job ran.", "G", _isolated),
-    ("ledger", "The ledger's chain holds, and the log names its records.", "E", _anchored),
-    ("one budget", "These patients have no second budget under another ledger or key.", "E", _bound),
-    ("replay", "Recorded epsilons are those that two accountants give.", "E", _replayed),
-    ("charged first", "What left under differential privacy was charged before.", "EH", _charged),
-    ("nothing unprotected", "All that may depend on data left under differential privacy.", "FH", _protected),
-    ("within limits", "No patient lost more than the site allows.", "E", _within),
-    ("sound noise", "The noise cannot be repeated.", "D", _sound),
-    ("allowed", "Method, kinds and recipients are those that the site's policy names.", "H", _allowed),
-    ("settings", "The settings that were given are those that ran.", "D", _in_settings),
-    ("code", "The log names the code that ran, part by part.", "A", _identified),
-    ("on shares", "Nobody saw this site's own contribution.", "G", _hidden),
-    ("attacked", "Attacks do not refute the claim.", "J", _attacked),
-    ("de-identified", "The data were de-identified by this tool.", "I", _de_identified),
-)
+_CHECKS: Mapping[str, Callable[[ReportFacts], RuleVerdict]] = {
+    "log": _proven,
+    "all of it": _complete,
+    "witnessed": _witnessed,
+    "whole log": _whole,
+    "agreement": _agreed,
+    "no network": _isolated,
+    "ledger": _anchored,
+    "one budget": _bound,
+    "replay": _replayed,
+    "charged first": _charged,
+    "nothing unprotected": _protected,
+    "within limits": _within,
+    "sound noise": _sound,
+    "allowed": _allowed,
+    "settings": _in_settings,
+    "code": _identified,
+    "on shares": _hidden,
+    "attacked": _attacked,
+    "de-identified": _de_identified,
+}

@@ -3,8 +3,8 @@
 Wording is no figure: the signature covers it, and it is compared only where this very code made the report.
 
 A figure that was edited is found even if the site itself signed the report anew. What the report was merely given (the
-job's settings, counts of attacks, accuracies, a store's manifest) is the site's word: nothing here vouches for it, but
-that what follows from it is computed again.
+job's settings, counts of attacks, accuracies, a store's manifest) is the site's word: nothing here vouches for it. Only
+what follows from it is computed again.
 """
 
 import json
@@ -26,16 +26,16 @@ from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import read_export
-from privacy.report.build import sections_of
+from privacy.report.build import report_of
 from privacy.report.facts import NewerReport, ReportError, ReportFacts
-from privacy.report.model_conduct import Report, Sections, Summary
+from privacy.report.figures import differences
+from privacy.report.report import Report
 from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
-from privacy.report.summary import MOST_COUNTED, WRONGLY
-from privacy.report.wording import differences, figures_of
+from privacy.report.summary import Parameters
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 CODE = "code"
-"""The part about withdrawn versions."""
+"""The name of the part about withdrawn versions."""
 
 
 def verify_report(
@@ -48,12 +48,12 @@ def verify_report(
 ) -> Judgement:
     """Judges a report: what it shows and what it does not.
 
-    `path`: its folder, or its JSON in the folder of the others. `key`: the site's, where it is known for sure.
+    `path`: its folder, or its JSON beside the other files. `key`: the site's, where it is known for sure.
     `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
     `withdrawn`: versions whose epsilons are withdrawn, besides those that this package lists.
     `code_digest`: of the code that runs here; the wording of a report that the same code made is compared as well.
 
-    Raises `ReportError` if there is no report to read, `SettingsError` if there is no such list.
+    Raises `ReportError` if there is no report to read, `SettingsError` if `withdrawn` names no such list.
     """
     listing = withdrawals(withdrawn)
     folder = path if path.is_dir() else path.parent
@@ -171,17 +171,17 @@ def _proofs(report: Report) -> VerdictPart:
 
 def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
     try:
-        fresh = sections_of(report.evidence, report.sections.summary)
+        fresh = report_of(report.evidence, _parameters(report))
     except NewerReport as error:
         yield VerdictPart("figures", NOT_SHOWN, str(error))
         return
     except (PrivacyError, AuditError):
         yield VerdictPart("figures", BROKEN, "no report can be made of the evidence that is quoted")
         return
-    where = next(differences(figures_of(report.sections), figures_of(fresh, whole=True), ""), None)
-    deltas = fresh.accounting.delta, *(charge.delta for charge in fresh.accounting.charges)
-    if where and not recomputes_at(min((delta for delta in deltas if delta is not None), default=1.0)):
-        text = f"{where} cannot be fresh at so small a delta without Opacus: install medfedvqa[train] to verify it"
+    where = next(differences(report.rows, fresh.rows, report.lacks), None)
+    deltas = (value for row, value in fresh.rows.items() if row.endswith(".delta") and isinstance(value, float))
+    if where and not recomputes_at(min(deltas, default=1.0)):
+        text = f"{where} cannot be computed at so small a delta without Opacus: install medfedvqa[train] to verify it"
         yield VerdictPart("figures", NOT_SHOWN, text)
         return
     if where:
@@ -189,25 +189,30 @@ def _figures(report: Report, code_digest: str) -> Iterator[VerdictPart]:
         yield VerdictPart("figures", BROKEN, f"{where} is not what this version makes of the evidence ({by})")
     else:
         yield VerdictPart("figures", SHOWN, "all figures follow from what is quoted, by both accountants")
-    yield from _parameters(report.sections.summary)
+    yield from _own_parameters(_parameters(report))
     yield _wording(report, fresh, code_digest)
 
 
-def _parameters(summary: Summary | None) -> Iterator[VerdictPart]:
-    """A part if the report was made with other parameters than this version's: a fact, and no breach."""
-    if summary and (summary.wrongly, summary.most_counted) != (WRONGLY, MOST_COUNTED):
-        theirs = f"{summary.wrongly:g} of people accused wrongly, jobs that fit counted to {summary.most_counted}"
-        text = f"the report computes with its own: {theirs} (this version: {WRONGLY:g}, {MOST_COUNTED})"
+def _parameters(report: Report) -> Parameters:
+    """The report's own parameters; this version's if the report has none."""
+    summary = report.sections.summary
+    return Parameters(summary.wrongly, summary.most_counted) if summary else Parameters()
+
+
+def _own_parameters(theirs: Parameters) -> Iterator[VerdictPart]:
+    """A part if the report was made with other parameters than this version's, which is no breach."""
+    if theirs != (ours := Parameters()):
+        text = f"{theirs.wrongly:g} of people accused wrongly, jobs that fit counted to {theirs.most_counted}"
+        text = f"the report computes with its own: {text} (this version: {ours.wrongly:g}, {ours.most_counted})"
         yield VerdictPart("parameters", SHOWN, text)
 
 
-def _wording(report: Report, fresh: Sections, code_digest: str) -> VerdictPart:
-    """Sentences and titles, of which no figure depends."""
+def _wording(report: Report, fresh: Report, code_digest: str) -> VerdictPart:
+    """Sentences and titles, on which no figure depends."""
     if report.evidence.tool.code_digest != code_digest:
         text = "other code wrote the sentences: no figure depends on them, and the signature covers them"
         return VerdictPart("wording", NOT_COMPARED, text)
-    sections = report.sections.model_dump(mode="json", exclude_unset=True)
-    if where := next(differences(sections, fresh.model_dump(mode="json"), ""), None):
+    if where := next(differences(report.rows, fresh.rows, report.lacks, words=True), None):
         return VerdictPart(
             "wording", BROKEN, f"{where} is not what the code that made the report writes: it was edited"
         )
@@ -256,7 +261,7 @@ def _tool_withdrawal(content: bytes, listing: Sequence[Withdrawal]) -> Iterator[
 
 
 def _log(report: Report, folder: Path) -> VerdictPart:
-    """The log itself: it has what is quoted, and nothing of the job that is not."""
+    """Compares with the site's log: it has all quoted entries, and no other entry of the job."""
     log, size = report.evidence.log, report.sections.identity.log_entries
     try:
         hashes, newer = ({item.record["seq"]: item.record["leaf_hash"] for item in log.entries}, False)

@@ -104,7 +104,7 @@ class Session:
         self._broken = False
 
     def export(self, label: bytes) -> bytes:
-        """A key of 32 bytes that both ends derive alike, and nobody else; one for each label."""
+        """A key of 32 bytes for a label, which only the two ends can derive."""
         return HKDFExpand(SHA256(), KEY_BYTES, label).derive(self._secret)
 
     def seal(self, message: bytes) -> bytes:
@@ -112,7 +112,7 @@ class Session:
         return self._ciphers[self.me].encrypt(*self._next(self.me, self.peer, message))
 
     def open(self, sealed: bytes) -> bytes:
-        """The peer's next message. Raises `SiteError`, then and ever after, unless it is exactly that."""
+        """The peer's next message. Raises `SiteError` for anything else, and at every later call."""
         try:
             if self._broken:
                 raise InvalidTag

@@ -37,7 +37,7 @@ class Nonce:
 
     @classmethod
     def draw(cls, job: str, site: str) -> "Nonce":
-        """A fresh one, from the operating system."""
+        """A fresh nonce from the operating system."""
         return cls(job, site, secrets.token_bytes(NONCE_BYTES))
 
     @property

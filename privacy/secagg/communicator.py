@@ -50,7 +50,7 @@ class MeteredWire:
 
 
 class SilentWire:
-    """The way to nobody: what is sent is gone, what is received is zeros. For the dealer, who runs protocols alone."""
+    """A wire to no peer: drops what is sent and receives zeros. For the dealer, who runs protocols alone."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -60,7 +60,7 @@ class SilentWire:
 
 @dataclass(frozen=True)
 class _Request:
-    """What CrypTen waits on."""
+    """A pending transfer, as CrypTen waits for it."""
 
     finish: Callable[[], None]
 

@@ -138,7 +138,7 @@ def check_dealing(
     for place, each in enumerate(others):
         parts = _parts(sites, members, layout, {member: set_seeds[member][place] for member in members})
         if not hmac.compare_digest(_digest_of_set(_part_digests(parts)), digests[each]):
-            raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
+            raise MisdealtError("what the server dealt does not follow from the members' seeds: refuse the job")
 
 
 def check_unused(
@@ -159,7 +159,7 @@ def check_unused(
     if seeds.keys() != set(members) or seeds[me] != seed or any(len(each) != KEY_BYTES for each in seeds.values()):
         raise MisdealtError("the server does not show the seeds of a dealing that it did not use: refuse the job")
     if list(Dealing.of(sites, members, layout, context, seeds).digests) != list(digests):
-        raise MisdealtError("the server dealt something else than follows from the members' seeds: refuse the job")
+        raise MisdealtError("what the server dealt does not follow from the members' seeds: refuse the job")
 
 
 def _parts(

@@ -1,7 +1,7 @@
-"""Whether sums over different sets of sites can be combined to a sum over a few of them. Exact: whole numbers only.
+"""Whether sums over different cohorts of sites can be combined to a sum over few of them. Exact: integers only.
 
-A sum over a cohort is a vector of zeros and ones over the sites. Who holds several sums holds all their linear
-combinations, if each site puts the same input into all of them, which is the worst case.
+A sum over a cohort is a vector of zeros and ones over the sites. In the worst case, each site puts the same input into
+all sums: then whoever holds several sums can compute all their linear combinations.
 """
 
 from collections import defaultdict
@@ -13,10 +13,9 @@ _Vector = list[int]
 
 
 def sites_shown(earlier: Collection[Cohort], cohort: Cohort, least: int) -> tuple[str, ...]:
-    """The fewest sites, fewer than `least`, of whose inputs alone the sum over `cohort` makes a combination known.
+    """The smallest group of fewer than `least` sites whose inputs alone make up a combination of these sums.
 
-    Empty if there are none, or if the sum over `cohort` is itself a combination of the earlier ones: then it adds
-    nothing to them.
+    Empty if there is none, or if the sum over `cohort` is a combination of the earlier ones and so reveals nothing new.
     """
     alike = _always_together({*earlier, cohort})
     span = _Span(_vector(alike, past) for past in set(earlier))
@@ -30,7 +29,7 @@ def sites_shown(earlier: Collection[Cohort], cohort: Cohort, least: int) -> tupl
 
 
 def _always_together(cohorts: Collection[Cohort]) -> list[list[str]]:
-    """The sites by the cohorts that they are in: in every combination, such sites have the same coefficient."""
+    """Groups of sites that are in the same cohorts: a group's sites have the same coefficient in every combination."""
     present: defaultdict[str, list[int]] = defaultdict(list)
     for number, cohort in enumerate(cohorts):
         for site in cohort:
@@ -46,7 +45,7 @@ def _vector(alike: Sequence[Sequence[str]], cohort: Cohort) -> _Vector:
 
 
 class _Span:
-    """All combinations of some vectors: a basis in which each pivot's column is zero in all rows but one."""
+    """The span of some vectors, as a basis in which each pivot's column is zero in all rows but one."""
 
     def __init__(self, vectors: Iterable[_Vector]) -> None:
         self._rows: dict[int, _Vector] = {}
@@ -54,7 +53,7 @@ class _Span:
             self.add(vector)
 
     def add(self, vector: _Vector) -> bool:
-        """Whether it was no combination of those before."""
+        """Adds a vector; returns whether it was linearly independent of the earlier ones."""
         for place, row in self._rows.items():
             vector = _cleared(vector, row, place)
         pivot = _first(vector)
@@ -65,7 +64,7 @@ class _Span:
         return True
 
     def checks(self, width: int) -> list[_Vector]:
-        """A column for each place. Exactly where those of some places are linearly dependent, the span holds a vector
+        """A column for each place. The columns of some places are linearly dependent exactly if the span holds a vector
         other than zero that is zero in all other places."""
         free = [place for place in range(width) if place not in self._rows]
         unit = {place: [int(place == other) for other in free] for place in free}
@@ -73,12 +72,12 @@ class _Span:
 
 
 def _first(vector: _Vector) -> int | None:
-    """The first place that is not zero."""
+    """The index of the first nonzero number."""
     return next((place for place, value in enumerate(vector) if value), None)
 
 
 def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
-    """A multiple of the vector, less that multiple of the row with which it is zero at the pivot."""
+    """A multiple of the vector minus a multiple of the row, such that the result is zero at the pivot."""
     if not vector[pivot]:
         return vector
     mine, other = row[pivot], vector[pivot]
@@ -88,7 +87,7 @@ def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
 
 
 def _dependent(columns: Sequence[_Vector], weights: Sequence[int], room: int) -> list[int]:
-    """Places of columns that are linearly dependent and together weigh at most `room`; empty if there are none."""
+    """Places of linearly dependent columns whose weights sum to at most `room`; empty if there are none."""
 
     def search(columns: list[tuple[int, _Vector]], room: int) -> list[int]:
         for number, (place, column) in enumerate(columns):

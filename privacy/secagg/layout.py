@@ -12,7 +12,7 @@ from privacy.secagg.errors import SecureAggregationError
 from privacy.secagg.ring import Floats
 
 LARGEST_NORM = 1024.0
-"""The longest segment that a site may put into a mixture."""
+"""The largest norm of a segment that a site may put into a mixture."""
 
 
 def with_error(most_norm: float) -> float:
@@ -71,5 +71,5 @@ class TensorLayout:
             )
 
     def zeros(self) -> Tensors:
-        """Tensors that hold nothing, for the dealer's run."""
+        """Tensors of zeros, for the dealer's run."""
         return self.restore(np.zeros(self.size))

@@ -1,4 +1,4 @@
-"""Uploads whose masks cancel in their sum, so that who collects them learns the sum and nothing else.
+"""Uploads with masks that cancel in the sum, so that the collector learns the sum and nothing else.
 
 Each site masks its upload twice: by a stream of its own, and by one in common with each member of the group, added by
 one end and subtracted by the other. The keys of both are shared among the members. To open a sum, members give their
@@ -167,7 +167,7 @@ def check_contributors(
 
 @dataclass(frozen=True)
 class Upload:
-    """What the server has of one site."""
+    """The server's record of one site's upload."""
 
     values: Ring
     public: bytes

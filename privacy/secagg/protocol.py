@@ -232,7 +232,9 @@ class _OwnerPart:
 
     @classmethod
     def read(cls, dealt: bytes, members: int, size: int) -> tuple["_OwnerPart", bytes]:
-        """And what is left for the member. Raises `SecureAggregationError` if it was dealt for another computation."""
+        """The owner's part, and the remaining bytes for the member.
+
+        Raises `SecureAggregationError` if `dealt` belongs to another computation."""
         keys, end = members * KEY_BYTES, members * KEY_BYTES + 8 * size
         if len(dealt) < end:
             raise SecureAggregationError("the dealer dealt for another computation: repeat the round with fresh tuples")

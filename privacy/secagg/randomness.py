@@ -20,7 +20,7 @@ from privacy.secagg.ring import Ring
 KEY_BYTES = 32
 
 _PIECE = memoryview(bytes(1 << 16))
-"""What a stream encrypts at a time: it fits the processor's cache, which makes long streams four times as fast."""
+"""The zeros that a stream encrypts at a time. They fit the processor's cache: long streams are four times as fast."""
 
 
 class Stream:
@@ -41,7 +41,7 @@ class Stream:
 
 
 def derive_key(key: bytes, label: bytes) -> bytes:
-    """Another key, which tells nothing of the first and of those with other labels (HKDF, RFC 5869)."""
+    """A key derived for a label. It reveals nothing about `key` or keys for other labels (HKDF, RFC 5869)."""
     return HKDFExpand(SHA256(), KEY_BYTES, label).derive(key)
 
 

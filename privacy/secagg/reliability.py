@@ -1,6 +1,6 @@
-"""The weights of `privacy.aggregation.reliability_weights` (clamped), computed on shares from shares.
+"""The weights of `privacy.aggregation.reliability_weights` (clamped), as shares computed from shares.
 
-Nothing is opened but under a uniform mask. Numbers are in fixed point with the bits that the constants say.
+Whatever is opened is hidden by a uniform mask. Numbers are in fixed point, with the bits that the constants name.
 """
 
 from functools import partial
@@ -31,16 +31,16 @@ from privacy.secagg.ring import HEADROOM_BITS, Ring
 
 CHUNKS = 5
 COMPARED_BITS = 6 * CHUNKS
-"""Under the top bit; what is below them is not looked at: a secret within 2^33 of a limit counts as either."""
+"""Bits under the top bit. Lower bits are ignored: a secret within 2^33 of a limit may count as below or above it."""
 
 _ONE, _TOP = np.uint64(1), np.uint64(63)
 _SHIFTS = np.array([63 - 6 * (chunk + 1) for chunk in range(CHUNKS)], np.uint64)
 
 
 def below(party: Party, *questions: tuple[MaskedOpening, Ring]) -> list[Ring]:
-    """For each opening [...] and its limits [limits], shares of 1 or 0, [..., limits]; one exchange for all.
+    """For each opening [...] and its limits [limits], shares of 1 if the secret is below, else 0: [..., limits].
 
-    Right where secret and limit differ by 2^33 to 2^63 - 2^33.
+    Correct where secret and limit differ by 2^33 to 2^63 - 2^33. One exchange for all.
     """
     comparisons = [_Comparison(party, opening, limits) for opening, limits in questions]
     bits = party.open_bits(np.concatenate([each.hidden.reshape(-1) for each in comparisons]))
@@ -49,7 +49,7 @@ def below(party: Party, *questions: tuple[MaskedOpening, Ring]) -> list[Ring]:
 
 
 class _Comparison:
-    """One question between its steps 1 and 3."""
+    """The state of one comparison of an opening with its limits, before and after bits are opened."""
 
     def __init__(self, party: Party, opening: MaskedOpening, limits: Ring) -> None:
         self._party, self._r = party, opening.r
@@ -64,12 +64,12 @@ class _Comparison:
         self.hidden = word ^ self._masks
 
     def _tables(self) -> Ring:
-        """[equal or less, chunks, ...]: bit v says what a public chunk of value v is to r's chunk."""
+        """[equal or less, chunks, ...]: bit v says whether a public chunk of value v equals r's chunk, or is less."""
         digits = _ONE << _chunks(self._r)
         return np.stack([digits, digits - _ONE])
 
     def answer(self, word: Ring) -> Ring:
-        """Shares of the exclusive or of borrow and both top bits."""
+        """Shares of the results, from the opened bits: the exclusive or of borrow and both top bits."""
         tuples, party = self._party.tuples, self._party
         r_top = tuples.dependent(lambda: self._r >> _TOP, self._r.shape)
         # A borrow changes 0 to 1 or 1 to 0: it is dealt times 1 - 2 r_top, and added to r_top.
@@ -82,7 +82,7 @@ class _Comparison:
         return party.public(top) + (_ONE - np.uint64(2) * top) * answer
 
     def _hot(self, chunk: int) -> Ring:
-        """[places, ..., limits]: 1 - 2 r_top where place and mask differ in every bit, so that all bits are ones."""
+        """[places, ..., limits]: 1 - 2 r_top where place and mask differ in every bit (all bits are ones), else 0."""
         sign = (_ONE - np.uint64(2) * (self._r >> _TOP))[..., None]
         size = 1 << (chunk + 1)
         places = np.arange(size, dtype=np.uint64).reshape(-1, *[1] * self._masks.ndim)
@@ -95,7 +95,7 @@ def _chunks(elements: Ring) -> Ring:
 
 
 def _place(words: Ring, chunk: int) -> Ring:
-    """The bits `equal` of all higher chunks, and over them `less` of this one."""
+    """The place in a chunk's table: the bits `equal` of all higher chunks, and above them `less` of this one."""
     equal = words & np.uint64((1 << chunk) - 1)
     return equal | (((words >> np.uint64(CHUNKS + chunk)) & _ONE) << np.uint64(chunk))
 
@@ -107,8 +107,8 @@ WEIGHT_BITS = 26
 """Fractional bits of inputs and of results."""
 
 NEGLIGIBLE_LOG2 = -16
-"""A sum of scores, or of accuracies, below 2^-16 counts as none. In clear the limit is 1e-8: between the two, sites
-whose prompts are all but orthogonal are weighed by accuracy here, and by similarity there."""
+"""A sum of scores, or of accuracies, below 2^-16 counts as zero. In clear the limit is 1e-8. Between the two, sites
+with nearly orthogonal prompts are weighted by accuracy here, and by similarity in clear."""
 LARGEST_LOG2 = 9
 """At most 2^9 owners: comparisons of a sum with the smallest limit are then still right within 6%."""
 
@@ -120,7 +120,7 @@ _SUM_BITS = 20
 _INVERSE_BITS = 24
 _LENGTH_BITS = 26
 _STEPS = 4
-"""Limits in each octave, by which the size of a sum is found."""
+"""Limits in each octave with which a sum is compared to find its size."""
 
 
 def reliability_weights(
@@ -129,8 +129,8 @@ def reliability_weights(
     """Shares of eta times the source's norm, [segments, targets, sources], zero on the diagonal.
 
     `cosines`: shares, [segments, owners, owners] in -1..1; `norms` [segments, owners] up to 1024; `accuracies` [owners]
-    in 0..1. `kept` of `PARTS` parts of eta follow from these, and the rest is equal. 9 exchanges, whatever the sizes: 3
-    for scores and what they fall back to, 3 for the ratios, 2 for dividing by their sum, 1 to truncate.
+    in 0..1. `kept` / `PARTS` of eta follows from these; the rest is equal for all sources. 9 exchanges, whatever the
+    sizes: 3 for scores and their fallback, 3 for the ratios, 2 for dividing by their sum, 1 to truncate.
     """
     owners = len(accuracies.shown)
     octaves = (owners - 1).bit_length()
@@ -149,9 +149,11 @@ def reliability_weights(
 
 
 def _scores(party: Party, cosines: Ring, accuracies: MaskedSecret, cosine_bits: int, octaves: int) -> tuple[Ring, Ring]:
-    """Accuracy times the positive part of the cosine, [segments, targets, sources], with cosine_bits + ACCURACY_BITS,
-    and what replaces it where it sums to nothing, [targets, sources], with _SCALED_BITS: accuracies, or ones where
-    these sum to nothing, scaled so that they sum to about one. 3 exchanges."""
+    """Scores [segments, targets, sources], with cosine_bits + ACCURACY_BITS: accuracy times the cosine's positive part.
+
+    Also the fallback for rows of scores that sum to zero, [targets, sources], with _SCALED_BITS: accuracies, or ones if
+    these sum to zero, scaled so that they sum to about one. 3 exchanges.
+    """
     owners = cosines.shape[-1]
     rows, columns = np.triu_indices(owners, 1)
     shares = product(party, accuracies)
@@ -176,8 +178,8 @@ def _scores(party: Party, cosines: Ring, accuracies: MaskedSecret, cosine_bits: 
 
 
 def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int) -> Ring:
-    """Scores [segments, targets, sources], or the fall-back where a row of them sums to nothing, scaled so that a row
-    sums to 1 within 10%, with _SCALED_BITS. 3 exchanges."""
+    """Scores [segments, targets, sources], or the fallback where a row of them sums to zero, with _SCALED_BITS. A row
+    sums to 1 within 10%. 3 exchanges."""
     # Exchange 4: the sums' size is asked for while the scores are shortened.
     spare = HEADROOM_BITS - bits - octaves
     total, score = open_masked(party, scores.sum(-1, dtype=np.uint64) << np.uint64(spare), scores)
@@ -196,7 +198,7 @@ def _divided(party: Party, ratios: Ring, norms: MaskedSecret, kept: int) -> Ring
 
     They have _INVERSE_BITS + _LENGTH_BITS. 2 exchanges.
 
-    With d one minus the sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
+    For d = 1 - sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
     """
     # Exchange 7.
     ratio, total = open_masked(party, ratios, ratios.sum(-1, dtype=np.uint64))

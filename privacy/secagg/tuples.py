@@ -47,7 +47,7 @@ class Tuples(Protocol):
         """[owners, ...]: this member's share of a secret of which no member gets the correction: owners get theirs."""
 
     def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
-        """What a member adds to its share without any tuple; the dealer, who has no use for it, saves the work."""
+        """What a member adds to its share without any tuple. The dealer skips this computation."""
 
 
 class PartyTuples:

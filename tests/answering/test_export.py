@@ -126,7 +126,7 @@ def test_the_program_refuses_pictures_that_it_would_not_read_as_in_training(tmp_
         grey_picture(path, True)
     for levels in (grey.astype(np.uint16) * 900, np.stack([grey] * 4, axis=2)):
         Image.fromarray(levels).save(path)
-        with pytest.raises(ValueError, match="8 bits a level and without transparency"):
+        with pytest.raises(ValueError, match="8 bits a channel and without transparency"):
             grey_picture(path, False)
 
 

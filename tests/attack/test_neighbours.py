@@ -100,8 +100,8 @@ def found(
     return {finding.task: finding for finding in findings(neighbours, method)}
 
 
-@pytest.mark.parametrize("engine", ["own", "opacus"])
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("engine", ["own", pytest.param("opacus", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_a_method_without_a_leak_passes(neighbours: Neighbours, rate: float, engine: str) -> None:
     """A patient moves the sum by its own contribution, nearly C, and nothing else; so it does in Opacus' optimiser."""
     tasks = found(neighbours, Clean, rate, engine)

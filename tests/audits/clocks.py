@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_anchor import key_of, opened
+from small_logs import key_of, opened
 
 import audits.checkpoint
 import audits.log

@@ -10,7 +10,8 @@ from audits.exchange import canonical
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NUMBERS = sorted(int(folder.name.removeprefix("formats-")) for folder in GOLDEN.glob("formats-*"))
-REPORTS = [folder for number in NUMBERS if (folder := GOLDEN / f"formats-{number}" / "report").exists()]
+REPORTS = sorted(GOLDEN.glob("formats-*/report*"))
+"""Of each format of reports, the former first."""
 
 
 def lines_of(folder: Path) -> list[bytes]:

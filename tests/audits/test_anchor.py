@@ -3,11 +3,10 @@
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from test_tree import defined_root
+from small_logs import defined_root, expired, filled, key_of, opened
 
 import audits
 from audits import (
@@ -25,29 +24,15 @@ from audits import (
     verify,
 )
 from audits.checkpoint import TAIL, NoteFile, signed_checkpoint
-from audits.errors import ForkFound
-from audits.retention import RETENTION_DAYS, ExpiryResult, expire
+from audits.errors import ForkFound, ProofFromElsewhere
+from audits.retention import ExpiryResult, expire
 from audits.tree import consistent
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}
-SMALL = 1500  # bytes of a segment: three entries
-
-
-def key_of(place: Path, name: str = "chest") -> AuditKey:
-    return AuditKey.at(place / f"{name}.key", origin_of(name))
-
-
-def opened(place: Path, limit: int = SMALL) -> AuditLog:
-    return AuditLog(place / "audit", "chest", key_of(place), limit)
 
 
 def leaves(place: Path) -> list[bytes]:
     return [bytes.fromhex(entry.leaf_hash) for entry in read(place / "audit")]
-
-
-def filled(log: AuditLog, entries: int) -> None:
-    for number in range(entries):
-        log.append(Event.RELEASE, round=number)
 
 
 def test_a_checkpoint_is_the_signed_root_of_all_entries(tmp_path: Path) -> None:
@@ -164,14 +149,6 @@ def test_a_rewritten_log_is_not_signed_again(tmp_path: Path) -> None:
     (tmp_path / "other" / "log.jsonl").rename(tmp_path / "audit" / "log.jsonl")
     with pytest.raises(LogError, match="rewritten"):
         opened(tmp_path, 1 << 20).checkpoint()
-
-
-FUTURE = datetime.now(UTC) + timedelta(days=2193)
-
-
-def expired(log: AuditLog, now: datetime = FUTURE, days: int = RETENTION_DAYS) -> ExpiryResult:
-    """Some years later, by the date that a person gives."""
-    return expire(log, days, date=now.date(), now=now)
 
 
 def test_expired_lines_go_and_their_hashes_stay(tmp_path: Path) -> None:
@@ -320,6 +297,25 @@ def test_a_checkpoint_that_is_told_again_is_no_fork(watched: Watched) -> None:
     proof = watched.log.proof(5, note)
     watched.restarted().cosign(note, proof)
     assert watched.restarted().cosign(note, proof) and not watched.evidence()
+
+
+def test_a_sender_who_could_not_know_where_a_proof_begins_accuses_nobody(watched: Watched) -> None:
+    """A site that was killed, or has another job, has cosigned more than the server knows; the next proof is right."""
+    filled(watched.log, 3)
+    cosigned = watched.log.checkpoint()
+    watched.witness.cosign(cosigned, watched.log.proof(5, cosigned))
+    filled(watched.log, 2)
+    note = watched.log.checkpoint()
+    stale = (note, watched.log.proof(5, note))
+    (error,) = watched.restarted().cosign_all([stale], {origin_of("chest"): 5})
+    assert isinstance(error, ProofFromElsewhere) and not watched.evidence()
+    (error,) = watched.restarted().cosign_all([stale], {origin_of("chest"): 8})
+    assert isinstance(error, ForkFound) and len(watched.evidence()) == 1
+    (result,) = watched.restarted().cosign_all([(note, watched.log.proof(8, note))], {})
+    assert isinstance(result, Note)
+    forked = signed_checkpoint(key_of(watched.place), 10, bytes(32))
+    (error,) = watched.restarted().cosign_all([(forked, ())], {})
+    assert isinstance(error, ForkFound)
 
 
 def test_the_own_key_lies_with_the_log_from_the_beginning(tmp_path: Path) -> None:

@@ -5,42 +5,21 @@ import shutil
 import tempfile
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_anchor import expired, key_of, opened
-from test_verifier import sealed
+from small_logs import Lines, chained_anew, expired, grown, judged, key_of, made, opened, states
 from tiers import examples
 
-from audits import AuditLog, Event, Examination, LogError, Outcome, VerdictState, Witness, examine, find_logs, origin_of
+from audits import Event, LogError, Outcome, VerdictState, Witness, examine, find_logs, origin_of
 from audits.byte_ledger import FrameCount, Traffic, WireWindow
 from audits.checkpoint import NoteFile, signed_checkpoint
 from audits.examination import sites_of
-
-Lines = list[bytes]
-
-
-def grown(log: AuditLog, rounds: int, job: str = "j") -> None:
-    log.append(Event.OPEN, job=job)
-    for number in range(rounds):
-        log.append(Event.RELEASE, job=job, round=number, outcome=Outcome.SENT)
-        log.checkpoint()
-    log.append(Event.CLOSE, job=job)
-
-
-def made(place: Path, limit: int = 1 << 20) -> Path:
-    """A site's log of seven entries that a witness in `head` has cosigned."""
-    log, key = opened(place, limit), key_of(place)
-    Witness(place / "audit", key)
-    grown(log, 5)
-    witness = Witness(place / "head", key_of(place, "head"))
-    witness.introduce(key.public)
-    witness.cosign(log.checkpoint())
-    log.close()
-    return place
+from audits.verifier import Walk
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +31,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original, tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def judged(place: Path, against: bool = True) -> Examination:
-    return examine(place / "audit", "chest", [place / "head"] if against else [], network=False)
-
-
-def states(found: Examination) -> dict[str, VerdictState]:
-    return {part.name: part.state for _, verdict in found.verdicts() for part in verdict.parts}
 
 
 def test_an_untouched_log_is_shown_in_all_three(place: Path) -> None:
@@ -74,15 +45,36 @@ def test_an_untouched_log_is_shown_in_all_three(place: Path) -> None:
 
 
 def test_what_nobody_says_is_not_shown(place: Path) -> None:
-    """No copy, no ledger of the network, no key, no checkpoint: never taken for shown, nor for broken."""
+    """No copy, no ledger of the network, a release after the copy, no key, no checkpoint: never taken for shown, nor
+    for broken."""
     assert states(judged(place, against=False))["checkpoints"] is VerdictState.NOT_SHOWN
     assert states(examine(place / "audit", "chest", [place / "head"]))["wire"] is VerdictState.NOT_SHOWN
+    with closing(opened(place)) as log:
+        log.append(Event.RELEASE, job="j", outcome=Outcome.SENT)
+    assert states(judged(place))["checkpoints"] is VerdictState.NOT_SHOWN
     (place / "audit" / "keys").unlink()
     result = judged(place, against=False)
     assert states(result)["signature"] is VerdictState.NOT_SHOWN and result.state is VerdictState.NOT_SHOWN
     (place / "audit" / "checkpoints").unlink()
     result = states(judged(place))
     assert result["tree"] is result["tail"] is VerdictState.NOT_SHOWN and result["chain"] is VerdictState.SHOWN
+
+
+def test_a_log_that_grows_and_is_signed_while_it_is_read_is_not_cut(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site writes and signs an entry as soon as the log's size is taken."""
+
+    class Growing(Walk):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            with closing(opened(place)) as log:
+                log.append(Event.EXPORTED)
+                log.checkpoint()
+
+    monkeypatch.setattr("audits.examination.Walk", Growing)
+    result = judged(place)
+    assert states(result)["tail"] is VerdictState.SHOWN and VerdictState.BROKEN not in states(result).values()
 
 
 def counted(payload: int) -> dict[str, Any]:
@@ -133,16 +125,6 @@ def test_tampering_is_found_without_others(place: Path, change: str) -> None:
     written(place, CHANGES[change])
     result = judged(place, against=False)
     assert VerdictState.BROKEN in (result.integrity.state, result.completeness.state)
-
-
-def chained_anew(lines: Lines) -> Lines:
-    """With the numbers and hashes that they should have."""
-    result: Lines = []
-    before = "0" * 64
-    for number, line in enumerate(lines):
-        result.append(sealed(json.loads(line) | {"seq": number, "prev_hash": before}))
-        before = json.loads(result[-1])["leaf_hash"]
-    return result
 
 
 @pytest.mark.parametrize("change", ["changed", "deleted", "inserted", "reordered", "cut"])

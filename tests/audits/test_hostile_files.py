@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hostile import KINDS, alone, put
-from test_examine import made
+from small_logs import made
 
 from audits.bounded_files import open_plain, read_bounded
 
@@ -105,7 +105,7 @@ def test_what_is_no_plain_file_or_has_no_end_gives_a_sentence(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bounded_read_takes_plain_files_only(tmp_path: Path, kind: str) -> None:
-    """Links to plain files too; of one that is too long not a byte."""
+    """Links to plain files too; of one that is too long not a byte, also where its stated size is 0."""
     put(tmp_path / "hostile", kind)
     with pytest.raises(OSError, match="plain file|more than the 10 bytes"):
         read_bounded(tmp_path / "hostile", 10)
@@ -117,6 +117,8 @@ def test_a_bounded_read_takes_plain_files_only(tmp_path: Path, kind: str) -> Non
     assert read_bounded(tmp_path / "link", 10) == b"0123456789"
     with pytest.raises(OSError, match="more than the 9 bytes"):
         read_bounded(tmp_path / "plain", 9)
+    with pytest.raises(OSError, match="more than the 9 bytes"):
+        read_bounded(Path("/proc/self/status"), 9)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError):
         read_bounded(tmp_path / "plain", 9)

@@ -80,6 +80,17 @@ def test_a_note_with_any_byte_changed_is_refused(offset: int, flip: int) -> None
     assert not key.public.signed(note)
 
 
+def test_a_signature_is_written_in_one_way(key: AuditKey) -> None:
+    """With a dash, and with the canonical Base64 of a key id and of more bytes: else a note would have many forms."""
+    raw = key.sign(TEXT).signatures[0][1]
+    encoded = base64.b64encode(raw).decode()
+    other = encoded[:-2] + chr(ord(encoded[-2]) + 1) + "="
+    assert base64.b64decode(other, validate=True) == raw and Note.parse(f"{TEXT}\n— {NAME} {encoded}\n")
+    for line in (f"{NAME} {encoded}", f"— {NAME} {other}", f"— {NAME} {base64.b64encode(raw[:4]).decode()}"):
+        with pytest.raises(NoteError):
+            Note.parse(f"{TEXT}\n{line}\n")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -152,7 +163,7 @@ def test_heads_and_cosigned_notes_are_those_in_the_file(tmp_path: Path, key: Aud
     ]
     file.path.write_bytes(file.path.read_bytes().replace(b"\n500\n", b"\n0500\n"))
     for read in (file.heads, file.cosigned):
-        with pytest.raises(NoteError, match="no note of a checkpoint"):
+        with pytest.raises(NoteError, match="is not a checkpoint"):
             list(read())
 
 

@@ -8,7 +8,7 @@ import pytest
 from clocks import Hospital, days
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_examine import states
+from small_logs import states
 from tiers import examples
 
 from audits import Event, LogError, VerdictState, examine, read, verify

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_anchor import key_of
-from test_tiles import ENTRIES, assert_published, lines, made, open_log, tiles_part
+from small_logs import key_of
+from tile_logs import ENTRIES, assert_published, lines, made, open_log, tiles_part
 from tlog_client import Client, leaf_hash, opened, root_by_path, root_of_entries
 
 from audits.tiles import PUBLIC, rows, tile_of, tile_path

@@ -8,35 +8,16 @@ from pathlib import Path
 
 import pytest
 from hostile import KINDS
-from test_anchor import expired, filled, key_of
+from small_logs import expired, filled, key_of
+from tile_logs import ENTRIES, assert_published, grow, lines, made, open_log, tiles_part
 from tlog_client import opened
 
-from audits import AuditKey, AuditLog, Event, LogError, VerdictPart, VerdictState, Witness, examine, origin_of
+from audits import AuditKey, AuditLog, Event, LogError, VerdictState, Witness, examine, origin_of
 from audits.checkpoint import Checkpoint, signed_checkpoint
 from audits.entry import hashed_bytes
-from audits.log_files import segments
 from audits.tiles import PUBLIC, bundle_of, tile_path
 from audits.tree import nodes_before
 from audits.witness import replace_durably
-
-ENTRIES = 600
-
-
-def open_log(place: Path, limit: int = 1 << 26) -> AuditLog:
-    return AuditLog(place / "audit", "chest", key_of(place), limit)
-
-
-def grow(log: AuditLog, entries: int) -> None:
-    log.append_all([(Event.RELEASE, {"round": number, "reason": "ü"}) for number in range(entries)])
-
-
-def made(place: Path, entries: int = ENTRIES, limit: int = 1 << 26) -> Path:
-    """A closed log."""
-    log = open_log(place, limit)
-    Witness(place / "audit", key_of(place))
-    grow(log, entries)
-    log.close()
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +29,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original, tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def lines(place: Path) -> list[bytes]:
-    return b"".join(path.read_bytes() for path in segments(place / "audit")).splitlines(keepends=True)
-
-
-def tiles_part(place: Path) -> VerdictPart | None:
-    result = examine(place / "audit", "chest", network=False)
-    return next((part for part in result.integrity.parts if part.name == "tiles"), None)
-
-
-def assert_published(place: Path, size: int) -> None:
-    part = tiles_part(place)
-    assert part and part.state is VerdictState.SHOWN and f" {size} entries" in part.said
 
 
 def test_paths_are_those_of_the_specification() -> None:

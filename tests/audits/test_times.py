@@ -10,8 +10,7 @@ import pytest
 from clocks import Hospital, days
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_anchor import key_of, opened
-from test_examine import chained_anew, judged, made, states
+from small_logs import chained_anew, judged, key_of, made, opened, states
 from tiers import examples
 
 from audits import AuditKey, AuditLog, Event, VerdictState, Witness, examine, origin_of

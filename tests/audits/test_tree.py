@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_logs import defined_root
 
 from audits.tree import (
     EMPTY_ROOT,
@@ -37,18 +38,6 @@ ROOTS = [
 
 LEAVES = [hashlib.sha256(b"\0" + bytes.fromhex(text)).digest() for text in INPUTS]
 SIZES = st.integers(0, 130)
-
-
-def defined_root(leaves: list[bytes]) -> bytes:
-    """Section 2.1.1, as written there."""
-    if not leaves:
-        return hashlib.sha256(b"").digest()
-    if len(leaves) == 1:
-        return leaves[0]
-    k = 1
-    while 2 * k < len(leaves):
-        k *= 2
-    return hashlib.sha256(b"\x01" + defined_root(leaves[:k]) + defined_root(leaves[k:])).digest()
 
 
 def defined_path(index: int, leaves: list[bytes]) -> list[bytes]:

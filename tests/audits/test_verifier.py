@@ -1,6 +1,5 @@
 """Reading logs: does the chain hold, and what crossed the border."""
 
-import hashlib
 import json
 import tempfile
 import tracemalloc
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_logs import BLANK, sealed
 from tiers import examples
 
 from audits import (
@@ -30,29 +30,6 @@ from audits import (
     verify,
 )
 from audits.verifier import TensorTotal, describe, totals
-
-BLANK: dict[str, Any] = {
-    **dict.fromkeys(["actor", "job", "method", "task", "direction", "peer", "policy", "exchange", "outcome", "reason"]),
-    **dict.fromkeys(["code_version", "code_digest", "model_digest", "dp_event", "epsilon_before", "epsilon_after"]),
-    **{
-        "site": "chest",
-        "event": "release",
-        "time": "2025-01-31T12:00:00.000000Z",
-        "tensors": [],
-        "nbytes": 0,
-        "format": 1,
-    },
-}
-
-
-def encoded(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def sealed(record: dict[str, Any]) -> bytes:
-    """The line of a record, written from the description of the format alone."""
-    body = {name: value for name, value in record.items() if name != "leaf_hash"}
-    return encoded(body | {"leaf_hash": hashlib.sha256(b"\x00" + encoded(body)).hexdigest()}) + b"\n"
 
 
 def chain(entries: int) -> list[bytes]:

@@ -1,6 +1,7 @@
 """A grid of real, small runs: resumed, complete, and refused where it would deceive."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +35,12 @@ PAIR = (
 )
 
 
+Make = Callable[..., Grid]
+
+
 @pytest.fixture
-def grid(tmp_path: Path) -> Grid:
-    return Grid("phantom", None, tmp_path, PAIR, 2, BUDGET, ("site-001", "site-002"))
+def grid(quick_grid: Make, tmp_path: Path) -> Grid:
+    return quick_grid("phantom", None, tmp_path, PAIR, 2, BUDGET, ("site-001", "site-002"))
 
 
 @pytest.mark.slow
@@ -67,7 +71,7 @@ def test_runs_that_are_there_are_not_run_again_and_the_table_tells_all(grid: Gri
     assert_a_copy_of_the_lines_makes_the_same_table(grid, text)
     assert_the_lines_name_nobody(grid)
     assert_a_run_of_version_0_2_still_counts(grid)
-    changed = Grid("phantom", None, grid.out, PAIR, 1, {**BUDGET, "hidden": 9}, grid.sites)
+    changed = replace(grid, seeds=1, budget={**BUDGET, "hidden": 9})
     assert len(list(run(changed, 1))) == 2
 
 
@@ -134,10 +138,10 @@ def test_a_backbone_that_has_seen_the_test_rows_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path: Path) -> None:
+def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(quick_grid: Make, tmp_path: Path) -> None:
     """The model of FedAvg, trained on the union of rows; nothing travels."""
     both = (System("CT", "local", {"tuning": "classifier"}, centralised=True), System("DT", "local", PAIR[0].options))
-    grid = Grid("phantom", None, tmp_path, both, 1, BUDGET, ("site-001", "site-002"))
+    grid = quick_grid("phantom", None, tmp_path, both, 1, BUDGET, ("site-001", "site-002"))
     assert len(list(run(grid, 1))) == 2
     rows = compared(results(grid)).rows
     together, apart = rows["CT"][0], rows["DT"][0]
@@ -148,11 +152,11 @@ def test_centralised_training_sees_all_rows_and_is_tested_site_by_site(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_split_model_is_trained_centrally_as_a_federation_of_one_site(tmp_path: Path) -> None:
+def test_a_split_model_is_trained_centrally_as_a_federation_of_one_site(quick_grid: Make, tmp_path: Path) -> None:
     """UniCon on the rows of both sites: each site's own test rows, nothing on the wire, and one site's files."""
     few = {"rounds": 1, "steps": 2, "batch_rows": 8, "trunk_width": 16, "width": 16, "space": 8}
     systems = systems_named(["centralised contrastive butd"])
-    grid = Grid("phantom", None, tmp_path, systems, 1, BUDGET | few, ("site-001", "site-002"))
+    grid = quick_grid("phantom", None, tmp_path, systems, 1, BUDGET | few, ("site-001", "site-002"))
     assert len(list(run(grid, 1))) == 1
     rows = compared(results(grid)).rows
     together, free = rows["centralised contrastive butd"][0], rows["majority"][0]
@@ -216,11 +220,13 @@ def test_a_system_on_shares_is_refused_before_anything_runs_where_there_are_too_
 
 
 @pytest.mark.slow
-def test_unicon_and_creamfl_run_as_their_papers_have_them(tmp_path: Path) -> None:
+def test_unicon_and_creamfl_run_as_their_papers_have_them(quick_grid: Make, tmp_path: Path) -> None:
     """UniCon's sites average under masks, CreamFL's send representations; both are scored row by row."""
     few = {"rounds": 1, "steps": 2, "batch_rows": 16, "blocks": 1, "public_pairs": 8, "server_epochs": 1}
     sites = ("site-001", "site-002", "site-003")
-    grid = Grid("phantom", None, tmp_path, systems_named(["unicon", "creamfl"]), 1, BUDGET | few, sites)
+    grid = quick_grid(
+        "phantom", None, tmp_path, systems_named(["unicon", "creamfl"]), 1, BUDGET | few, sites, backbone=""
+    )
     assert len(list(run(grid, 1))) == 2
     rows = compared(results(grid)).rows
     for label in ("UniCon", "CreamFL"):

@@ -21,7 +21,6 @@ SMALLEST = {
     "dp_overhead": "--patients 2 --chunk 2 --repeats 1",
     "federation": "--rounds 2",
     "identifiers": "{data} --names 5 --headers 1",
-    "ingest": "--workers 1 --images 4 --junk 5",
     "kills": "--out {out}/kills.jsonl --trials 1 --modes 'clear, private' --rounds 2",
     "midi_b": "synthetic {out}/midi --patients 1",
     "own_network": "--data-root {data} --patients 8 --networks 'small DenseNet' --arms alone --lines {out}/lines",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.evaluation.accuracy import Interval, Proportion, mean_accuracy
 from medfedvqa.research.benchmark.benchmark_table import markdown
 from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.results_file import read
@@ -75,29 +74,6 @@ def test_the_study_s_page_says_what_its_raw_results_say(program: dict[str, Any])
     signs = [each.alone.sign for each in found]
     page = " ".join((DOCS / "benchmark.md").read_text(encoding="utf-8").split())
     assert not any(signs) and f"in none of {len(signs)} comparisons is sharing told apart from training alone" in page
-
-
-def test_the_accuracies_of_single_runs_have_the_intervals_of_their_counts() -> None:
-    """Each table of docs/results.md: a cell's share and the number of rows in its heading give its interval."""
-    tables = re.findall(r"^\|[^\n]*\(n = .*?\n(?=\n)", (DOCS / "results.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert len(tables) == 2
-    for table in tables:
-        head, _, *lines = table.strip().splitlines()
-        counts = list(map(int, re.findall(r"n = (\d+)", head)))
-        for line in lines:
-            *cells, last = (cell.strip() for cell in line.strip(" |").split("|")[1:])
-            sites = [
-                Proportion(round(float(cell.split(" %")[0]) * count / 100), count)
-                for cell, count in zip(cells, counts, strict=True)
-            ]
-            mean = mean_accuracy(sites)
-            assert mean and [printed(site.value or 0, site.wilson()) for site in sites] == cells
-            assert printed(*mean) == last
-
-
-def printed(share: float, interval: Interval) -> str:
-    """An accuracy as docs/results.md has it."""
-    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "benchmark").glob("*.jsonl")), ids=lambda path: path.stem)

@@ -1,6 +1,6 @@
 """The sharing study: what its sentences say follows from its figures, and every regime runs on the phantom set."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from medfedvqa.research.benchmark.systems import System
 
 BUDGET = {"rounds": 2, "local_epochs": 3, "batch_rows": 16, "hidden": 8, "learning_rate": 0.01, "keep": "best"}
 TUNING = {"tuning": "classifier"}
+SITES = ("site-001", "site-002")
 TRIO = (
     System("alone", "local", TUNING),
     System(POOLED, "local", TUNING, baseline=False, centralised=True),
@@ -74,9 +75,9 @@ def test_p_values_are_corrected_over_the_whole_study() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
+def test_a_study_runs_every_kind_of_regime(quick_grid: Callable[..., Grid], tmp_path: Path) -> None:
     """Few rows, two hospitals, one that joins, on two phantom sites; all lines are in one file, nothing runs twice."""
-    base = Grid("phantom", None, tmp_path, TRIO, 1, BUDGET, ("site-001", "site-002"))
+    base = quick_grid("phantom", None, tmp_path, TRIO, 1, BUDGET, SITES)
     kinds = (Regime(0.5), Regime(hospitals=2), Regime(joining=3))
     grids = [systems_of(base, regime) for regime in kinds]
     for grid in grids:
@@ -95,12 +96,14 @@ def test_a_study_runs_every_kind_of_regime(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hospital_joins_what_the_others_trained_whatever_it_has_of_its_own(tmp_path: Path) -> None:
+def test_a_hospital_joins_what_the_others_trained_whatever_it_has_of_its_own(
+    quick_grid: Callable[..., Grid], tmp_path: Path
+) -> None:
     """As received, a row is right or not with none, few or all of its patients: one federation, trained once for each.
 
     With none it keeps the model as received; of a new organ the model is another one.
     """
-    base = Grid("phantom", None, tmp_path, TRIO[2:], 1, BUDGET, ("site-001", "site-002"))
+    base = quick_grid("phantom", None, tmp_path, TRIO[2:], 1, BUDGET, SITES, backbone="")
     outcomes, made = {}, []
     for count in (0, 3, EVERY):
         grid = systems_of(base, Regime(hospitals=2, joining=count))
@@ -119,7 +122,7 @@ def test_a_study_leaves_out_systems_without_a_model_to_join(tmp_path: Path) -> N
     prompts = System("prompt_pfl (PM)", "prompt_pfl", {"local_baseline": False}, baseline=False)
     heads = System("local head", "fedavg", {"own": "head"})
     steps = System("FedAdam", "fedadam", {"tuning": "adapter"})
-    base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts, heads), 1, {}, ("site-001", "site-002"))
+    base = Grid("phantom", None, tmp_path, (*TRIO, steps, prompts, heads), 1, {}, SITES)
     assert systems_of(base, Regime(joining=3)).systems == (*TRIO, steps)
     assert systems_of(base, Regime(joining=0)).systems == (TRIO[2], steps)
     assert systems_of(base, Regime(0.5)).systems == base.systems

@@ -1,7 +1,7 @@
 """The search for learning rates: successive halving, resumed, and read by the benchmark."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ def test_the_best_candidate_wins_where_rounds_change_no_order(scores: list[float
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on_and_chooses_as_one_in_a_single_go(tmp_path: Path) -> None:
+def test_an_interrupted_search_goes_on_and_chooses_as_one_in_a_single_go(
+    quick_grid: Callable[..., Grid], tmp_path: Path
+) -> None:
     """Real runs on the phantom set. The interruption comes after the first step: none of its runs is repeated. The
     benchmark then trains with the choice."""
-    grid = Grid("phantom", None, tmp_path / "one", (SYSTEM,), 1, BUDGET, ("site-001",))
+    grid = quick_grid("phantom", None, tmp_path / "one", (SYSTEM,), 1, BUDGET, ("site-001",))
 
     def stop(trial: Trial, system: System) -> None:
         raise KeyboardInterrupt

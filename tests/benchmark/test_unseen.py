@@ -1,6 +1,7 @@
 """Sites that never train: what each kind of system does there, and what the table says of them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,11 @@ SITES = ("site-001", "site-002")
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Grid:
+def grid(quick_grid: Callable[..., Grid], tmp_path: Path) -> Grid:
     alone = System("alone", "local", {"tuning": "classifier"})
-    return Grid("phantom", None, tmp_path, (SHARED, POOLED, alone), 1, BUDGET, SITES, regime=Regime(unseen=SITES[1:]))
+    return quick_grid(
+        "phantom", None, tmp_path, (SHARED, POOLED, alone), 1, BUDGET, SITES, regime=Regime(unseen=SITES[1:])
+    )
 
 
 def test_the_job_names_the_unseen_sites_to_methods_that_share_a_model(grid: Grid) -> None:

@@ -85,6 +85,27 @@ def test_a_proof_is_written_once_and_checked_without_the_log(medfedvqa: Command,
     assert medfedvqa("audit", "proof", str(site / "audit"), "4", "--out", str(site / "no")).returncode == 1
 
 
+def test_a_receipt_is_written_once_and_checked_without_the_log(medfedvqa: Command, site: Path) -> None:
+    """By the site's key alone; a changed entry, and a folder without one, are refused."""
+    out = site / "receipt"
+    command = ["audit", "receipt", "1", "--site", str(site / "site.yml"), "--out", str(out)]
+    assert medfedvqa(*command).returncode == 0 and "exists already" in medfedvqa(*command).stderr
+    key = medfedvqa("audit", "key", "--site", str(site / "site.yml")).stdout.strip()
+    done = medfedvqa("audit", "check", str(out), "--key", key)
+    assert done.returncode == 0 and '"event": "release"' in done.stdout
+    assert "entry 1 of medfedvqa/audit/chest, signed by medfedvqa/audit/chest" in done.stdout
+    head = str(_key(site.parent, "head").public)
+    assert medfedvqa("audit", "check", str(out), "--key", key, "--key", head).returncode == 1
+    entry = out / "entry.json"
+    entry.write_bytes(entry.read_bytes().replace(b"release", b"receive"))
+    broken = medfedvqa("audit", "check", str(out), "--key", key)
+    assert broken.returncode == 1 and "not one of this entry" in broken.stderr and "receive" not in broken.stdout
+    entry.unlink()
+    assert "cannot be read" in medfedvqa("audit", "check", str(out), "--key", key).stderr
+    late = medfedvqa("audit", "receipt", "4", "--site", str(site / "site.yml"), "--out", str(site / "none"))
+    assert late.returncode == 1 and not (site / "none").exists()
+
+
 def test_nothing_expires_before_its_time(medfedvqa: Command, site: Path) -> None:
     """A young log keeps all lines."""
     before = (site / "audit" / "log.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""`medfedvqa audit export` and `medfedvqa audit ui`."""
+"""`medfedvqa audit export`, `audit curves` and `audit ui`."""
 
 import json
 import os
@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from audits import AuditLog, Event
+from audits import AuditLog, Event, Outcome, read
+from medfedvqa.cli.audit_export import _points
 
 
 @pytest.fixture
@@ -53,6 +55,46 @@ def test_export_says_what_is_wrong(medfedvqa: Callable[..., Any], run: Path, tmp
     out.touch()
     done = medfedvqa("audit", "export", str(run / "sites" / "chest" / "audit"), "--format", "jsonl", "--out", str(out))
     assert done.returncode == 1 and "exists already" in done.stderr
+
+
+def test_curves_are_what_the_log_says_round_by_round(medfedvqa: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    """Bytes add up over a job's rounds, refused messages do not count, epsilon stands where a release was charged, and
+    TensorBoard's own reader finds them; of a broken log there is nothing."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = AuditLog(run / "sites" / "chest" / "audit", "chest")
+    for number, outcome, nbytes, epsilon in (
+        (1, Outcome.SENT, 100, 0.5),
+        (1, Outcome.REFUSED, 7, None),
+        (2, Outcome.SENT, 50, 0.75),
+    ):
+        log.append(
+            Event.RELEASE, job="job-1", round=number, direction="out", nbytes=nbytes, outcome=outcome,
+            epsilon_before=None if epsilon is None else 0.0, epsilon_after=epsilon,
+        )  # fmt: skip
+    log.append(Event.RECEIVE, job="job-1", round=2, direction="in", nbytes=30, outcome=Outcome.ACCEPTED)
+    log.close()
+    out = tmp_path / "curves"
+    done = medfedvqa("audit", "curves", str(run), "--out", str(out))
+    assert done.returncode == 0 and done.stdout == "5 points of 2 logs written\n", done.stderr
+    drawn = EventAccumulator(str(out)).Reload()
+    curves = {tag: [(point.step, point.value) for point in drawn.Scalars(tag)] for tag in drawn.Tags()["scalars"]}
+    assert curves == {
+        "chest/job-1/bytes sent": [(1, 100), (2, 150)],
+        "chest/job-1/bytes received": [(2, 30)],
+        "chest/job-1/epsilon": [(1, 0.5), (2, 0.75)],
+    }
+    broken = run / "sites" / "head" / "audit" / "log.jsonl"
+    broken.write_text(broken.read_text().replace("job-1", "job-2", 1))
+    done = medfedvqa("audit", "curves", str(run), "--out", str(tmp_path / "none"))
+    assert done.returncode == 1 and "audit verify" in done.stderr and not (tmp_path / "none").exists()
+
+
+def test_a_point_without_a_readable_date_is_kept(run: Path) -> None:
+    """As the export keeps such entries: the date is the site's word, and a wrong one hides no bytes."""
+    [opened, _] = read(run / "sites" / "chest" / "audit")
+    sent = replace(opened, direction="out", outcome=Outcome.SENT, nbytes=5, round=3, time="yesterday")
+    assert list(_points(iter([sent]))) == [("chest/job-1/bytes sent", 5, 3, None)]
 
 
 @pytest.fixture

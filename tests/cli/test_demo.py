@@ -12,7 +12,7 @@ from medfedvqa.cli import demo
 
 @pytest.mark.slow
 def test_the_demo_compares_hospitals_alone_with_hospitals_together(
-    medfedvqa: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    medfedvqa: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plots: None
 ) -> None:
     """On drawn data, with six hospitals and few steps: the sentences have the figures of `results.json`, the picture is
     there, and a hospital's patients are nobody else's."""

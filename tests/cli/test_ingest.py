@@ -15,6 +15,7 @@ from medfedvqa.cli.ingest import _show, _stage_bars
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.ingest.refusal_reasons import Reason, RowReason
 from medfedvqa.ingest.store import Counts
+from privacy.report import read_report
 
 LIMITS = ("--side", "64", "--memory", "2048", "--workers", "1")
 
@@ -60,10 +61,10 @@ def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, mo
     [site] = Path("run/sites").iterdir()
     done = medfedvqa("privacy", "report", "--site", str(site / "site.yml"), "--no-network", "--out", "report")
     assert done.returncode == 0, done.stderr
-    said = Path("report/report.json").read_text()
-    handling = json.loads(said)["sections"]["data_handling"]
-    assert handling["burned_in"].endswith("No person has accepted every picture after that.")
-    assert handling["ingested"] and "113100" in " ".join(handling["profile"]) and "SECRET" not in said
+    said = Path("report/report.json").read_bytes()
+    handling = read_report(said).sections.data_handling
+    assert handling.burned_in.endswith("No person has accepted every picture after that.")
+    assert handling.ingested and "113100" in " ".join(handling.profile) and b"SECRET" not in said
 
 
 def test_without_the_extra_one_sentence_says_how_to_get_it(

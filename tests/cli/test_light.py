@@ -28,7 +28,7 @@ REPORT = ROOT / "docs" / "examples" / "report" / "chest"
 SOURCES = {(name,): source for name, source in COMMANDS.items()} | {
     (group, name): source for group, (commands, _) in GROUPS.items() for name, source in commands.items()
 }
-LIGHT = [("audit", name) for name in ("verify", "show", "proof", "check", "key", "export", "ui")] + [
+LIGHT = [("audit", name) for name in ("verify", "show", "proof", "check", "receipt", "key", "export", "ui")] + [
     ("privacy", name) for name in ("verify-report", "verify-joined", "registry-entry", "spent", "ledger", "settings")
 ]
 HEAVY = sorted(TRAINING)
@@ -172,9 +172,7 @@ def test_a_figure_at_a_delta_below_rounding_is_not_called_broken_without_opacus(
     """There both implementations differ by more than the tolerance of a report; with Opacus it is compared."""
     assert not analysis.recomputes_at(1e-9) and analysis.recomputes_at(1e-5)
     report = read_report((REPORT / "report.json").read_bytes())
-    accounting = report.sections.accounting.model_copy(update={"remaining": 0.123})
-    sections = report.sections.model_copy(update={"accounting": accounting})
-    lowered = report.model_copy(update={"sections": sections})
+    lowered = report.changed({"accounting.remaining": 0.123})
     assert next(verify._figures(lowered, "")).state is VerdictState.BROKEN
     monkeypatch.setattr(analysis, "LEAST_DELTA", 1e-4)
     assert next(verify._figures(lowered, "")).state is VerdictState.NOT_SHOWN

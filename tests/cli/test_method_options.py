@@ -60,7 +60,7 @@ def test_an_option_that_a_row_sets_itself_is_refused_by_name(
     ("typed", "expected"),
     [
         (("tune", "--methods", "fedavg", "-O", "learning_rate=0.1"), "its own values of learning_rate: use --rates"),
-        (("benchmark", "--methods", "fedavg", "-O", 'unseen=["head"]'), "--unseen names the sites that never train"),
+        (("benchmark", "--methods", "fedavg", "-O", 'unseen=["head"]'), "name the sites that never train by --unseen"),
         (("benchmark", "--methods", "frozen features (equal steps)", "--rounds", "3"), "rounds=3 would not reach"),
         (("benchmark", "--methods", "fedavg", "-O", "tuning=bias"), "'FedAvg adapter' has 'adapter'"),
         (

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from report_trees import with_row
 
 from medfedvqa.library.run_evidence import RunEvidence
+from privacy.report import read_report
 
 Command = Callable[..., Any]
 SITES = ("abdomen", "chest", "head")
@@ -74,8 +76,8 @@ def test_the_page_for_patients_is_signed_with_the_same_report(
 
 def open_rules(folder: Path) -> set[str]:
     """The rules that the report in a folder does not show to be kept."""
-    rules = json.loads((folder / "report.json").read_text())["sections"]["verdicts"]["rules"]
-    return {rule["rule"] for rule in rules if rule["state"] != "shown"}
+    rules = read_report((folder / "report.json").read_bytes()).sections.verdicts.rules
+    return {rule.rule for rule in rules if rule.state != "shown"}
 
 
 def test_what_lies_beside_a_run_closes_the_rules_that_wait_for_a_path(
@@ -136,12 +138,12 @@ def test_sites_reports_are_joined_and_the_joined_one_can_be_made_again(
     done = medfedvqa("privacy", "join-reports", *folders, "--out", str(tmp_path / "joined"), *given)
     assert done.returncode == 0 and "do not add up" in done.stdout
     told = json.loads((tmp_path / "joined" / "joined.json").read_text())
-    each = [json.loads((one / "report.json").read_text()) for one in reports.values()]
-    assert told["nbytes"] == sum(one["sections"]["egress"]["nbytes"] for one in each)
-    assert told["epsilon"] == max(one["sections"]["claim"]["epsilon"] for one in each) and not told["missing"]
+    each = [read_report((one / "report.json").read_bytes()) for one in reports.values()]
+    assert told["nbytes"] == sum(one.sections.egress.nbytes for one in each)
+    assert told["epsilon"] == max(one.sections.claim.epsilon for one in each) and not told["missing"]
     assert {one["what"]: one["state"] for one in told["agreements"]}["settings"] == "shown"
-    rows = [row for one in each for row in one["evidence"]["ledger"]]
-    secrets = {row["hash"] for row in rows} | {(row["record"] or {}).get("cohort", row["hash"]) for row in rows}
+    rows = [row for one in each for row in one.evidence.ledger]
+    secrets = {row.hash for row in rows} | {(row.record or {}).get("cohort", row.hash) for row in rows}
     assert len(secrets) > 3 and not [one for one in secrets if one in json.dumps(told)]
     file = tmp_path / "joined" / "joined.json"
     assert medfedvqa("privacy", "verify-joined", str(file), *folders, *given).returncode == 0
@@ -156,7 +158,7 @@ def test_a_broken_report_is_not_joined(medfedvqa: Command, reports: dict[str, Pa
     for path in reports["chest"].iterdir():
         (broken / path.name).write_bytes(path.read_bytes())
     said = (broken / "report.json").read_bytes()
-    (broken / "report.json").write_bytes(said.replace(b'"messages": ', b'"messages": 1'))
+    (broken / "report.json").write_bytes(with_row(said, "egress.messages", 1000))
     failed = medfedvqa("privacy", "join-reports", str(reports["head"]), str(broken), "--out", str(tmp_path / "out"))
     assert failed.returncode == 1 and "does not hold" in failed.stderr
     alone = medfedvqa("privacy", "join-reports", str(reports["head"]), "--out", str(tmp_path / "out"))
@@ -170,8 +172,8 @@ def test_an_entry_for_the_registry_has_its_fields_and_leaves_the_curators_empty(
     out = tmp_path / "entry.yaml"
     assert medfedvqa("privacy", "registry-entry", str(reports["chest"]), "--out", str(out)).returncode == 0
     entry = yaml.safe_load(out.read_text())["deployment"]
-    claim = json.loads((reports["chest"] / "report.json").read_text())["sections"]["claim"]
-    assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": claim["epsilon"], "delta": claim["delta"]}
+    claim = read_report((reports["chest"] / "report.json").read_bytes()).sections.claim
+    assert entry["privacy_loss"]["privacy_parameters"] == {"epsilon": claim.epsilon, "delta": claim.delta}
     assert entry["deployment_model"]["model_name"] == "Federated" and entry["basic"]["name"] == ""
     assert set(entry) == {
         "basic", "dp_variant", "privacy_loss", "deployment_model", "implementation", "administrative"

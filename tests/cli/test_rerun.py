@@ -177,7 +177,7 @@ def test_noise_and_shares_are_refused_before_any_training(
     ("file", "change", "reason"),
     [
         ("results.json", {"status": "failed"}, "is not over: its results.json says 'failed'"),
-        ("results.json", {"missing_at_end": ["site-001"]}, "a site was late or fell out"),
+        ("results.json", {"missing_at_end": ["site-001"]}, "a site missed rounds"),
         ("launch.json", {"format": 2}, "newer version"),
         ("launch.json", None, "holds no run"),
         ("results.json", None, "no results.json"),

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_trees import with_row
 from tiny_clip import TINY
 
 from audits import AuditKey, origin_of
 from medfedvqa.cli import main
 from medfedvqa.cli.sites import config_of
 from medfedvqa.report.collect import evidence_of
-from medfedvqa.report.sections_guarantee import accounting
+from medfedvqa.report.document import compose
 from privacy import spent
 from privacy.mechanisms.shared_gaussian import SharedGaussian
 from privacy.report import Report, report_bytes, report_of, sign_report, verify_report
@@ -56,7 +57,7 @@ def test_the_report_has_both_epsilons_and_says_against_whom_each_holds(report: R
     assert claim.epsilon == section.job.epsilon == pytest.approx(CHARGED)
     assert section.outside.epsilon == pytest.approx(OUTSIDE) and OUTSIDE < 0.9 * CHARGED
     assert "all that one of the other sites can tell" in claim.sentence
-    rows = str(accounting(report))
+    rows = str(compose(report).sections)
     assert "This job, if no other site colludes" in rows
     rules = {rule.rule: rule.state for rule in report.sections.verdicts.rules}
     assert "broken" not in rules.values() and rules["replay"] == "shown"
@@ -76,10 +77,8 @@ def test_who_verifies_a_report_computes_both_epsilons_again(run: Path, report: R
 
     assert not broken("true", report_bytes(report))
     for place in ("job", "outside"):
-        record = json.loads(report_bytes(report))
-        record["sections"]["accounting"][place]["epsilon"] -= 0.1
-        edited = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
-        assert "figures" in broken(place, edited)
+        row = f"accounting.{place}.epsilon"
+        assert "figures" in broken(place, with_row(report_bytes(report), row, report.rows[row] - 0.1))
 
 
 def test_commands_print_both(medfedvqa: Command, run: Path) -> None:

@@ -118,12 +118,15 @@ print(peak() - before)
 
 @pytest.mark.slow
 def test_memory_of_a_process_grows_by_no_more_than_the_bound_and_a_few_parts(tmp_path: Path) -> None:
-    """2,000 pictures of 224 pixels are 383 MiB: in a file they take less than a tenth of that, read back as well."""
+    """2,000 pictures of 224 pixels are 383 MiB: in a file they take less than a tenth of that, read back as well.
+
+    What both ways need besides cancels out: code of torch that is used here first takes 29 MiB or more.
+    """
     grown = {}
     for way in ("all", "bounded"):
         command = [sys.executable, "-c", GROWTH, way, str(tmp_path)]
         grown[way] = float(subprocess.run(command, check=True, capture_output=True, timeout=300).stdout)
-    assert grown["all"] > 380 and grown["bounded"] < 38
+    assert grown["all"] > 380 and grown["all"] - grown["bounded"] > 345
 
 
 def test_pydicom_is_imported_only_to_read_dicom() -> None:

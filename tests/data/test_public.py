@@ -3,6 +3,7 @@
 import torch
 
 from medfedvqa.data import CLOSED_ANSWERS, Split, held_out_pairs, load_site, organs, public_pairs
+from medfedvqa.data.public import drawn_pairs
 
 
 def test_the_public_set_is_the_same_wherever_it_is_drawn() -> None:
@@ -22,7 +23,7 @@ def test_no_site_holds_a_public_picture() -> None:
 
 def test_captions_say_what_tells_pictures_apart() -> None:
     """Pairs of one caption show the same findings; the set has many captions and all anatomies."""
-    pairs = public_pairs(128)
+    pairs = drawn_pairs(128)
     shown: dict[str, set[object]] = {}
     for scene, caption in zip(pairs.scenes, pairs.captions, strict=True):
         shown.setdefault(caption, set()).add((scene.anatomy, scene.enlarged, scene.mass))

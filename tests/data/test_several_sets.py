@@ -125,7 +125,7 @@ def test_lists_say_the_parts_as_domainnet_has_them(tmp_path: Path) -> None:
     [
         (lambda root: (root / "clipart_train.txt").write_text("clipart/cup/99.png 1\n"), "line 1 of 'clipart_tr"),
         (lambda root: (root / "clipart_train.txt").write_text("clipart/cup/0.png 1\n" * 2), "line 2 of"),
-        (lambda root: (root / "clipart_train.txt").write_text("clipart/cup/0.png 1\n"), "belong together"),
+        (lambda root: (root / "clipart_train.txt").write_text("clipart/cup/0.png 1\n"), "needs both of its lists"),
         (lambda root: (root / "sketch" / "empty").mkdir(), "has no picture"),
         (lambda root: (root / "clipart").rename(root / "Clip Art"), "lower-case letters"),
     ],

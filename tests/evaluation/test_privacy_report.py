@@ -1,12 +1,9 @@
 """The pages of a privacy-budget report: all of its content, nothing else, and always the same bytes."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import types
-import typing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -17,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from pypdf import PdfReader
 from pypdf.generic import ArrayObject
+from report_trees import EXAMPLE, REPORT
 
 from medfedvqa.figures import encoded, inline_svg
 from medfedvqa.report import charts, render, render_joined
@@ -37,11 +34,9 @@ from medfedvqa.report.blocks import (
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import pdf_bytes
-from privacy.report.join import SourceReport, join
-from privacy.report.model_conduct import Report
+from privacy.report import Report, SourceReport, join
+from privacy.report.figures import figure_of
 
-EXAMPLE = Path(__file__).with_name("privacy_report.json")
-"""A report on a real run, into which figures of attacks, accuracies, refusals and another job were put."""
 HEADINGS = [
     "A · Identity",
     "B · Claim",
@@ -59,7 +54,7 @@ HEADINGS = [
 ]
 ASIDE = ("svg", "style")
 WORDS = {"shown", "not shown", "broken", "running", "closed", "refused", "in clear", "on shares", "nothing released"}
-WORDS |= {"supports", "partly supports", "not provided", "finished", "alone", "medfedvqa.privacy-report/1"}
+WORDS |= {"supports", "partly supports", "not provided", "finished", "alone", "received"}
 """Values of closed vocabularies."""
 
 
@@ -87,7 +82,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return Report.model_validate_json(EXAMPLE.read_bytes())
+    return REPORT
 
 
 @pytest.fixture(scope="module")
@@ -107,31 +102,19 @@ def told(report: Report) -> Parsed:
     return Parsed(page(compose(report)))
 
 
-def changed(value: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
-    """JSON with each of its leaves replaced."""
-    if isinstance(value, dict):
-        return {key: changed(one, leaf, key) for key, one in value.items()}
-    return [changed(one, leaf, name) for one in value] if isinstance(value, list) else leaf(name, value)
+def with_values(report: Report, leaf: Callable[[str, Any], Any]) -> Report:
+    """The report with each value replaced; of a list, each item. `leaf` gets the last name of the row as well."""
+
+    def other(row: str, value: Any) -> Any:
+        name = row.rpartition(".")[2]
+        return tuple(leaf(name, item) for item in value) if isinstance(value, tuple) else leaf(name, value)
+
+    return report.changed({row: other(row, value) for row, value in report.rows.items()})
 
 
-def with_sections(report: Report, leaf: Callable[[str, Any], Any]) -> Report:
-    it = report.model_dump(mode="json")
-    return Report.model_validate_json(json.dumps(it | {"sections": changed(it["sections"], leaf)}))
-
-
-def unknown(model: BaseModel) -> Any:
-    """A section without any of the figures that may be unknown."""
-    known = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        unions = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
-        if unions and type(None) in typing.get_args(field.annotation):
-            known[name] = None
-        elif isinstance(value, BaseModel):
-            known[name] = unknown(value)
-        elif isinstance(value, tuple):
-            known[name] = tuple(unknown(one) if isinstance(one, BaseModel) else one for one in value)
-    return model.model_copy(update=known)
+def unknown(report: Report) -> Report:
+    """The report without any of the figures that may be unknown."""
+    return report.changed({row: None for row in report.rows if (figure := figure_of(row)) and figure.nullable})
 
 
 def without_pictures(section: Section) -> Section:
@@ -174,7 +157,7 @@ def test_every_figure_of_the_sections_is_on_the_page(report: Report) -> None:
         made.append(repr(new))
         return new
 
-    found = told(with_sections(report, other))
+    found = told(with_values(report, other))
     shown_ones = found.values | set(re.findall(r"\d+(?:\.\d+)?", found.text))
     assert len(made) > 200 and [number for number in made if number not in shown_ones] == []
 
@@ -190,7 +173,7 @@ def test_every_text_of_the_sections_is_on_the_page_and_none_of_it_is_markup(repo
         return made[-1]
 
     tags = {tag for tag, _ in told(report).tags}
-    attacked = compose(with_sections(report, hostile))
+    attacked = compose(with_values(report, hostile))
     found = Parsed(page(attacked))
     everything = found.text + "".join(found.values)
     assert len(made) > 300 and [text for text in made if text not in everything] == []
@@ -219,9 +202,9 @@ def test_a_page_asks_for_nothing(report: Report) -> None:
 
 def test_pages_are_the_same_bytes_each_time(drawn: Path, tmp_path: Path) -> None:
     """Another process, time zone, locale and order of hashing draw the very same files."""
-    call = "import sys; from pathlib import Path; from privacy.report.model_conduct import Report; "
+    call = "import sys; from pathlib import Path; from privacy.report import read_report; "
     call += "from medfedvqa.report import render; "
-    call += "render(Report.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))"
+    call += "render(read_report(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))"
     place = {"TZ": "Asia/Tokyo", "LC_ALL": "", "LANG": "C", "LC_CTYPE": "C.UTF-8"}
     environment = os.environ | {"PYTHONHASHSEED": "7", **place}
     subprocess.run([sys.executable, "-c", call, EXAMPLE, tmp_path], env=environment, check=True)
@@ -231,9 +214,9 @@ def test_pages_are_the_same_bytes_each_time(drawn: Path, tmp_path: Path) -> None
 
 def test_what_is_not_known_is_never_shown_as_0(report: Report) -> None:
     """Where a figure is missing stands a dash or a sentence; all that is known is made other than 0 first."""
-    known = with_sections(report, lambda _, value: value or 5 if type(value) in (int, float) else value)
+    known = with_values(report, lambda _, value: value or 5 if type(value) in (int, float) else value)
     evidence = report.evidence.model_copy(update={"run": None})
-    document = compose(known.model_copy(update={"sections": unknown(known.sections), "evidence": evidence}))
+    document = compose(replace(unknown(known), evidence=evidence))
     bare = replace(document, sections=tuple(without_pictures(one) for one in document.sections[: len(HEADINGS)]))
     said = Parsed(page(bare)).text
     assert "—" in said and "no limit is set" in said
@@ -266,17 +249,20 @@ def test_pictures_write_the_figures_that_they_are_described_by(report: Report) -
 def test_the_kept_model_stands_beside_what_epsilon_covers(report: Report) -> None:
     """The released, the finished and the two models trained alone, each with its interval, in table and picture; and
     what epsilon does not cover. Where no model was trained on, there is neither a row, nor a bar, nor a sentence."""
-    rows = ("The same, finished at the site", "Trained by the site alone", "Trained alone with equal steps")
+    models = ("The same, finished at the site", "Trained by the site alone", "Trained alone with equal steps")
     text, drawing = told(report).text, charts.accuracy(report.sections.empirical)
-    assert all(row in text for row in rows) and "answers of it that are shown outside the site, are not covered" in text
+    assert (
+        all(model in text for model in models)
+        and "answers of it that are shown outside the site, are not covered" in text
+    )
     for figure in ("68.8 %", "62.1 % to 74.8 %", "60.1 %", "53.2 % to 66.7 %", "65.2 %", "58.3 % to 71.4 %"):
         assert figure in text
     assert drawing and marks(drawing) == 5
     names = ("accuracy_finished", "accuracy_alone", "accuracy_alone_equal", "kept", "kept_said")
-    empirical = report.sections.empirical.model_copy(update=dict.fromkeys(names))
-    without = report.model_copy(update={"sections": report.sections.model_copy(update={"empirical": empirical})})
-    text, drawing = told(without).text, charts.accuracy(empirical)
-    assert not any(row in text for row in rows) and text.count("are not covered") == 1
+    rows = (row for row in report.rows if row.startswith(tuple(f"empirical.{name}" for name in names)))
+    without = report.changed(dict.fromkeys(rows))
+    text, drawing = told(without).text, charts.accuracy(without.sections.empirical)
+    assert not any(model in text for model in models) and text.count("are not covered") == 1
     assert drawing and marks(drawing) == 2
 
 
@@ -380,9 +366,7 @@ def _flat(outline: Any) -> Iterator[Any]:
 
 def test_joined_reports_name_every_site_and_what_is_missing(report: Report, tmp_path: Path) -> None:
     """Claims, agreements and egress of all sites, and in red the sites that gave no report."""
-    reports = [report]
-    identity = report.sections.identity.model_copy(update={"site": "abdomen"})
-    reports.append(report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})}))
+    reports = [report, report.changed({"identity.site": "abdomen"})]
     joined = join(SourceReport(one, "ab" * 32) for one in reports)
     render_joined(joined, tmp_path)
     found = Parsed((tmp_path / "joined.html").read_text(encoding="utf-8"))

@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pypdf import PdfReader
+from report_trees import REPORT
 
 from medfedvqa.report.blocks import Facts, words
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import pdf_bytes
-from privacy.report.model_conduct import Report
+from privacy.report import Report
 
-REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
 PERMIT = "0123456789abcdef"
 
 
@@ -25,7 +24,7 @@ def with_admission(admission: Any, event: str = "admitted", job: str = REPORT.ev
     record = {**first.record, "event": event, "admission": admission, "job": job}
     entries = (replace(first, record=record), *log.entries[1:])
     evidence = REPORT.evidence.model_copy(update={"log": replace(log, entries=entries)})
-    return REPORT.model_copy(update={"evidence": evidence})
+    return replace(REPORT, evidence=evidence)
 
 
 def approvals(report: Report) -> list[tuple[str, str]]:

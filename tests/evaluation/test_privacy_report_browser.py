@@ -1,22 +1,20 @@
 """The page of a privacy-budget report in a browser: on a desk, on a phone, in the dark, on paper."""
 
-import json
 from collections.abc import Iterator
 from io import BytesIO
-from pathlib import Path
+from typing import Any
 
 import pytest
 from browsers import CONTRASTS, UNNAMED, browsed, browser, opened
 from playwright.sync_api import Browser, Page
 from pypdf import PdfReader
+from report_trees import changed
 
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page as drawn
-from privacy.report.model_conduct import Report
 
 __all__ = ["browser"]
 pytestmark = browsed
-EXAMPLE = Path(__file__).with_name("privacy_report.json")
 A4 = 694
 """A sheet without its margins, in CSS pixels."""
 CUT = """() => [...document.querySelectorAll('.scroll, td, th, dd, svg')]
@@ -28,10 +26,13 @@ CUT = """() => [...document.querySelectorAll('.scroll, td, th, dd, svg')]
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of a report's page with a table longer than a screen, in which one job's name has no end."""
-    report = json.loads(EXAMPLE.read_text(encoding="utf-8").replace('"earlier-1"', f'"{"w" * 200}"'))
-    report["sections"]["egress"]["releases"] *= 8
+
+    def longer(tree: Any) -> None:
+        tree["egress"]["releases"] *= 8
+        tree["accounting"]["jobs"][-1]["job"] = "w" * 200
+
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(drawn(compose(Report.model_validate_json(json.dumps(report)))), encoding="utf-8")
+    path.write_text(drawn(compose(changed(longer))), encoding="utf-8")
     return path.as_uri()
 
 

@@ -1,28 +1,23 @@
 """The first page of a report: its answer by verdict, and jobs of which there is little to say."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pypdf import PdfReader
+from report_trees import REPORT, changed
 
 from medfedvqa.report import render
 from medfedvqa.report.blocks import Bullets, DrawingGroup, Facts, Section, Table, Text, words
 from medfedvqa.report.document import compose
 from medfedvqa.report.first_page import in_hundred
 from medfedvqa.report.patients import compose_patients
-from privacy.report.model_conduct import Report
+from privacy.report import Report
+from privacy.settings import Governance
 
-RECORD = json.loads(Path(__file__).with_name("privacy_report.json").read_text("utf-8"))
-
-
-def changed(change: Callable[[Any], object]) -> Report:
-    """The example with its sections changed."""
-    record = json.loads(json.dumps(RECORD))
-    change(record["sections"])
-    return Report.model_validate(record)
+RULES = REPORT.sections.verdicts.rules
 
 
 def text_of(section: Section) -> str:
@@ -57,7 +52,7 @@ def set_states(*states: str) -> Callable[[Any], None]:
 
 def test_the_answer_names_what_is_broken_before_what_is_open() -> None:
     """Yes only if every rule is shown; no as soon as one is broken; else the names of those that are open."""
-    every = len(RECORD["sections"]["verdicts"]["rules"])
+    every = len(RULES)
     answers = [
         compose(changed(set_states(*states))).lead
         for states in (["shown"] * every, ["shown"] * (every - 1) + ["not shown"], ["broken"] + ["not shown"] * every)
@@ -73,8 +68,8 @@ def test_every_open_rule_has_what_closes_it() -> None:
     table = next(block for block in document.front[0].blocks if isinstance(block, Table))
     assert len(table.rows) == 8 and words(table.rows[0].cells[0]) == "de-identified\nbroken"
     assert "6 more are in section L" in text_of(document.front[0])
-    closings = {rule["closing"] for rule in RECORD["sections"]["verdicts"]["rules"]} - {None}
-    assert closings and all(closing in page_of(Report.model_validate(RECORD)) for closing in closings)
+    closings = {rule.closing for rule in RULES} - {None}
+    assert closings and all(closing in page_of(REPORT) for closing in closings)
 
 
 def test_a_job_that_released_nothing_and_claims_nothing_says_so() -> None:
@@ -99,8 +94,8 @@ def test_a_report_of_an_earlier_version_has_a_first_page_without_the_bound() -> 
 def test_what_the_site_adds_is_bounded_escaped_and_its_gaps_are_named(tmp_path: Path) -> None:
     """Ten thousand characters of markup and marks of direction: shortened on the first page, never markup anywhere."""
     purpose = "<script>alert(1)</script> #set page(width: 1pt) \u202ereversed " * 160
-    evidence = RECORD["evidence"] | {"governance": {"purpose": purpose, "contact": "privacy@example.org"}}
-    report = Report.model_validate(RECORD | {"evidence": evidence})
+    governance = Governance(purpose=purpose, contact="privacy@example.org")
+    report = replace(REPORT, evidence=REPORT.evidence.model_copy(update={"governance": governance}))
     first = next(section for section in compose(report).front if section.anchor == "who")
     assert len(purpose) > 9_000 and len(text_of(first)) < 600
     assert "Contact: privacy@example.org" in text_of(first) and "Not given by the site: controller" in text_of(first)
@@ -113,7 +108,7 @@ def test_what_the_site_adds_is_bounded_escaped_and_its_gaps_are_named(tmp_path: 
 
 def test_a_site_that_adds_nothing_has_every_text_listed_as_missing() -> None:
     """On the first page and in section A."""
-    document = compose(Report.model_validate(RECORD))
+    document = compose(REPORT)
     first = next(section for section in document.front if section.anchor == "who")
     assert text_of(first).startswith("Not given by the site: purpose, controller, contact, legal basis, retention")
     assert text_of(document.sections[0]).count("not given by the site") == 9
@@ -138,13 +133,13 @@ def test_section_k_says_what_it_was_checked_against_and_when() -> None:
         for line in sections["mappings"]:
             line.update(source=f"edition of {line['framework']}", checked="2026-11-27")
 
-    frameworks = {line["framework"] for line in RECORD["sections"]["mappings"]}
+    frameworks = {line.framework for line in REPORT.sections.mappings}
     [new] = [section for section in compose(changed(dated)).sections if section.anchor == "K"]
     table = new.blocks[-1]
     assert isinstance(table, Table) and len(table.rows) == len(frameworks) > 5
     assert all(words(row.cells[1]).startswith("edition of ") for row in table.rows)
     assert {words(row.cells[2]) for row in table.rows} == {"2026-11-27"}
-    [old] = [section for section in compose(Report.model_validate(RECORD)).sections if section.anchor == "K"]
+    [old] = [section for section in compose(REPORT).sections if section.anchor == "K"]
     assert "did not say" in text_of(old)
 
 

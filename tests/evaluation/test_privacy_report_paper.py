@@ -10,7 +10,7 @@ from pypdf import PdfReader
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import pdf_bytes
-from privacy.report.model_conduct import Report
+from privacy.report import read_report
 
 MOST_PAGES = 12
 REPORTS = (
@@ -30,7 +30,7 @@ ABSENT = {
 @pytest.mark.parametrize("path", REPORTS, ids=["phantom", "vqa-rad"])
 def test_the_pdf_has_at_most_12_pages_and_names_every_table_that_it_leaves_out(path: Path) -> None:
     """The HTML page has all of their rows. Claims, charges, verdicts and key digests are never left out."""
-    document = compose(Report.model_validate_json(path.read_bytes()))
+    document = compose(read_report(path.read_bytes()))
     sheets = PdfReader(BytesIO(pdf_bytes(document))).pages
     text, html = "".join("".join(sheet.extract_text().split()) for sheet in sheets), page(document)
     absent = [table for table in document.tables() if not table.on_paper]

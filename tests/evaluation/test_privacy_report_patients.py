@@ -1,20 +1,20 @@
 """The report's page for patients: one page, the same figures, in both languages."""
 
-import json
 import re
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pypdf import PdfReader
+from report_trees import REPORT, changed
 
 from medfedvqa.report import render
 from medfedvqa.report.blocks import Text, words
 from medfedvqa.report.patients import WORDS, Language, compose_patients
-from privacy.report.model_conduct import Report
+from privacy.report import Report
+from privacy.settings import Governance
 
-RECORD = json.loads(Path(__file__).with_name("privacy_report.json").read_text("utf-8"))
 in_each = pytest.mark.parametrize("language", sorted(WORDS))
 
 
@@ -24,26 +24,29 @@ def text_of(report: Report, language: Language) -> str:
     return "\n".join([document.lead.text, *texts])
 
 
-def changed(**sections: Any) -> Report:
-    """The example with some members of its sections replaced."""
-    record = json.loads(json.dumps(RECORD))
-    for name, members in sections.items():
-        record["sections"][name] = members and record["sections"][name] | members
-    return Report.model_validate(record)
+def with_parts(**parts: Any) -> Report:
+    """The example with some members of its parts replaced; without a part that is None."""
+
+    def change(tree: Any) -> None:
+        for name, members in parts.items():
+            part = tree.pop(name)
+            tree |= {name: part | members} if members else {}
+
+    return changed(change)
 
 
 def shape(value: object) -> object:
     """The figures and names for which a text has room, and how many texts there are."""
     if isinstance(value, str):
         return sorted(re.findall(r"{\w+}", value))
-    return [shape(one) for one in value] if isinstance(value, tuple) else None
+    return [shape(one) for one in value] if isinstance(value, list) else None
 
 
 @in_each
 def test_it_is_one_page_with_the_reports_figures(tmp_path: Path, language: Language) -> None:
     """Also with long texts of the site, which are markup nowhere; tagged in its language."""
-    governance = {"purpose": "<b>study</b> \u202e" * 900, "contact": "privacy@example.org"}
-    report = Report.model_validate(RECORD | {"evidence": RECORD["evidence"] | {"governance": governance}})
+    governance = Governance(purpose="<b>study</b> \u202e" * 900, contact="privacy@example.org")
+    report = replace(REPORT, evidence=REPORT.evidence.model_copy(update={"governance": governance}))
     render(report, tmp_path, "patients", language)
     reader = PdfReader(tmp_path / "report.pdf")
     assert len(reader.pages) == 1 and reader.trailer["/Root"]["/Lang"] == language
@@ -57,15 +60,15 @@ def test_it_is_one_page_with_the_reports_figures(tmp_path: Path, language: Langu
 def test_it_promises_nothing_that_the_report_does_not(language: Language) -> None:
     """No claim: no bound. Nothing released: that alone. A report of an earlier version: no bound either."""
     told = WORDS[language]
-    unclaimed = text_of(changed(claim={"made": False}, summary={"found": None}), language)
+    unclaimed = text_of(with_parts(claim={"made": False}, summary={"found": None}), language)
     assert told.bare in unclaimed and told.unbounded in unclaimed and told.noisy not in unclaimed
-    assert told.unknown in text_of(changed(summary=None), language)
-    silent = text_of(changed(egress={"releases": [], "nbytes": 0, "messages": 0}), language)
+    assert told.unknown in text_of(with_parts(summary=None), language)
+    silent = text_of(with_parts(egress={"releases": [], "nbytes": 0, "messages": 0}), language)
     assert silent.count(told.nothing) == 2 and told.noisy not in silent
     assert told.no_reason in silent and told.nobody in silent
 
 
 def test_both_languages_have_room_for_the_same_figures() -> None:
     """No sentence of one lacks a figure of the other."""
-    english, german = ([shape(getattr(WORDS[one], field.name)) for field in fields(WORDS[one])] for one in ("en", "de"))
+    english, german = ({name: shape(words) for name, words in vars(WORDS[one]).items()} for one in ("en", "de"))
     assert english == german

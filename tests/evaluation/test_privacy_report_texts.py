@@ -1,17 +1,17 @@
 """Texts of others in the pages of a report: shown by their numbers where they hide, and never slow to set."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader
+from report_trees import REPORT, changed
 from tiers import examples
 
 from audits.escaping import NAME, bounded
@@ -19,9 +19,7 @@ from medfedvqa.report.blocks import MAX_CHARACTERS, Document, Section, Table, ro
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
 from medfedvqa.report.pdf import _Setting, pdf_bytes
-from privacy.report.model_conduct import Report
 
-REPORT = Report.model_validate_json(Path(__file__).with_name("privacy_report.json").read_bytes())
 COMPOSED = compose(REPORT)
 PLAIN = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 HIDDEN = st.sampled_from("\x00\x07\t\n\r\x1b\x7f\x9b\u061c\u200b\u200e\u2028\u202e\u2066\ufeff\ue000\U000e0001")
@@ -89,11 +87,13 @@ def renamed(name: str) -> Document:
     """The sections on identity and claims of a report whose job, site and tensors have this name, which is its title
     as well: that stands on every page.
     """
-    told = json.loads(REPORT.model_dump_json())
-    identity = told["sections"]["identity"]
-    identity |= {"job": name, "site": name, "sites": [name], "method": name}
-    identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
-    whole = compose(Report.model_validate_json(json.dumps(told)))
+
+    def rename(tree: Any) -> None:
+        identity = tree["identity"]
+        identity |= {"job": name, "site": name, "sites": [name], "method": name}
+        identity["adapter"] = [one | {"tensor": name} for one in identity["adapter"]]
+
+    whole = compose(changed(rename))
     return replace(whole, title=name, front=(), sections=whole.sections[:2])
 
 
@@ -107,13 +107,13 @@ def test_the_size_of_a_pdf_grows_with_the_length_of_names_and_not_with_its_squar
 @pytest.mark.slow
 def test_a_report_with_five_thousand_releases_has_all_of_them() -> None:
     """The page has a row for each release and for each digest; the PDF stays short and says how many it leaves out."""
-    egress = REPORT.sections.egress
     places = range(5_000)
-    releases = tuple(
-        egress.releases[-1].model_copy(update={"entry": place, "sha256": f"{place:064x}"}) for place in places
-    )
-    sections = REPORT.sections.model_copy(update={"egress": egress.model_copy(update={"releases": releases})})
-    document = compose(REPORT.model_copy(update={"sections": sections}))
+
+    def release(tree: Any) -> None:
+        last = tree["egress"]["releases"][-1]
+        tree["egress"]["releases"] = [last | {"entry": place, "sha256": f"{place:064x}"} for place in places]
+
+    document = compose(changed(release))
     linked, rows = (re.findall(rf'{start}digest-(0{{60}}[0-9a-f]{{4}})"', page(document)) for start in ("#", ' id="'))
     assert linked == rows == [f"{place:064x}" for place in places]
     sheets = PdfReader(BytesIO(pdf_bytes(document))).pages
@@ -123,7 +123,5 @@ def test_a_report_with_five_thousand_releases_has_all_of_them() -> None:
 
 def test_a_title_names_a_job_and_a_site_shortly() -> None:
     """It stands on every page."""
-    identity = REPORT.sections.identity.model_copy(update={"job": "w" * 100_000, "site": "w" * 100_000})
-    sections = REPORT.sections.model_copy(update={"identity": identity})
-    title = compose(REPORT.model_copy(update={"sections": sections})).title
+    title = compose(REPORT.changed({"identity.job": "w" * 100_000, "identity.site": "w" * 100_000})).title
     assert len(title) < 2 * NAME + 20 and "characters …" in title

@@ -91,6 +91,9 @@ def test_a_finished_model_has_rows_beside_the_released_one_and_those_trained_alo
             short = interval.strip("[]").replace(", ", "–")
             assert label.split()[0].rstrip(",").split("-")[-1] in terminal
             assert (f"{accuracy} {interval}" if width == 200 else short) in terminal and accuracy in terminal
+    console = Console(width=80, file=io.StringIO())
+    show_results(console, {**results, "method": "prompt_pfl"})
+    assert "\u2026" not in console.file.getvalue()  # no heading is cut
 
 
 def test_a_model_that_no_site_trained_has_no_row(

@@ -1,12 +1,14 @@
-"""What tests of secure aggregation in process share, and really provisioned kits."""
+"""What tests of secure aggregation in process share, provisioned kits, and federations that run."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctored import DP, SITE, charge, edit_site, provisioned
+from phantoms import Phantoms
 
 from medfedvqa.core import Method, registry
 from medfedvqa.federation.aggregation_attempt import load_identity
@@ -15,6 +17,26 @@ from medfedvqa.federation.site_config import SiteConfig
 
 Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests through FLARE have half an hour each; FLARE's transport has a deprecated call on one of its threads."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name.startswith("test_flare_"):
+            item.add_marker(pytest.mark.timeout(1800))
+            item.add_marker(pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"))
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[Callable[..., Phantoms]]:
+    """Starts federations of phantom sites, which end with the file's tests. `kind`: of the federation, as an attacker
+    has it; other keywords are its own, or facts of every `site.yml`."""
+    with ExitStack() as running:
+
+        def start(names: Collection[str], kind: type[Phantoms] = Phantoms, **options: Any) -> Phantoms:
+            return running.enter_context(kind(tmp_path_factory.mktemp("federation"), names, random_backbone, **options))
+
+        yield start
 
 
 @pytest.fixture

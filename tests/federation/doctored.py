@@ -1,15 +1,28 @@
 """Really provisioned kits, and what `medfedvqa doctor` says of them."""
 
+import http.server
 import json
-from contextlib import closing
+import socketserver
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from typer.testing import CliRunner
 
 from audits import AuditKey, AuditLog, Event, origin_of
 from medfedvqa.cli import app
 from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
+from medfedvqa.federation.live_processes import COURIER
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from privacy import Ledger, Limits, PlannedTask, SampledGaussian
 
@@ -86,3 +99,85 @@ def log_of(kit: Path) -> AuditLog:
     """The site's log, to be closed."""
     (kit / "audit").mkdir(mode=0o700, exist_ok=True)
     return AuditLog(kit / "audit", SITE, AuditKey.at(kit / "audit.key", origin_of(SITE)))
+
+
+def job_left_open(kit: Path) -> None:
+    with closing(log_of(kit)) as log:
+        log.append(Event.OPEN, job="job-0")
+        log.append(Event.OPEN, job="job-1")
+        log.append(Event.CLOSE, job="job-0")
+
+
+def log_damaged(kit: Path) -> None:
+    job_left_open(kit)
+    path = kit / "audit" / "log.jsonl"
+    path.write_text(path.read_text().replace("job-0", "job-9", 1))
+
+
+def hold(kit: Path, job: str | None) -> subprocess.Popen[str]:
+    """A process that lives as FLARE's does at the site, or as the vault's does that works on a job, and waits."""
+    held = f"hold(kit / {COURIER!r})" if job is None else f"live.working_on(kit / 'audit', {job!r})"
+    code = (
+        "import sys; from pathlib import Path; from medfedvqa.federation import live_processes as live\n"
+        "from medfedvqa.atomic_files import hold\n"
+        f"kit = Path({str(kit)!r}); held = {held}\n"
+        "if hasattr(held, '__enter__'): held.__enter__()\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def certify(site_kits: Path, site_kit: Path, begins: int, days: int) -> None:
+    """Gives the kit another certificate of the federation's root, by when it begins and ends in days from now."""
+    (state,) = site_kits.parents[1].glob("**/state/cert.json")
+    root = json.loads(state.read_text())
+    old = x509.load_pem_x509_certificate((site_kit / "startup" / "client.crt").read_bytes())
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number + 1)
+    builder = builder.not_valid_before(now + timedelta(days=begins)).not_valid_after(now + timedelta(days=days))
+    new = builder.sign(load_pem_private_key(root["root_pri_key"].encode(), None), SHA256())
+    (site_kit / "startup" / "client.crt").write_bytes(new.public_bytes(Encoding.PEM))
+
+
+@contextmanager
+def listening(startup: Path, stem: str, port: int, ahead: timedelta | None) -> Iterator[None]:
+    """A server behind mutual TLS with this key and certificate, whose clock is ahead; None: it never says the time."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response_only(404)
+            if ahead is not None:
+                self.send_header("Date", format_datetime(datetime.now(UTC) + ahead, usegmt=True))
+            self.end_headers()
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A client that leaves during the handshake is what some tests are about."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(startup / "rootCA.pem")
+    context.load_cert_chain(startup / f"{stem}.crt", startup / f"{stem}.key")
+    with Server(("127.0.0.1", port), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        with serving(server):
+            yield
+
+
+@contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[None]:
+    """The server answers in a thread of its own while the block runs."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()

@@ -1,6 +1,6 @@
 """Sites in the process of the test: what passes between them and the server is kept, dies or changes as a test says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +61,7 @@ class Engine:
     def sent(self, task: str, name: str) -> list[np.ndarray]:
         """A tensor of this name in every message of a task."""
         return [tensors[name] for asked, tensors in self.passed if asked == task and name in tensors]
+
+
+def ask(engine: Engine, task: str, sites: Collection[str], message: Tensors) -> dict[str, Reply]:
+    return engine.call(TaskCall(task, 1, dict.fromkeys(sites, message)))

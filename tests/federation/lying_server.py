@@ -9,7 +9,7 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from lying_network import Network
 
-from audits import JobRefused, ReceiptRefused, ReleaseRefused
+from audits import Event, JobRefused, ReceiptRefused, ReleaseRefused, read, verify
 from medfedvqa.core import Tensors
 from medfedvqa.data import load_site
 from medfedvqa.federation.admission import Signature
@@ -29,6 +29,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 from medfedvqa.models import Backbone, load_backbone
+from privacy import Ledger
 from privacy.secagg import shamir
 from privacy.secagg.pairwise_masks import threshold
 from privacy.secagg.randomness import Stream
@@ -261,3 +262,23 @@ def common_mask(private: bytes, public: bytes, shape: tuple[int, ...]) -> Ring:
 def numbers(total: Ring) -> np.ndarray:
     """A sum as numbers: what is averaged times the weights, then the weights; without the count of sites."""
     return np.asarray(np.ldexp(total[:-1].view(np.int64).astype(np.float64), -24))
+
+
+def refusals(config: SiteConfig) -> list[str]:
+    """The codes of the refusals in a site's log."""
+    entries = read(config.audit)
+    return [entry.admission["code"] for entry in entries if entry.event is Event.REFUSAL and entry.admission]
+
+
+def assert_refused_in_order(server: LyingServer, sites: tuple[str, ...]) -> None:
+    """Each of these sites logged one refusal, with the code of a task out of order, in a log that verifies."""
+    for site in sites:
+        assert refusals(server.configs[site]) == ["order"]
+        assert verify(server.configs[site].audit).ok
+
+
+def charged(config: SiteConfig, delta: float) -> tuple[float, int]:
+    """The epsilon that the site's ledger says was spent, and how many entries of its log carry a charge."""
+    with closing(Ledger(config.ledger, config.name)) as ledger:
+        epsilon = ledger.together(delta, False).epsilon
+    return epsilon, sum(entry.dp_event is not None for entry in read(config.audit))

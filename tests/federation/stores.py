@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from small_dicom import dicom_bytes, small_dicom
 
+from medfedvqa.data import phantom
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.store import FORMAT, PICTURES, Image, StoredRow, write_store
@@ -35,6 +36,31 @@ def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY, **
                 text = {"question": f"Is it bright, {question}?", "answer": answer, "split": "train"}
                 rows.append(StoredRow(index=len(rows), image=name, organ=organ, **text))
     write_store(folder, _manifest(keys, len(images), len(rows)), images, rows)
+    return folder
+
+
+def phantom_store(folder: Path, sexes: Mapping[str, str], ages: Mapping[str, str]) -> Path:
+    """The pictures and questions of the phantom set's patients, with what a store keeps of sex and age.
+
+    `sexes`: of the patients of the store, by phantom key, of which every second has test rows alone; `ages`: as DICOM
+    writes them.
+    """
+    data, keys, numbers = phantom.read(), Pseudonyms(KEY), {patient: n for n, patient in enumerate(sexes)}
+    images, rows = dict[str, Image](), list[StoredRow]()
+    (folder / PICTURES).mkdir(parents=True)
+    for row in (row for row in data.rows if row.patient in sexes):
+        name = keys.digest("image", str(row.image))
+        if name not in images:
+            pixels = (data.load(row, 32)[0] * 255).numpy().astype(np.uint8)
+            kept = {"PatientSex": sexes[row.patient], "PatientAge": ages.get(row.patient, "")}
+            content = dicom_bytes(small_dicom(pixels, SOPInstanceUID=f"1.2.{len(images) + 1}", **kept))
+            (folder / PICTURES / f"{name}.dcm").write_bytes(content)
+            facts = {"patient": keys.patient(row.patient), "organ": row.organ, "frame": 0, "frames": 1, "boxes": []}
+            images[name] = Image(id=name, sha256=hashlib.sha256(content).hexdigest(), blanked=0.0, **facts)
+        split = "test" if numbers[row.patient] % 2 else "train"
+        text = {"question": row.question, "answer": row.answer, "organ": row.organ, "split": split}
+        rows.append(StoredRow(index=len(rows), image=name, **text))
+    write_store(folder, _manifest(keys, len(images), len(rows)), images.values(), rows)
     return folder
 
 

@@ -1,18 +1,17 @@
 """What FLARE's processes load in tests only: a server that records and tampers, and sites whose shares can be read.
 
-FLARE builds these as components of a kit's `resources.json`; see `tapped`.
+FLARE builds these as components of a kit's `resources.json`; see `tapped`. What is imported here must not import the
+controller, which takes over the guard's check when it is imported.
 """
 
-import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import vault_tap
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -25,14 +24,12 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.utils.job_launcher_utils import get_server_job_args
 
 from medfedvqa.federation.flare import server_guard, site_mail
-from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.persistent_process import command_line
-from medfedvqa.federation.flare.provision import SERVER
 
 FIRST = 8
 """Number of the first message between two sites that is tampered with: the handshake is over."""
 
-_FRAMES, _ORDERS, _DONE = "frames", "orders.json", "done.json"
+FRAMES, ORDERS, DONE = "frames", "orders.json", "done.json"
 Frame = bytes | bytearray | memoryview
 PassOn = Callable[[Frame], None]
 
@@ -91,7 +88,7 @@ class ServerTap(HostileServer):
         receive = ConnManager.process_frame
 
         def process_frame(manager: ConnManager, connection: Any, frame: Frame) -> None:
-            with self._lock, (self._folder / f"{_FRAMES}.{os.getpid()}").open("ab") as file:
+            with self._lock, (self._folder / f"{FRAMES}.{os.getpid()}").open("ab") as file:
                 file.write(len(frame).to_bytes(8, "big") + frame)
             self._pass(frame, lambda passed: receive(manager, connection, passed))
 
@@ -122,13 +119,13 @@ class ServerTap(HostileServer):
 
     def _order(self, headers: Mapping[str, Any]) -> str | None:
         """What to do with this message; forgeries at most one in an attempt."""
-        path, attempt = self._folder / _ORDERS, headers[site_mail._ATTEMPT]
+        path, attempt = self._folder / ORDERS, headers[site_mail._ATTEMPT]
         orders = json.loads(path.read_text()) if path.exists() else []
         if not orders or headers[site_mail._NUMBER] < FIRST or attempt in self._spoilt:
             return None
         if orders[0] in ("flip", "replay"):
             self._spoilt.add(attempt)
-        with (self._folder / _DONE).open("a") as file:
+        with (self._folder / DONE).open("a") as file:
             origin, to = (headers[key].split(".")[0] for key in (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION))
             file.write(json.dumps([orders[0], origin, to]) + "\n")
         path.write_text(json.dumps(orders[1:]))
@@ -150,65 +147,6 @@ def closed(frame: Frame, payload: bytes) -> bytes:
     prefix.length = len(head) + len(payload)
     prefix.to_buffer(head, 0)
     return bytes(head) + payload
-
-
-class TappedFederation(LoopbackFederation):
-    """A federation with taps at its server and its sites, which write into `taps`."""
-
-    checks_jobs = False
-    """Whether the server validates jobs, as an honest one does."""
-
-    @property
-    def taps(self) -> Path:
-        return self.folder / "taps"
-
-    def start(self, name: str) -> None:
-        self.taps.mkdir(exist_ok=True)
-        if name == SERVER:
-            disarm(self.kits / name, self.checks_jobs)
-            tap = {"id": "tap", "path": "taps.ServerTap", "args": {"folder": str(self.taps)}}
-            add_component(self.kits / name, tap)
-        vault_tap.install(self.taps, self._environment)
-        super().start(name)
-
-    @contextlib.contextmanager
-    def ordered(self, *orders: str) -> Iterator[None]:
-        """The server is to do this to messages from site to site."""
-        (self.taps / _ORDERS).write_text(json.dumps(orders))
-        yield
-        (self.taps / _ORDERS).unlink()
-
-    def done(self) -> list[tuple[str, str, str]]:
-        """What the server did, to messages from whom to whom."""
-        path = self.taps / _DONE
-        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def seen(self) -> bytes:
-        """All frames that reached the server's process, one after the other."""
-        return b"".join(path.read_bytes() for path in sorted(self.taps.glob(f"{_FRAMES}.*")))
-
-    def relayed(self) -> list[bytes]:
-        """The payloads of messages from site to site among them."""
-        frames, start, payloads = self.seen(), 0, []
-        while start < len(frames):
-            end = start + 8 + int.from_bytes(frames[start : start + 8], "big")
-            headers, payload = opened(frames[start + 8 : end])
-            if headers and headers.get(MessageHeaderKey.CHANNEL) == site_mail.CHANNEL and payload is not None:
-                payloads.append(payload)
-            start = end
-        return payloads
-
-    def secrets(self) -> list[tuple[str, str, bytes, str]]:
-        """Who sealed what for whom, and the SHA-256 of the sealed message."""
-        lines = [line for path in self.taps.glob(f"{vault_tap.SECRETS}.*") for line in path.read_text().splitlines()]
-        return [(me, peer, bytes.fromhex(message), sha) for me, peer, message, sha in map(json.loads, lines)]
-
-    def forget(self) -> None:
-        """Drop what was recorded so far."""
-        for kind in (_FRAMES, vault_tap.SECRETS):
-            for path in self.taps.glob(f"{kind}.*"):
-                path.unlink()
-        (self.taps / _DONE).unlink(missing_ok=True)
 
 
 class CarelessServer(FLComponent):

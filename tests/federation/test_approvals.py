@@ -1,6 +1,7 @@
 """A person of the site decides on each job with a key of their own, and nobody else can decide for them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from golden_files import GOLDEN
 from test_admission import ACTOR, FEDERATION, SIGNED, ask, fresh
 from typer.testing import CliRunner
 
@@ -16,9 +18,10 @@ from medfedvqa.cli import app
 from medfedvqa.data import CLOSED_ANSWERS, load_site
 from medfedvqa.federation import approvals
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.approvals import ApprovalError, Decision, decide, decisions, waiting_jobs
+from medfedvqa.federation.approvals import ApprovalError, Decision, decide, decisions, permit, waiting_jobs
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_database import site_database
 from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings
 from privacy.forecast import kept, noise_over_signal, trained_numbers
@@ -141,8 +144,14 @@ def forged(config: SiteConfig, job: JobSpec, key: AuditKey, **changes: Any) -> N
     now = datetime.now(UTC)
     facts = {"site": "chest", "definition": job.definition, "submitter": ACTOR, "answer": "yes", "permit": "0" * 16}
     decision = Decision(**facts | {"person": "ada", "made": now, "until": now + WEEK} | changes)
-    text = approvals._HEAD + json.dumps(decision.model_dump(mode="json")) + "\n"
-    (config.audit / approvals.FOLDER / "forged.note").write_text(str(key.sign(text)))
+    written(config, str(key.sign(approvals._HEAD + json.dumps(decision.model_dump(mode="json")) + "\n")))
+
+
+def written(config: SiteConfig, note: str | None) -> None:
+    """Puts a note behind the site's back, in the place of the last such note; None takes it away."""
+    with site_database(config.state) as database, database.writing() as connection:
+        connection.execute("DELETE FROM decision WHERE permit = 'forged'")
+        connection.executemany("INSERT INTO decision VALUES ('forged', 'no', ?)", [(note,)] if note else [])
 
 
 def test_nobody_decides_for_another(guarded: tuple[SiteConfig, Path], quick_job: Job, tmp_path: Path) -> None:
@@ -157,18 +166,42 @@ def test_nobody_decides_for_another(guarded: tuple[SiteConfig, Path], quick_job:
         forged(config, job, key, **changes)
         assert ask(config, job, f"two-{number}") is Refusal.APPROVAL and decisions(config) == []
     forged(config, job, ada, definition="f" * 64)
-    path = config.audit / approvals.FOLDER / "forged.note"
-    path.write_text(path.read_text().replace("f" * 64, job.definition))
+    [note] = [note for note in notes(config) if "f" * 64 in note]
+    written(config, note.replace("f" * 64, job.definition))
     assert ask(config, job, "three") is Refusal.APPROVAL
-    path.unlink()
+    written(config, None)
     yes(guarded)
-    path.write_text("not a note")
+    written(config, "not a note")
     assert ask(config, job, "four") is Refusal.APPROVAL
     with pytest.raises(ApprovalError, match="cannot be read"):
         decisions(config)
-    path.unlink()
+    written(config, None)
     assert ask(config, job, "five") is None
-    assert Note.parse(next((config.audit / approvals.FOLDER).glob("*.note")).read_text()).signatures[0][0] == "ada"
+    assert Note.parse(notes(config)[0]).signatures[0][0] == "ada"
+
+
+def notes(config: SiteConfig) -> list[str]:
+    with site_database(config.state) as database, database.reading() as connection:
+        return [note for (note,) in connection.execute("SELECT note FROM decision")]
+
+
+def test_decisions_of_0_2_0_count_and_are_taken_over_once(tmp_path: Path) -> None:
+    """A no that a person signed then still stands; a damaged file refuses every job, and stays."""
+    folder = Path(shutil.copytree(GOLDEN / "site-0.2.0" / "chest", tmp_path / "chest"))
+    config = load_site_config(folder / "site.yml", "chest")
+    files = sorted((folder / "audit" / approvals.FOLDER).iterdir())
+    damaged = files[0].with_name("damaged.note")
+    damaged.write_text("not a note")
+    for look in (decisions, waiting_jobs):
+        with pytest.raises(ApprovalError, match="look into it"):
+            look(config)
+    assert sorted(damaged.parent.iterdir()) == sorted([*files, damaged])
+    damaged.unlink()
+    for _ in range(2):
+        ([decision], [waiting]) = decisions(config), waiting_jobs(config)
+        assert (decision.answer, decision.person, waiting.name) == ("no", "ada", decision.definition[:12])
+        assert permit(config, waiting.definition, waiting.submitter) == (None, Refusal.DECLINED)
+        assert not list(damaged.parent.iterdir())
 
 
 def test_a_key_that_is_no_approver_s_decides_nothing(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:

@@ -2,16 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import _BACKBONES
-from tiny_clip import TINY
-from untrained import Averaged
+from attested import SITES, Federation
+from attested import federation as federation
+from attested import finished as finished
 
 from audits import (
     AuditKey,
@@ -30,77 +30,11 @@ from audits import (
 )
 from audits.checkpoint import NoteFile, signed_checkpoint
 from audits.entry_proof import check, prove
-from medfedvqa.core import registry
-from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, Down, Relayed, Up
-from medfedvqa.federation.hub import TaskCall
-from medfedvqa.federation.in_process import LocalEngine
+from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, CheckpointExchange, Down, Relayed, Up
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.server_receipts import ServerReceipts, _digest
-from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.server_receipts import _digest
 
 Job = Callable[..., JobSpec]
-SITES = ("abdomen", "chest", "head")
-
-
-class Federation:
-    """Three sites in process and a notary, in a folder as a run has it; jobs one after the other."""
-
-    def __init__(self, place: Path, configs: dict[str, SiteConfig], job: JobSpec) -> None:
-        self.place, self.configs, self.job = place, configs, job
-        self.spoil: Callable[[str, bytes], bytes] = lambda site, said: said
-        """Changes what the server tells a site."""
-
-    def run(self, job_id: str) -> dict[str, Any]:
-        notary = ServerReceipts(self.job.exchange(), job_id, SITES, self.place / "notary", self.place / job_id)
-        engine = LocalEngine(self.configs, self.job, job_id)
-        engine._backbones = _BACKBONES
-
-        def spoilt(call: TaskCall) -> Any:
-            return engine.call(
-                replace(call, audit_bytes={site: self.spoil(site, b) for site, b in call.audit_bytes.items()})
-            )
-
-        try:
-            return serve_job(self.job, SITES, spoilt, self.place / job_id, "local", receipts=notary)
-        finally:
-            engine.close()
-            notary.close()
-
-    def audit(self, site: str) -> Path:
-        return self.configs[site].audit
-
-    def key(self, site: str) -> AuditKey:
-        return AuditKey.at(self.configs[site].audit_key, origin_of(site))
-
-    def examined(self, site: str, *against: Path) -> Examination:
-        """Against all that server and other sites hold, if nothing else is given."""
-        places = against or (self.place,)
-        return examine(self.audit(site), site, places, network=False)
-
-    def findings(self, site: str) -> list[str]:
-        return [str(entry.reason) for entry in read(self.audit(site)) if entry.event is Event.FINDING]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, sites_in: Any) -> Iterator[Federation]:
-    """A federation after one job of two rounds; tests take copies of it."""
-    place = tmp_path_factory.mktemp("federation")
-    facts = {"options": {"rounds": 2, "local_baseline": False}, "data": "phantom", "backbone": TINY}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._METHODS, Averaged.name, Averaged)
-        job = JobSpec.from_dict({"method": Averaged.name, **facts})
-        federation = Federation(place, sites_in(place / "sites", *SITES, methods=[Averaged.name]), job)
-        federation.run("first")
-        yield federation
-
-
-@pytest.fixture
-def federation(finished: Federation, tmp_path: Path, sites_in: Any) -> Federation:
-    """A copy of it."""
-    shutil.copytree(finished.place, tmp_path / "run")
-    configs = sites_in(tmp_path / "run" / "sites", *SITES, methods=[Averaged.name])
-    return Federation(tmp_path / "run", configs, finished.job)
 
 
 def broken(found: Examination) -> set[str]:
@@ -263,6 +197,24 @@ def test_what_a_bad_server_says_never_stops_training_and_is_a_finding(federation
     assert results["status"] == "finished" and federation.findings("chest")
     assert not federation.findings("head")
     assert not any(str(federation.place) in said for said in federation.findings("chest"))
+
+
+def test_a_site_that_comes_back_accuses_nobody_of_a_proof_from_what_the_server_knew(federation: Federation) -> None:
+    """It cosigned more before it was killed than its answers say; once it has answered, such a proof is a finding."""
+    chest, notary = federation.key("chest"), federation.key("abdomen").named("medfedvqa/notary").public
+    with closing(AuditLog(federation.audit("chest"), "chest", chest)) as log:
+        log.append(Event.EXPORTED)
+        note = log.checkpoint()
+        early = Relayed(chest.public, note, tuple(log.proof(2, note)))
+    config, key = federation.configs["head"], federation.key("head")
+    with closing(AuditLog(config.audit, "head", key)) as log:
+        exchange = CheckpointExchange(config, log, key, "second", "prompt_pfl")
+        exchange.receive(Down(notary, others=(early,)).encoded(), 1)
+        assert not federation.findings("head") and not list(config.audit.glob("evidence-*"))
+        seen = Up.read(exchange.reply()).seen or {}
+        assert 2 < seen[chest.public.name] < Checkpoint.parse(note.text).size
+        exchange.receive(Down(notary, others=(early,)).encoded(), 2)
+    assert ["not shown to continue" in said for said in federation.findings("head")] == [True]
 
 
 def test_pinned_keys_go_before_those_that_the_server_shows(federation: Federation) -> None:

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from example_plug_in import SMALL, medfedvqa
 from plug_in import built, forget_methods, unpacked
-from test_plugins import SMALL, medfedvqa
+from typer.testing import CliRunner
 
 from audits import Event, JobRefused, Refusal, read
 from medfedvqa import plugins
+from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
@@ -122,6 +125,11 @@ def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
         plugins.read_passed(tmp_path)
 
 
+def typed(*words: str) -> Result:
+    """The command, in this process, which can import the distribution."""
+    return CliRunner().invoke(app, words)
+
+
 @pytest.mark.slow
 def test_the_command_tells_a_clean_method_from_two_that_leak(here: Path, sites: Sites, tmp_path: Path) -> None:
     """As typed: one passes and is noted by the digest of its code, which `plugins` shows; one that drops rows by place
@@ -130,19 +138,19 @@ def test_the_command_tells_a_clean_method_from_two_that_leak(here: Path, sites: 
     quick = ["-O", "tuning=classifier", "-O", "hidden=8", "--site", str(file)]
     codes = {}
     for method in ("own_loss", "own_place", "own_batch"):
-        done = medfedvqa(tmp_path, here, "audit", "neighbours", method, *quick)
-        codes[method] = done.returncode
-        assert (" passed: " if method == "own_loss" else " FAILED: ") in done.stdout, done.stderr
+        done = typed("audit", "neighbours", method, *quick)
+        codes[method] = done.exit_code
+        assert (" passed: " if method == "own_loss" else " FAILED: ") in done.stdout, done.output
     assert codes == {"own_loss": 0, "own_place": 1, "own_batch": 1}
     (digest,) = plugins.pinned(NAME).values()
     assert plugins.read_passed(file.parent) == {digest: ("own_loss",)}
+    # In a process of its own, as a person types it.
     listed = medfedvqa(tmp_path, here, "plugins", "--site", str(file)).stdout
     assert "; passed `audit neighbours`: own_loss\n" in listed
     assert refusal(load_site_config(file, "chest")) is None
 
 
-@pytest.mark.slow
 def test_only_a_distribution_s_method_is_noted(here: Path, sites: Sites, tmp_path: Path) -> None:
     """The project's own needs no note: `--site` with it is refused before anything is loaded."""
-    done = medfedvqa(tmp_path, here, "audit", "neighbours", "fedavg", "--site", str(site_file(sites, tmp_path)))
-    assert done.returncode == 1 and done.stderr.endswith("none brings this method: leave it out\n")
+    done = typed("audit", "neighbours", "fedavg", "--site", str(site_file(sites, tmp_path)))
+    assert done.exit_code == 1 and "none brings this method: leave it out" in str(done.exception)

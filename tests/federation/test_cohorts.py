@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine
-from test_secure_mean import ask
+from in_process import Engine, ask
 from untrained import Averaged, AveragedAtSites, Mixed, given
 
 from audits import Event, JobRefused, Kind, Outcome, Refusal, Sharing, Stage, read, verify

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -15,14 +13,26 @@ from typing import Any
 
 import pytest
 import torch
-from doctored import DP, PINS, SITE, charge, checks_of, edit_site, log_of, problems
+from doctored import (
+    DP,
+    PINS,
+    SITE,
+    charge,
+    checks_of,
+    edit_site,
+    end,
+    hold,
+    job_left_open,
+    log_damaged,
+    log_of,
+    problems,
+)
 from typer.testing import CliRunner
 
 from audits import Event, make_secret
 from audits import log as audit_log
 from medfedvqa.cli import app
 from medfedvqa.federation.aggregation_attempt import load_identity
-from medfedvqa.federation.live_processes import COURIER
 from privacy import Ledger
 
 Change = Callable[[Path], object]
@@ -83,19 +93,6 @@ def ledger_edited(kit: Path) -> None:
         database.commit()
 
 
-def job_left_open(kit: Path) -> None:
-    with closing(log_of(kit)) as log:
-        log.append(Event.OPEN, job="job-0")
-        log.append(Event.OPEN, job="job-1")
-        log.append(Event.CLOSE, job="job-0")
-
-
-def log_damaged(kit: Path) -> None:
-    job_left_open(kit)
-    path = kit / "audit" / "log.jsonl"
-    path.write_text(path.read_text().replace("job-0", "job-9", 1))
-
-
 def file_in_place_of(name: str) -> Change:
     return lambda kit: (kit / name).write_text("")
 
@@ -154,7 +151,7 @@ CONDITIONS: dict[str, tuple[Change, str, str]] = {
     "spent budget": (spent, "budget", "it is spent"),
     "ledger set back": (ledger_set_back, "budget", "lacks a charge"),
     "ledger removed": (ledger_removed, "budget", "lacks a charge"),
-    "damaged ledger": (ledger_damaged, "budget", "cannot be"),
+    "damaged ledger": (ledger_damaged, "budget", "damaged"),
     "edited ledger": (ledger_edited, "budget", "damaged"),
     "unclosed job": (job_left_open, "unclosed jobs", "no process runs job-1, which"),
     "reservation of a dead job": (lambda kit: charge(kit, end=False), "unclosed jobs", "job-1, which"),
@@ -244,26 +241,6 @@ def test_a_folder_of_another_account_is_not_writable(kit: Path, name: str, line:
         finally:
             os.seteuid(0)
     assert line in found
-
-
-def hold(kit: Path, job: str | None) -> subprocess.Popen[str]:
-    """A process that lives as FLARE's does at the site, or as the vault's does that works on a job, and waits."""
-    held = f"hold(kit / {COURIER!r})" if job is None else f"live.working_on(kit / 'audit', {job!r})"
-    code = (
-        "import sys; from pathlib import Path; from medfedvqa.federation import live_processes as live\n"
-        "from medfedvqa.atomic_files import hold\n"
-        f"kit = Path({str(kit)!r}); held = {held}\n"
-        "if hasattr(held, '__enter__'): held.__enter__()\n"
-        "print('ready', flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
 
 
 def test_a_job_whose_process_lives_is_not_unclosed_until_the_process_is_killed(kit: Path) -> None:

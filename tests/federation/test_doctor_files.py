@@ -5,32 +5,16 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from doctored import SITE, problems
+from doctored import SITE, certify, problems
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 
 Change = Callable[[Path], object]
-
-
-def certify(site_kits: Path, site_kit: Path, begins: int, days: int) -> None:
-    """Gives the kit another certificate of the federation's root, by when it begins and ends in days from now."""
-    (state,) = site_kits.parents[1].glob("**/state/cert.json")
-    root = json.loads(state.read_text())
-    old = x509.load_pem_x509_certificate((site_kit / "startup" / "client.crt").read_bytes())
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number + 1)
-    builder = builder.not_valid_before(now + timedelta(days=begins)).not_valid_after(now + timedelta(days=days))
-    new = builder.sign(load_pem_private_key(root["root_pri_key"].encode(), None), SHA256())
-    (site_kit / "startup" / "client.crt").write_bytes(new.public_bytes(Encoding.PEM))
 
 
 @pytest.mark.parametrize(

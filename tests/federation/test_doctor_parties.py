@@ -1,15 +1,10 @@
 """`medfedvqa doctor` against a server's clock and certificate, and on kits of servers and administrators."""
 
-import http.server
 import json
 import shutil
 import socket
-import ssl
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
-from doctored import FACTS, PLACES, SITE, checks_of, edit_json, problems, provisioned
+from doctored import FACTS, PLACES, SITE, checks_of, edit_json, listening, problems, provisioned
 from nvflare.lighter.utils import load_crt_chain
 from typer.testing import CliRunner
 
@@ -41,36 +36,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 @pytest.fixture
 def kits(federation: tuple[Path, int], tmp_path: Path) -> Path:
     return Path(shutil.copytree(federation[0], tmp_path / "kits"))
-
-
-@contextmanager
-def listening(startup: Path, stem: str, port: int, ahead: timedelta | None) -> Iterator[None]:
-    """A server behind mutual TLS with this key and certificate, whose clock is ahead; None: it never says the time."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response_only(404)
-            if ahead is not None:
-                self.send_header("Date", format_datetime(datetime.now(UTC) + ahead, usegmt=True))
-            self.end_headers()
-
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            """A client that leaves during the handshake is what some tests are about."""
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(startup / "rootCA.pem")
-    context.load_cert_chain(startup / f"{stem}.crt", startup / f"{stem}.key")
-    with Server(("127.0.0.1", port), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize("name", [SITE, ADMIN, SERVER])

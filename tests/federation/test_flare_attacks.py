@@ -1,87 +1,46 @@
 """A provisioned federation whose server is the attacker: what it sees of sites' mail, and what its tampering does."""
 
-import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+from phantoms import short_job
 from scipy.stats import chisquare
-from taps import TappedFederation
+from tapped import TappedFederation
 
-from audits import Outcome, read
+from audits import Outcome
 from medfedvqa.data import load_site
 from medfedvqa.data.phantom import organs
-from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import Launch, write_sites
-from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 SITES = organs(4)
-BACKBONE = "medclip@random"
-OPTIONS = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 4, "blocks": 2, "hidden": 16}
-JOB = JobSpec.from_dict(
-    {
-        "method": "prompt_pfl",
-        "options": {**OPTIONS, "local_baseline": False},
-        "data": "phantom",
-        "backbone": BACKBONE,
-        "secagg": True,
-    }
-)
-PATIENCE = 300.0  # seconds
+JOB = short_job(options={"blocks": 2}, secagg=True)
 MARKER_VALUES = 4
 FALSE_ALARM = 1e-8
 
 
-Paths = dict[str, Path]
-
-
-def written(folder: Path, backbone: Path) -> Paths:
-    """Phantom sites that know each other's keys."""
-    return write_sites(Launch(JOB, None, folder, SITES, backbone_files={BACKBONE: backbone}))
-
-
-def tapped(folder: Path, paths: Paths) -> TappedFederation:
-    """A federation of these sites, to be started."""
-    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"PYTHONPATH": os.pathsep.join(places)}
-    return TappedFederation(folder, paths, environment)
+@pytest.fixture(scope="module")
+def federation(phantoms: Callable[..., TappedFederation]) -> TappedFederation:
+    """Sites that know each other's keys."""
+    return phantoms(SITES, TappedFederation, introduced=True, methods=["prompt_pfl"])
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Paths:
-    return written(tmp_path_factory.mktemp("sites"), random_backbone)
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, paths: Paths) -> Iterator[TappedFederation]:
-    with tapped(tmp_path_factory.mktemp("federation"), paths) as federation:
-        yield federation
-
-
-@pytest.fixture(scope="module")
-def configs(paths: dict[str, Path]) -> dict[str, SiteConfig]:
-    return {name: load_site_config(path, name) for name, path in paths.items()}
+def configs(federation: TappedFederation) -> dict[str, SiteConfig]:
+    return {name: federation.config(name) for name in SITES}
 
 
 def run(federation: TappedFederation, folder: Path, job: JobSpec = JOB) -> tuple[str, dict[str, object]]:
     """Runs a job to its end; its id and results."""
     federation.forget()
-    export_job(job, folder / "job")
-    job_id = federation.submit(folder / "job")
-    federation.wait(job_id, PATIENCE)
-    return job_id, json.loads((federation.results(job_id) / "results.json").read_text())
+    job_id = federation.run(job, folder / "job")
+    return job_id, federation.outcome(job_id)
 
 
 def markers(config: SiteConfig, job_id: str) -> set[bytes]:
@@ -153,19 +112,17 @@ def assert_uniform(messages: set[bytes]) -> None:
 @pytest.mark.release
 @pytest.mark.parametrize("forgery", ["flip", "replay"])
 def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
-    tmp_path: Path, random_backbone: Path, forgery: str
+    phantoms: Callable[..., TappedFederation], tmp_path: Path, forgery: str
 ) -> None:
     """One bit, or an older message in place of a newer: the attempt is repeated without the site that is named. Among
     sites of its own: those that were in a sum over all four refuse one over three."""
-    paths = written(tmp_path / "sites", random_backbone)
-    with tapped(tmp_path / "federation", paths) as federation:
-        with federation.ordered(forgery):
-            job_id, results = run(federation, tmp_path)
-        ((_, sender, receiver),) = federation.done()
-    configs = {name: load_site_config(path, name) for name, path in paths.items()}
+    federation = phantoms(SITES, TappedFederation, introduced=True, methods=["prompt_pfl"])
+    with federation.ordered(forgery):
+        job_id, results = run(federation, tmp_path)
+    ((_, sender, receiver),) = federation.done()
     assert results["status"] == "finished"
     assert f"Site {sender} broke off in round 1" in str(results["notes"])
-    shared = [e for e in read(configs[receiver].audit) if (e.job, e.peer, e.outcome) == (job_id, "sites", Outcome.SENT)]
+    shared = [e for e in federation.log(receiver, job_id) if (e.peer, e.outcome) == ("sites", Outcome.SENT)]
     assert [sender in str(entry.reason) for entry in shared] == [True, False]
     assert len({entry.reason for entry in shared}) == 2
 
@@ -174,15 +131,9 @@ def test_a_message_that_the_server_forged_is_refused_and_its_sender_left_out(
 def test_a_wrong_fingerprint_is_refused_and_the_reason_is_said(federation: TappedFederation, tmp_path: Path) -> None:
     """The job needs all sites; one of them pins another key for a peer than the peer has."""
     one, other = SITES[:2]
-    path = federation.kits / one / "local" / "site.yml"
-    text = path.read_text()
-    pin = load_site_config(path, one).peers[other]
-    path.write_text(text.replace(pin, "f" * 64))
-    try:
+    with federation.changed(one, peers={**federation.config(one).peers, other: "f" * 64}):
         job_id, results = run(federation, tmp_path, JOB.model_copy(update={"min_sites": len(SITES)}))
-    finally:
-        path.write_text(text)
     assert federation.status(job_id) != "FINISHED:COMPLETED"
     assert f"{other} fell out" in str(results["failure"]) and "the job needs 4" in str(results["failure"])
-    log = (federation.kits / one / job_id / "log.txt").read_text()
+    log = (federation.kits / one / "vault" / "vault.log").read_text()
     assert f"site '{other}' shows a key whose fingerprint is not the pinned one" in log

@@ -1,76 +1,33 @@
 """Differencing in a provisioned federation: the author of two jobs leaves one site out of the second one."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from in_process import Engine
+from phantoms import PATIENCE, Phantoms, short_job
 
-from audits import Event, Refusal, read, verify
+from audits import Event, Refusal, verify
 from medfedvqa.core import Tensors
-from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.data.phantom import organs
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
-from privacy.secagg import Identity
+from medfedvqa.federation.site_config import SiteConfig
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
-ORGANS = {"abdomen": "site-001", "chest": "site-002", "head": "site-003", "thorax": "site-004"}
-TARGET, REST = "thorax", ("abdomen", "chest", "head")
-BACKBONE = "medclip@random"
-OPTIONS = {"rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
-JOB = JobSpec.from_dict(
-    {
-        "method": "fedavg",
-        "options": {**OPTIONS, "weighting": "uniform"},
-        "data": "phantom",
-        "backbone": BACKBONE,
-        "secagg": True,
-    }
-)
-PATIENCE = 300.0  # seconds
-
-
-def written(folder: Path, backbone: Path) -> dict[str, Path]:
-    """The `site.yml` of phantom sites that pin each other's keys."""
-    places = {name: folder / name for name in ORGANS}
-    for place in places.values():
-        place.mkdir(parents=True)
-    peers = {name: Identity.create(place / "identity.key").fingerprint for name, place in places.items()}
-    for name, place in places.items():
-        mine = {key: str(place / key) for key in ("state", "audit", "ledger")} | {
-            "identity": str(place / "identity.key")
-        }
-        facts = {
-            "reader": "phantom",
-            "organ": ORGANS[name],
-            "methods": ["fedavg"],
-            "require_secagg": True,
-            "min_sites": 3,
-        }
-        text = site_yaml(**facts, **mine, peers=peers, backbones={BACKBONE: str(backbone)}, repeatable_noise=3)
-        (place / "site.yml").write_text(text)
-    return {name: place / "site.yml" for name, place in places.items()}
+SITES = organs(4)
+REST, TARGET = SITES[:3], SITES[3]
+JOB = short_job("fedavg", {"local_epochs": 2, "batch_rows": 16, "weighting": "uniform"}, secagg=True)
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> dict[str, Path]:
-    return written(tmp_path_factory.mktemp("sites"), random_backbone)
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> Iterator[LoopbackFederation]:
-    with LoopbackFederation(tmp_path_factory.mktemp("federation"), paths) as federation:
-        yield federation
+def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
+    facts = {"methods": ["fedavg"], "require_secagg": True, "min_sites": 3, "repeatable_noise": 3}
+    return phantoms(SITES, introduced=True, **facts)
 
 
 def exported(folder: Path, sites: tuple[str, ...]) -> Path:
@@ -83,24 +40,21 @@ def exported(folder: Path, sites: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.release
-def test_a_second_job_without_one_of_the_sites_is_refused_by_the_others(
-    federation: LoopbackFederation, paths: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_second_job_without_one_of_the_sites_is_refused_by_the_others(federation: Phantoms, tmp_path: Path) -> None:
     """By those that see it first, each with an entry that says why; none of them uploads. The same job over all of the
     sites runs again afterwards."""
-    configs = {name: load_site_config(path, name) for name, path in paths.items()}
-    first = federation.submit(exported(tmp_path / "first", tuple(ORGANS)))
+    first = federation.submit(exported(tmp_path / "first", SITES))
     assert federation.wait(first, PATIENCE) == "FINISHED:COMPLETED"
     second = federation.submit(exported(tmp_path / "second", REST))
     assert federation.wait(second, PATIENCE) != "FINISHED:COMPLETED"
-    entries = [entry for name in REST for entry in read(configs[name].audit) if entry.job == second]
+    entries = [entry for name in REST for entry in federation.log(name, second)]
     codes = [entry.admission for entry in entries if entry.event is Event.REFUSAL]
     assert codes and all(admission == {"code": Refusal.COHORT} for admission in codes)
     assert not [entry for entry in entries if entry.sharing]
-    assert not [entry for entry in read(configs[TARGET].audit) if entry.job == second]
-    again = federation.submit(exported(tmp_path / "again", tuple(ORGANS)))
+    assert not federation.log(TARGET, second)
+    again = federation.submit(exported(tmp_path / "again", SITES))
     assert federation.wait(again, PATIENCE) == "FINISHED:COMPLETED"
-    assert all(verify(config.audit).ok for config in configs.values())
+    assert all(verify(federation.kits / name / "audit").ok for name in SITES)
 
 
 def mean(configs: Mapping[str, SiteConfig], folder: Path, name: str, job: JobSpec = JOB) -> tuple[Tensors, Engine]:
@@ -113,20 +67,17 @@ def mean(configs: Mapping[str, SiteConfig], folder: Path, name: str, job: JobSpe
     return {name: engine.sent("evaluate", name)[0] for name in names}, engine
 
 
-def test_the_second_sum_would_show_what_the_site_put_in(paths: dict[str, Path], tmp_path: Path) -> None:
+def test_the_second_sum_would_show_what_the_site_put_in(
+    introduced: Callable[..., dict[str, SiteConfig]], tmp_path: Path
+) -> None:
     """The control: four times the mean over all, less three times that over the rest, is the upload of the one that
     was left out, which the job in clear sends."""
-    configs = {name: load_site_config(path, name) for name, path in paths.items()}
+    configs = introduced(*SITES, methods=["fedavg"], repeatable_noise=3)
     with_it, _ = mean(configs, tmp_path, "all")
     without, _ = mean({name: configs[name] for name in REST}, tmp_path, "rest")
-    clear = JOB.model_copy(update={"secagg": False})
-    allowing = {
-        name: config.model_copy(update={"policy": config.policy.__class__(config.policy.methods, config.policy.kinds)})
-        for name, config in configs.items()
-    }
-    _, engine = mean(allowing, tmp_path, "clear", clear)
+    _, engine = mean(configs, tmp_path, "clear", JOB.model_copy(update={"secagg": False}))
     uploads = [message for task, message in engine.passed if task == "start" and message]
-    upload = uploads[list(ORGANS).index(TARGET)]
+    upload = uploads[SITES.index(TARGET)]
     compared = [name for name in upload if name in without]
     assert compared
     for name in compared:

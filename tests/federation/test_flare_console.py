@@ -1,40 +1,24 @@
 """A provisioned federation as its coordinator uses it: jobs for some of its sites, and every command of the console."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from phantoms import PATIENCE, Phantoms, short_job, wait_for
 
-from audits import Event, Refusal, read
-from audits.log_files import segments
-from medfedvqa.federation.certificates import federation_of
-from medfedvqa.federation.flare.loopback import LoopbackFederation
+from audits import Event, Outcome, Refusal
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_terms import Terms
-from medfedvqa.federation.site_config import site_yaml
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 SITES, NAMED, OTHER = ("abdomen", "chest", "head"), ("abdomen", "chest"), "head"
-BACKBONE = "medclip@random"
-OPTIONS = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 4, "tuning": "bias", "blocks": 1}
-JOB = JobSpec.from_dict(
-    {"method": "fedavg", "options": {**OPTIONS, "hidden": 16}, "data": "phantom", "backbone": BACKBONE, "min_sites": 2}
-)
-PATIENCE = 300.0  # seconds
+JOB = short_job("fedavg", {"rounds": 2, "tuning": "bias"}, min_sites=2)
 LISTED = Path(__file__).parents[2] / "docs" / "measured" / "flare-console.txt"
 ROW = re.compile(r"^\| `(.+?)` \| (works|refused) \| (.*) \|$", re.MULTILINE)
 
@@ -45,41 +29,20 @@ CONFIRMED = {
 }
 CONFIRMED |= dict.fromkeys(("restart", "shutdown"), ADMIN)
 
-SiteFile = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
-def site_file(random_backbone: Path) -> SiteFile:
-    """The text of a phantom site's `site.yml`; keywords change what it says."""
-
-    def text(name: str, **changes: object) -> str:
-        places = {place: f"../{place}" for place in ("state", "audit", "ledger")}
-        facts = {"reader": "phantom", "organ": name, "methods": ["fedavg"], "repeats": 100, **places, **changes}
-        return site_yaml(**facts, backbones={BACKBONE: str(random_backbone)})
-
-    return text
+def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
+    return phantoms(SITES, methods=["fedavg"], repeats=100)
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -> Iterator[LoopbackFederation]:
-    folder = tmp_path_factory.mktemp("federation")
-    paths = {name: folder / f"{name}.yml" for name in SITES}
-    for name, path in paths.items():
-        path.write_text(site_file(name))
-    with LoopbackFederation(folder, paths) as federation:
-        yield federation
-
-
-def submitted(federation: LoopbackFederation, folder: Path, job: JobSpec, *sites: str) -> str:
+def submitted(federation: Phantoms, folder: Path, job: JobSpec, *sites: str) -> str:
     """A fresh job for these sites, with a README beside it as the shipped folders have."""
-    root = federation_of(federation.admin_kit / "startup" / "rootCA.pem")
-    terms = Terms.fresh(root, sites) if sites else None
-    export_job(job.model_copy(update={"terms": terms}), folder)
+    export_job(job.model_copy(update={"terms": federation.terms().model_copy(update={"sites": sites})}), folder)
     (folder / "README.md").write_text("For people.\n")
     return federation.submit(folder)
 
 
-def console(federation: LoopbackFederation, *commands: str) -> list[str]:
+def console(federation: Phantoms, *commands: str) -> list[str]:
     """What FLARE's console prints to each command, typed one after the other, without the times that it took."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     typed = "\n".join([ADMIN, *commands, "bye", ""])
@@ -93,7 +56,7 @@ def console(federation: LoopbackFederation, *commands: str) -> list[str]:
 
 
 def test_a_job_for_two_of_three_connected_sites_finishes_and_the_third_hears_nothing(
-    federation: LoopbackFederation, tmp_path: Path
+    federation: Phantoms, tmp_path: Path
 ) -> None:
     """Neither the third site's logs nor any file of its kit has the job's id, and the console says it has no job. The
     results are of the two, and name nobody who was missing."""
@@ -105,10 +68,10 @@ def test_a_job_for_two_of_three_connected_sites_finishes_and_the_third_hears_not
         (status,) = console(federation, "check_status client")
         return job_id in status
 
-    wait_for(federation, job_id, asked)
+    while_running(federation, job_id, asked)
     assert [line for line in status.splitlines() if job_id in line and f"| {OTHER} " in line] == []
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    results = federation.outcome(job_id)
     assert results["status"] == "finished" and set(results["sites"]) == {*NAMED}
     assert results["expected"] == sorted(NAMED) and results["missing_at_end"] == []
     for name in SITES:
@@ -119,26 +82,25 @@ def test_a_job_for_two_of_three_connected_sites_finishes_and_the_third_hears_not
 
 @pytest.mark.parametrize(("least", "status"), [(2, "FINISHED:COMPLETED"), (1, "FINISHED:EXECUTION_EXCEPTION")])
 def test_a_refusal_by_an_addressed_site_ends_a_job_only_without_a_quorum(
-    federation: LoopbackFederation, site_file: SiteFile, tmp_path: Path, least: int, status: str
+    federation: Phantoms, tmp_path: Path, least: int, status: str
 ) -> None:
     """Two of three are enough for one job, which finishes and says who refused and why; the other one names no quorum,
     and ends with the same sentence."""
-    own = federation.kits / OTHER / "local" / "site.yml"
-    own.write_text(site_file(OTHER, methods=[]))
-    try:
-        job = JOB.model_copy(update={"min_sites": least})
-        job_id = submitted(federation, tmp_path / "job", job, *SITES)
+    with federation.changed(OTHER, methods=[]):
+        job_id = submitted(federation, tmp_path / "job", JOB.model_copy(update={"min_sites": least}), *SITES)
         assert federation.wait(job_id, PATIENCE) == status
-    finally:
-        own.write_text(site_file(OTHER))
-    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    results = federation.outcome(job_id)
     assert any(Refusal.METHOD.sentence in note and OTHER in note for note in results["notes"])
-    log = [entry for entry in read(federation.kits / OTHER / "audit") if entry.job == job_id]
+    if least == 1:
+        assert results["status"] == "failed" and Refusal.METHOD.sentence in results["failure"]
+        assert f"site '{OTHER}' stopped the job" in results["failure"]
+    log = federation.log(OTHER, job_id)
+    assert [bool(entry.reason) for entry in log if entry.outcome == Outcome.REFUSED] == [True]
     assert sum(entry.event is Event.REFUSAL for entry in log) == 1
-    assert not any(entry.event is Event.RELEASE for entry in log)
+    assert not any(entry.event is Event.RELEASE or entry.outcome == Outcome.SENT for entry in log)
 
 
-def test_every_command_of_the_console_does_what_the_list_says(federation: LoopbackFederation, tmp_path: Path) -> None:
+def test_every_command_of_the_console_does_what_the_list_says(federation: Phantoms, tmp_path: Path) -> None:
     """Each row of the table is typed, those to `abort_job` while a job runs, and the answer has the row's words: a
     refusal's sentence, or what the command prints. Every command that the console lists has a row, and no log of server
     or site holds a line of DEBUG."""
@@ -146,7 +108,7 @@ def test_every_command_of_the_console_does_what_the_list_says(federation: Loopba
     export_job(JOB, tmp_path / "other")
     job_id = submitted(federation, tmp_path / "job", JOB.model_copy(update={"options": options}), *NAMED)
     for name in NAMED:  # once both have begun, they refuse its clone
-        wait_for(federation, job_id, lambda name=name: began(federation.kits / name / "audit", job_id))
+        while_running(federation, job_id, lambda name=name: began(federation, name, job_id))
     rows = ROW.findall(LISTED.read_text(encoding="utf-8"))
     lines = [typed(command, job_id, tmp_path / "other") for command, _, _ in rows]
     ended = next(place for place, line in enumerate(lines, 1) if line.startswith("abort_job"))
@@ -165,17 +127,19 @@ def test_every_command_of_the_console_does_what_the_list_says(federation: Loopba
             assert "DEBUG" not in path.read_text(), path
 
 
-def wait_for(federation: LoopbackFederation, job_id: str, condition: Callable[[], bool]) -> None:
+def while_running(federation: Phantoms, job_id: str, condition: Callable[[], bool]) -> None:
     """Until the condition holds, while the job runs."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert not federation.finished(job_id) and time.monotonic() < deadline
-        time.sleep(0.2)
+
+    def holds() -> bool:
+        assert not federation.finished(job_id)
+        return condition()
+
+    wait_for(holds)
 
 
-def began(log: Path, job_id: str) -> bool:
+def began(federation: Phantoms, name: str, job_id: str) -> bool:
     """Whether the site has sent something in the job."""
-    return bool(segments(log)) and any(entry.job == job_id and entry.event is Event.RELEASE for entry in read(log))
+    return any(entry.event is Event.RELEASE for entry in federation.log(name, job_id))
 
 
 def typed(command: str, job_id: str, folder: Path) -> str:

@@ -4,45 +4,27 @@ What leaves the process that reads the rows is in the site's audit log, to the b
 """
 
 import json
-import os
 import re
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from leaks import ASKED, ROGUE, SECRET
-from taps import TappedFederation, add_component, disarm
+from phantoms import PATIENCE, short_job, wait_for
+from tapped import TappedFederation
+from taps import add_component, disarm
 
 from audits import Entry, Event, Outcome, read, verify
 from audits.byte_ledger import reconcile
 from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.reaper import vault_processes
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import site_yaml
-
-pytestmark = [
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
 
 CLEAN = "head"
 SITES = (ASKED, ROGUE, CLEAN)
-BACKBONE = "medclip@random"
-OPTIONS = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 4, "blocks": 2, "hidden": 16}
-JOB = JobSpec.from_dict(
-    {
-        "method": "prompt_pfl",
-        "options": {**OPTIONS, "local_baseline": False},
-        "data": "phantom",
-        "backbone": BACKBONE,
-    }
-)
-PATIENCE = 300.0  # seconds
+JOB = short_job(options={"rounds": 2, "blocks": 2})
 
 
 class AskedFederation(TappedFederation):
@@ -60,21 +42,13 @@ class AskedFederation(TappedFederation):
 
     def noted(self, name: str) -> object:
         path = self.taps / f"{name}.json"
-        end = time.monotonic() + PATIENCE
-        while not path.exists():
-            assert time.monotonic() < end, "waited too long"
-            time.sleep(0.1)
+        wait_for(path.exists)
         return json.loads(path.read_text())
 
     def closed(self, site: str, job_id: str) -> list[Entry]:
         """The site's log once the job is over there."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            log = list(read(self.kits / site / "audit"))
-            if any(entry.event is Event.CLOSE and entry.job == job_id for entry in log):
-                return log
-            assert time.monotonic() < end, "waited too long"
-            time.sleep(0.2)
+        wait_for(lambda: any(entry.event is Event.CLOSE for entry in self.log(site, job_id)))
+        return list(read(self.kits / site / "audit"))
 
 
 @dataclass(frozen=True)
@@ -91,18 +65,10 @@ class Attacked:
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[AskedFederation]:
-    folder = tmp_path_factory.mktemp("federation")
-    paths = {}
-    for name in SITES:
-        paths[name] = folder / f"{name}.yml"
-        own = {place: f"../{place}" for place in ("state", "audit", "ledger")}
-        facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **own}
-        paths[name].write_text(site_yaml(**facts, backbones={BACKBONE: str(random_backbone)}))
-    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with AskedFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)}) as federation:
-        (federation.taps / "secret").write_text(SECRET)
-        yield federation
+def federation(phantoms: Callable[..., AskedFederation]) -> AskedFederation:
+    made = phantoms(SITES, AskedFederation, methods=["prompt_pfl"])
+    (made.taps / "secret").write_text(SECRET)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -2,42 +2,24 @@
 
 import hashlib
 import json
-import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from taps import TappedFederation
+from phantoms import PATIENCE, short_job, wait_for
+from tapped import TappedFederation
+from taps import add_component
 
-from audits import Entry, Event, read, verify
-from audits.log_files import segments
+from audits import Entry, Event, verify
 from medfedvqa.federation.flare.provision import SERVER
-from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import site_yaml
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 SITES = ("head", "chest")
 SECRET = "planted-fhir-token-5e1f"
-BACKBONE = "medclip@random"
-OPTIONS = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 4, "blocks": 2, "hidden": 16}
-CLEAN = JobSpec.from_dict(
-    {
-        "method": "prompt_pfl",
-        "options": {**OPTIONS, "local_baseline": False},
-        "data": "phantom",
-        "backbone": BACKBONE,
-    }
-)
-PATIENCE = 300.0  # seconds
+OPTIONS = {"rounds": 1, "blocks": 2}
+CLEAN = short_job(options=OPTIONS)
 
 
 class AttackedFederation(TappedFederation):
@@ -46,11 +28,8 @@ class AttackedFederation(TappedFederation):
     def start(self, name: str) -> None:
         planted = {"PLANTED_SECRET": SECRET, "HOME": str(self.home)}
         if name == SERVER:
-            path = self.kits / name / "local" / "resources.json.default"
-            resources = json.loads(path.read_text())
             careless = {"id": "careless", "path": "taps.CarelessServer", "args": {"folder": str(self.taps)}}
-            resources["components"].append(careless)
-            path.write_text(json.dumps(resources))
+            add_component(self.kits / name, careless)
         before = self._environment
         self._environment = before if name == SERVER else {**before, **planted}
         try:
@@ -69,18 +48,10 @@ class AttackedFederation(TappedFederation):
         else:
             (self.taps / "careless").unlink(missing_ok=True)
 
-    def refusals(self, site: str, job_id: str) -> list[Entry]:
-        audit = self.kits / site / "audit"
-        entries = read(audit) if segments(audit) else ()  # before its first job, a site has no log
-        return [entry for entry in entries if entry.event is Event.REFUSAL and entry.job == job_id]
-
     def refusal(self, site: str, job_id: str) -> Entry:
         """The one entry of a refused job, once the site's vault, which may have to start for it, has written it."""
-        end = time.monotonic() + PATIENCE
-        while not (found := self.refusals(site, job_id)):
-            assert time.monotonic() < end, "waited too long"
-            time.sleep(0.2)
-        (entry,) = found
+        wait_for(lambda: self.codes(site, job_id))
+        (entry,) = [entry for entry in self.log(site, job_id) if entry.event is Event.REFUSAL]
         return entry
 
     def at_the_server(self) -> bytes:
@@ -90,24 +61,18 @@ class AttackedFederation(TappedFederation):
         return self.seen() + b"".join(path.read_bytes() for path in files)
 
 
+class TrustedFederation(AttackedFederation):
+    """The same with a server that validates jobs."""
+
+    checks_jobs = True
+
+
 @pytest.fixture(scope="module")
-def federation(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, random_backbone: Path
-) -> Iterator[AttackedFederation]:
+def federation(request: pytest.FixtureRequest, phantoms: Callable[..., AttackedFederation]) -> AttackedFederation:
     """Its server validates jobs, or passes on whatever it is given."""
-    folder = tmp_path_factory.mktemp("federation")
-    (folder / "home-of-the-sites").mkdir()
-    paths = {}
-    for name in SITES:
-        paths[name] = folder / f"{name}.yml"
-        own = {place: f"../{place}" for place in ("state", "audit", "ledger")}
-        facts = {"reader": "phantom", "organ": name, "methods": ["prompt_pfl"], **own}
-        paths[name].write_text(site_yaml(**facts, backbones={BACKBONE: str(random_backbone)}))
-    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    made = AttackedFederation(folder, paths, {"PYTHONPATH": os.pathsep.join(places)})
-    made.checks_jobs = request.param
-    with made as federation:
-        yield federation
+    made = phantoms(SITES, TrustedFederation if request.param else AttackedFederation, methods=["prompt_pfl"])
+    made.home.mkdir(exist_ok=True)
+    return made
 
 
 def by_hand(folder: Path, job: dict[str, Any], **files: str) -> Path:
@@ -133,7 +98,7 @@ STEALING = {**CLEAN.to_dict(), "data": "{$PLANTED_SECRET}|{$HOME}|{WORKSPACE}"}
 STEERING = {"comm_config": json.dumps({"allow_adhoc_conns": True, "backbone_conn_gen": 2})}
 ATTACKS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "environment": (STEALING, {}, "schema"),
-    "memory": ({**CLEAN.to_dict(), "options": {**OPTIONS, "length": "9" * 1000}}, {}, "schema"),
+    "memory": ({**CLEAN.to_dict(), "options": {**CLEAN.options, "length": "9" * 1000}}, {}, "schema"),
     "transport": (CLEAN.to_dict(), STEERING, "folder"),
 }
 
@@ -144,8 +109,7 @@ def secrets(federation: AttackedFederation) -> list[bytes]:
 
 
 def run_clean(federation: AttackedFederation, folder: Path) -> None:
-    export_job(CLEAN, folder)
-    assert federation.wait(federation.submit(folder), PATIENCE) == "FINISHED:COMPLETED"
+    assert federation.status(federation.run(CLEAN, folder)) == "FINISHED:COMPLETED"
 
 
 @pytest.mark.parametrize("federation", [True], ids=["honest server"], indirect=True)
@@ -162,7 +126,7 @@ def test_a_server_refuses_a_hostile_job_and_runs_the_next(
     assert federation.wait(job_id, PATIENCE) == "FINISHED:FAILED_TO_RUN"
     assert f"refused: {code}: " in (federation.kits / SERVER / "process.log").read_text()
     assert not (federation.kits / SERVER / job_id / f"app_{SERVER}").exists()
-    assert not any(federation.refusals(site, job_id) for site in SITES)
+    assert not any(federation.codes(site, job_id) for site in SITES)
     assert not any(secret in federation.seen() for secret in secrets(federation))
     run_clean(federation, tmp_path / "clean")
 
@@ -186,10 +150,8 @@ def test_sites_refuse_what_a_hostile_server_passes_on_and_each_has_an_entry(
     for site in SITES:
         entry = federation.refusal(site, job_id)
         assert entry.admission == {"code": code, "configuration": digest}
-        end = time.monotonic() + PATIENCE  # the site refuses first, and then removes what it was sent
-        while (federation.kits / site / job_id / f"app_{site}").exists():
-            assert time.monotonic() < end, "what a site refused stays there"
-            time.sleep(0.2)
+        left = federation.kits / site / job_id / f"app_{site}"
+        wait_for(lambda left=left: not left.exists())  # the site refuses first, and then removes what it was sent
         assert verify(federation.kits / site / "audit").ok
     seen = federation.seen()
     assert b"refused: schema: " in seen and federation.home.is_dir()

@@ -1,42 +1,31 @@
-"""Every method as a FLARE job in a provisioned federation: submitted by FLARE's own command, logged to the byte.
+"""Every method as a FLARE job in a provisioned federation, logged to the byte.
 
 `make test` runs three of the jobs: a mean, a private mixture, and a mean on shares.
 """
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from phantoms import BACKBONE, PATIENCE, Phantoms
 
-from audits import Kind, Outcome, TensorSpec, read, verify
+from audits import Kind, Outcome, TensorSpec, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
 from medfedvqa.core.answering import TESTED
-from medfedvqa.federation.certificates import federation_of
-from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_signature import federation_of
 from medfedvqa.federation.job_terms import Terms
-from medfedvqa.federation.site_config import site_yaml
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
 from medfedvqa.papers.networks.trunks.grid import TRUNKS
 from privacy import DPSettings
-from privacy.secagg import Identity
-
-pytestmark = [
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
 
 SITES = ("site-001", "site-002", "site-003")
-BACKBONE = "medclip@random"
 QUICK = {
     "rounds": 1, "local_epochs": 2, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16,
     "steps": 2, "public_pairs": 8, "test_pairs": 8, "units": 32,
@@ -47,8 +36,6 @@ PRIVATE = {"answers": "closed", "weighting": "uniform", "local_epochs": 1}
 PRIVACY = DPSettings(noise=1.0, count_noise=1.0, sample_rate=0.5, expected_patients=4, physical_patients=8)
 IN_CLEAR, WITH_PRIVACY, ON_SHARES = "in clear", "differential privacy", "secure aggregation"
 """Protections of a job, by the names of the privacy matrix."""
-PATIENCE = 300.0  # seconds
-
 Case = tuple[str, str]
 """A method, with a trunk behind a slash if it trains one, and its protection."""
 TRUNKED: list[Case] = [(f"unicon/{name}", ON_SHARES) for name in TRUNKS]
@@ -56,6 +43,8 @@ CASES: list[Case] = [
     *((name, IN_CLEAR if refusal(name, IN_CLEAR) is None else ON_SHARES) for name in method_names()),
     ("prompt_pfl", WITH_PRIVACY),
     ("fedavg", ON_SHARES),
+    ("statistics", IN_CLEAR),
+    ("statistics", ON_SHARES),
     *TRUNKED,
 ]
 IN_EVERY_TIER: set[Case] = {
@@ -64,30 +53,19 @@ IN_EVERY_TIER: set[Case] = {
     ("fedavg", ON_SHARES),
 }
 OF_ITS_KIND: set[Case] = {
-    *((name, IN_CLEAR) for name in ("bag_of_words", "creamfl", "feddat", "fedgems", "prompt_pfl", "ridge")),
-    ("split_learning", ON_SHARES),
-    ("unicon", ON_SHARES),
+    ("creamfl", IN_CLEAR),  # representations, and a model at the server
+    ("split_learning", ON_SHARES),  # features and gradients between sites in every step
 }
-"""One of each other kind of exchange; further methods of a kind run before a release."""
+"""What FLARE carries otherwise than those above. `methods/test_all_methods.py` runs every method in process, through
+the same gate and log; through FLARE the others run before a release."""
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) -> Iterator[LoopbackFederation]:
-    """Three phantom sites that allow every method."""
-    folder = tmp_path_factory.mktemp("federation")
-    for name in SITES:
-        (folder / name).mkdir()
-    peers = {name: Identity.create(folder / name / "identity.key").fingerprint for name in SITES}
-    own = {"state": "../state", "audit": "../audit", "ledger": "../ledger"}
-    allowed = {"methods": list(method_names()), "kinds": [kind.value for kind in Kind]}
-    # Two jobs on shares train alike: what they put into their sums is compared.
-    facts = {"reader": "phantom", **allowed, "peers": peers, **own, "repeatable_noise": 1}
-    paths = {name: folder / name / "site.yml" for name in SITES}
-    for name, path in paths.items():
-        key = str(folder / name / "identity.key")
-        path.write_text(site_yaml(organ=name, identity=key, backbones={BACKBONE: str(random_backbone)}, **facts))
-    with LoopbackFederation(folder, paths) as federation:
-        yield federation
+def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
+    """Three phantom sites that allow every method. Two jobs on shares train alike: what they put into their sums is
+    compared."""
+    kinds = [kind.value for kind in Kind]
+    return phantoms(SITES, introduced=True, methods=list(method_names(training=False)), kinds=kinds, repeatable_noise=1)
 
 
 def tier(case: Case) -> tuple[pytest.MarkDecorator, ...]:
@@ -127,13 +105,9 @@ def selected(session: pytest.Session) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def submitted(
-    request: pytest.FixtureRequest, federation: LoopbackFederation, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], str]:
-    """The id of a case's job. The next case's is submitted behind it: while one ends, another begins."""
+def submit(federation: Phantoms, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str]:
+    """Submits a case's job, unless it is submitted already; its id."""
     folder = tmp_path_factory.mktemp("jobs")
-    nvflare = Path(sys.executable).with_name("nvflare")
-    order = selected(request.session)
 
     @cache
     def submit(method: str, protection: str) -> str:
@@ -144,17 +118,9 @@ def submitted(
         meta = job / "meta.json"
         deployed = {"deploy_map": {"app": ["server", *sites_of(protection)]}}
         meta.write_text(json.dumps(json.loads(meta.read_text()) | deployed))
-        command = [nvflare, "job", "submit", "-j", job, "--startup-kit", federation.admin_kit]
-        answer = subprocess.run(
-            [*command, "--format", "json"], capture_output=True, text=True, check=True, timeout=PATIENCE
-        )
-        return str(json.loads(answer.stdout)["data"]["job_id"])
+        return federation.submit(job)
 
-    def job_and_next(method: str, protection: str) -> str:
-        ids = [submit(*case) for case in order[order.index((method, protection)) :][:2]]
-        return ids[0]
-
-    return job_and_next
+    return submit
 
 
 @pytest.mark.parametrize(
@@ -162,20 +128,26 @@ def submitted(
     [pytest.param(*case, marks=tier(case)) for case in CASES],
 )
 def test_a_submitted_job_runs_and_logs_the_declared_bytes(
-    method: str, protection: str, federation: LoopbackFederation, submitted: Callable[[str, str], str]
+    method: str,
+    protection: str,
+    federation: Phantoms,
+    submit: Callable[[str, str], str],
+    request: pytest.FixtureRequest,
 ) -> None:
     """It finishes, beside another job at the same sites; every log verifies, and each release and message is as large
     as the exchange says. Trunks have two rounds, others one."""
-    job, job_id = job_of(method, protection), submitted(method, protection)
+    order = selected(request.session)
+    # While one job ends, the next one begins.
+    job_id, *_ = [submit(*case) for case in order[order.index((method, protection)) :][:2]]
+    job = job_of(method, protection)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    results = federation.outcome(job_id)
     assert (results["status"], results["method"]) == ("finished", job.method)
     assert (results["server_model"] is not None) is (job.method in MORE)
     exchange = job.build().final_exchange(shape_of(BACKBONE))
     for site in sites_of(protection):
-        folder = federation.kits / site / "audit"
-        assert verify(folder).ok
-        log = [entry for entry in read(folder) if entry.job == job_id]
+        assert verify(federation.kits / site / "audit").ok
+        log = federation.log(site, job_id)
         sent = [entry for entry in log if entry.outcome == Outcome.SENT]
         received = [entry for entry in log if entry.outcome == Outcome.ACCEPTED]
         assert sent and received and ("/" not in method or {entry.round for entry in sent} == {1, 2})
@@ -187,14 +159,14 @@ def test_a_submitted_job_runs_and_logs_the_declared_bytes(
 @pytest.mark.parametrize(
     "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.release) for name in ("feddat", "fedp3"))]
 )
-def test_crypten_gives_the_mean_of_the_masks(method: str, federation: LoopbackFederation, tmp_path: Path) -> None:
+def test_crypten_gives_the_mean_of_the_masks(
+    method: str, federation: Phantoms, submit: Callable[[str, str], str], tmp_path: Path
+) -> None:
     """From the same seed every site ends with the same mean, bit for bit. With CrypTen its log says that it shared its
     part, that a sum of all was opened, and that nothing under masks left."""
+    export_job(JobSpec.from_dict(job_of(method, ON_SHARES).to_dict() | {"secagg": "crypten"}), tmp_path / "job")
     means = []
-    for secagg in (True, "crypten"):
-        job = JobSpec.from_dict(job_of(method, ON_SHARES).to_dict() | {"secagg": secagg})
-        export_job(job, tmp_path / str(secagg))
-        job_id = federation.submit(tmp_path / str(secagg))
+    for job_id in (submit(method, ON_SHARES), federation.submit(tmp_path / "job")):
         assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
         saved = {site: StateFile(federation.kits / site / "state", job_id).load() for site in SITES}
         means.append({site: state.state[TESTED] for site, state in saved.items() if state is not None})
@@ -203,7 +175,7 @@ def test_crypten_gives_the_mean_of_the_masks(method: str, federation: LoopbackFe
     for site in SITES:
         assert masked[site] and masked[site].keys() == summed[site].keys()
         assert all(torch.equal(masked[site][name], summed[site][name]) for name in masked[site])
-        log = [entry for entry in read(federation.kits / site / "audit") if entry.job == job_id]
+        log = federation.log(site, job_id)
         shared = [(entry.task, entry.peer) for entry in log if entry.outcome == Outcome.SENT and entry.sharing]
         assert shared == [("start/mean", "sites"), ("start/mean/sum", "server")]
 

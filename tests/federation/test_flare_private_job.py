@@ -20,7 +20,6 @@ from privacy import Ledger
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"
 SITES = ("abdomen", "chest", "head")
-pytestmark = pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning")
 
 
 def kits_of(folder: Path) -> Path:

@@ -5,8 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from threading import Timer
@@ -19,73 +18,35 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.recipe import ProdEnv
+from phantoms import BACKBONE, PATIENCE, Phantoms, short_job, wait_for
 
 from audits import Event, Examination, Outcome, Refusal, VerdictState, examine, read, verify
 from audits.byte_ledger import Reconciliation, reconcile
 from medfedvqa.cli.sites import config_of
 from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
-from medfedvqa.federation.certificates import submitter
 from medfedvqa.federation.flare.admin_client import AdminClient, open_session
 from medfedvqa.federation.flare.job_folder import read_files
-from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import ADMIN, SERVER
 from medfedvqa.federation.flare.recipe import MedfedvqaRecipe, export_job
 from medfedvqa.federation.in_process import LocalEngine
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job_signature import submitter
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.models import shape_of
 from medfedvqa.report.collect import evidence_of
 from privacy.report import report_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    # FLARE's transport, on one of its threads.
-    pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
-SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
-"""Each one's phantom rows."""
-BACKBONE = "medclip@random"
+SITES = ("abdomen", "chest", "head")
 ROUNDS = 3
-OPTIONS = {"rounds": ROUNDS, "local_epochs": 12, "local_unit": "batches", "batch_rows": 16, "blocks": 2, "hidden": 16}
-JOB = JobSpec.from_dict(
-    {
-        "method": "prompt_pfl",
-        "options": {**OPTIONS, "local_baseline": False},
-        "data": "phantom",
-        "backbone": BACKBONE,
-    }
-)
-PATIENCE = 300.0  # seconds
-
-SiteFile = Callable[..., str]
+JOB = short_job("prompt_pfl", {"rounds": ROUNDS, "local_epochs": 12, "batch_rows": 16, "blocks": 2})
 
 
 @pytest.fixture(scope="module")
-def site_file(random_backbone: Path) -> SiteFile:
-    """The text of a phantom site's `site.yml`; keywords change what it says."""
-
-    def text(name: str, **changes: object) -> str:
-        facts = {"reader": "phantom", "organ": SITES[name], "methods": ["prompt_pfl"], "state": "../state"}
-        facts |= {"repeats": 100}  # the tests submit one folder again and again
-        return site_yaml(**{**facts, "audit": "../audit", "backbones": {BACKBONE: str(random_backbone)}, **changes})
-
-    return text
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -> Iterator[LoopbackFederation]:
-    """Three phantom sites and a server, all on the loopback interface."""
-    folder = tmp_path_factory.mktemp("federation")
-    paths = {}
-    for name in SITES:
-        paths[name] = folder / f"{name}.yml"
-        paths[name].write_text(site_file(name))
-    with LoopbackFederation(folder, paths) as federation:
-        yield federation
+def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
+    """The tests submit one folder again and again."""
+    return phantoms(SITES, methods=["prompt_pfl"], repeats=100)
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +58,12 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, site_file: SiteFile) -> dict[str, np.ndarray]:
+def undisturbed(federation: Phantoms, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     """Every array that the in-process engine's server saw in the same job."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    configs = {}
-    for name in SITES:
-        (folder / name).mkdir()
-        (folder / name / "site.yml").write_text(site_file(name, state="state", audit="audit"))
-        configs[name] = load_site_config(folder / name / "site.yml", name)
-    serve_job(JOB, tuple(SITES), LocalEngine(configs, JOB, "undisturbed").call, folder, "local")
+    places = {name: {place: folder / name / place for place in ("state", "audit")} for name in SITES}
+    configs = {name: federation.config(name).model_copy(update=places[name]) for name in SITES}
+    serve_job(JOB, SITES, LocalEngine(configs, JOB, "undisturbed").call, folder, "local")
     return arrays(folder)
 
 
@@ -125,51 +83,32 @@ def identical(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
-def entries(federation: LoopbackFederation, site: str, job_id: str) -> list:
-    """A site's log of one job."""
-    folder = federation.kits / site / "audit"
-    return [entry for entry in read(folder) if entry.job == job_id] if folder.exists() else []
-
-
-def examined(federation: LoopbackFederation, site: str, out: Path) -> Examination:
+def examined(federation: Phantoms, site: str, out: Path) -> Examination:
     """The verdicts on a site's log, the bytes on its network among them, against what others hold."""
     others = [federation.kits / other / "audit" for other in SITES if other != site]
     return examine(federation.kits / site / "audit", site, [out, *others])
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until the condition holds; fails the test if it never does."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
-
-
-def logged(federation: LoopbackFederation, site: str, job_id: str, event: Event, round: int) -> bool:
+def logged(federation: Phantoms, site: str, job_id: str, event: Event, round: int) -> bool:
     """Whether the site has logged an event of a training round."""
-    found = entries(federation, site, job_id)
+    found = federation.log(site, job_id)
     return any((entry.event, entry.round) == (event, round) and entry.task != "evaluate" for entry in found)
 
 
-def settled(federation: LoopbackFederation, site: str, job_id: str) -> Reconciliation:
+def settled(federation: Phantoms, site: str, job_id: str) -> Reconciliation:
     """The site's byte ledger once it has all counts of the job."""
-
-    def counted() -> bool:
-        log = list(read(federation.kits / site / "audit"))
-        return any(entry.event is Event.CLOSE and entry.job == job_id for entry in log)
-
-    wait_for(counted)
+    wait_for(lambda: any(entry.event is Event.CLOSE for entry in federation.log(site, job_id)))
     return reconcile(read(federation.kits / site / "audit"))
 
 
-def job_process(federation: LoopbackFederation, site: str) -> psutil.Process:
+def job_process(federation: Phantoms, site: str) -> psutil.Process:
     """The process that runs a site's tasks."""
     (process,) = federation.processes(site, job=True)
     return process
 
 
 def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
-    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray], tmp_path: Path
+    federation: Phantoms, job_folder: Path, undisturbed: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     """Bytes per round and site in the logs equal the exchange's; prompts equal the in-process engine's bit for bit.
 
@@ -183,13 +122,13 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     out = federation.results(job_id)
     assert identical(arrays(out), undisturbed)
-    results = json.loads((out / "results.json").read_text())
+    results = federation.outcome(job_id)
     assert (results["status"], results["engine"]) == ("finished", "provisioned")
     exchange = create(JOB.method, JOB.options).exchange(shape_of(BACKBONE))
     expected = [("start", 1), *(("train", number) for number in range(2, ROUNDS + 1)), ("evaluate", ROUNDS)]
     for site in SITES:
         assert verify(federation.kits / site / "audit").ok
-        log = entries(federation, site, job_id)
+        log = federation.log(site, job_id)
         sent = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.SENT}
         received = {(entry.task, entry.round): entry.nbytes for entry in log if entry.outcome == Outcome.ACCEPTED}
         assert sent == {(task, number): exchange.task(task).bytes_up for task, number in expected}
@@ -202,12 +141,12 @@ def test_a_job_submitted_by_flares_own_command_logs_exactly_the_declared_bytes(
     assert_reported(federation, job_id, out)
 
 
-def assert_submitter_is_named(federation: LoopbackFederation, job_id: str, folder: Path) -> None:
+def assert_submitter_is_named(federation: Phantoms, job_id: str, folder: Path) -> None:
     """By the fingerprint of the administrator's certificate; by none, had a file of the job been changed since."""
     pem = (federation.admin_kit / "startup" / "client.crt").read_bytes()
     fingerprint = x509.load_pem_x509_certificate(pem).fingerprint(SHA256()).hex()
     for site in SITES:
-        log = entries(federation, site, job_id)
+        log = federation.log(site, job_id)
         assert {entry.actor for entry in log if entry.event in (Event.OPEN, Event.RELEASE)} == {fingerprint}
     root = federation.kits / "head" / "startup" / "rootCA.pem"
     app = shutil.copytree(federation.kits / "head" / job_id / "app_head", folder / "app")
@@ -217,36 +156,28 @@ def assert_submitter_is_named(federation: LoopbackFederation, job_id: str, folde
     assert submitter(read_files(app), root) == ""
 
 
-def assert_reported(federation: LoopbackFederation, job_id: str, out: Path) -> None:
+def assert_reported(federation: Phantoms, job_id: str, out: Path) -> None:
     """A kit tells of its last job from its own site.yml while its client runs, bytes on the network included."""
     others = [out, federation.kits / "head" / "audit"]
     config = config_of(federation.kits / "chest" / "local" / "site.yml")
     report = report_of(evidence_of(config, None, out / "results.json", None, None, others, network=True))
     told = report.sections
     assert (told.identity.job, told.identity.state, told.claim.made) == (job_id, "closed", False)
-    sent = [one.nbytes for one in entries(federation, "chest", job_id) if one.outcome == Outcome.SENT]
+    sent = [one.nbytes for one in federation.log("chest", job_id) if one.outcome == Outcome.SENT]
     assert told.egress.nbytes == sum(sent)
     assert {entry.record["event"] for entry in report.evidence.log.entries} >= {"open", "release", "wire", "close"}
     states = {rule.rule: rule.state for rule in told.verdicts.rules}
     assert {states[rule] for rule in ("log", "all of it", "whole log", "agreement", "settings")} == {"shown"}
 
 
-def test_the_recipe_runs_in_flares_production_environment(
-    federation: LoopbackFederation, undisturbed: dict[str, np.ndarray]
-) -> None:
-    """The same job, submitted from Python with the administrator's startup kit."""
-    env = ProdEnv(startup_kit_location=str(federation.admin_kit), login_timeout=60.0, username=ADMIN)
-    run = MedfedvqaRecipe(JOB).execute(env)
-    assert federation.wait(run.get_job_id(), PATIENCE) == "FINISHED:COMPLETED"
-    assert identical(arrays(federation.results(run.get_job_id())), undisturbed)
-
-
 def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
-    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+    federation: Phantoms, undisturbed: dict[str, np.ndarray]
 ) -> None:
-    """SIGKILL inside a task at one site and between tasks at another leaves the result bit for bit what it is."""
-    job_id = federation.submit(job_folder)
-    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 2))
+    """SIGKILL inside a task at one site and between tasks at another leaves the result bit for bit what it is. The job
+    is submitted from Python, by the recipe in FLARE's production environment."""
+    env = ProdEnv(startup_kit_location=str(federation.admin_kit), login_timeout=60.0, username=ADMIN)
+    job_id = MedfedvqaRecipe(JOB).execute(env).get_job_id()
+    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 2), 0.02)
     assert not logged(federation, "chest", job_id, Event.RELEASE, 2)
     inside = job_process(federation, "chest")
     # With chest held up, abdomen answers and then waits for the next round: it is between tasks.
@@ -257,7 +188,7 @@ def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
         process.kill()
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)
-    results = json.loads((federation.results(job_id) / "results.json").read_text())
+    results = federation.outcome(job_id)
     assert [record["round"] for record in results["rounds"]] == list(range(1, ROUNDS + 1))
     assert "Traceback" not in (federation.kits / "localhost" / "process.log").read_text()
     assert all(verify(federation.kits / site / "audit").ok for site in SITES)
@@ -266,7 +197,7 @@ def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
 
 @pytest.mark.release
 def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_when_it_is_started(
-    federation: LoopbackFederation, job_folder: Path, undisturbed: dict[str, np.ndarray]
+    federation: Phantoms, job_folder: Path, undisturbed: dict[str, np.ndarray]
 ) -> None:
     """As when a hospital's machine restarts in the middle of a round."""
     job_id = federation.submit(job_folder)
@@ -282,7 +213,7 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
     assert settled(federation, "head", job_id).ok
 
 
-def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFederation, job_folder: Path) -> None:
+def test_an_aborted_job_ends_and_its_processes_stay_down(federation: Phantoms, job_folder: Path) -> None:
     """A site does not start again what was ended on purpose."""
     job_id = federation.submit(job_folder)
     wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 1))
@@ -293,47 +224,23 @@ def test_an_aborted_job_ends_and_its_processes_stay_down(federation: LoopbackFed
     assert not any(federation.processes(site, job=True) for site in SITES)
 
 
-def test_a_site_whose_policy_does_not_allow_the_method_refuses_and_the_job_says_which_site_and_why(
-    federation: LoopbackFederation, job_folder: Path, site_file: SiteFile
-) -> None:
-    """The refusal is in the site's log and in the job's results."""
-    own = federation.kits / "abdomen" / "local" / "site.yml"
-    own.write_text(site_file("abdomen", methods=[]))
-    try:
-        job_id = federation.submit(job_folder)
-        assert federation.wait(job_id, PATIENCE) == "FINISHED:EXECUTION_EXCEPTION"
-    finally:
-        own.write_text(site_file("abdomen"))
-    results = json.loads((federation.results(job_id) / "results.json").read_text())
-    refusals = [entry for entry in entries(federation, "abdomen", job_id) if entry.outcome == Outcome.REFUSED]
-    assert refusals and refusals[0].reason
-    assert results["status"] == "failed"
-    assert "site 'abdomen' stopped the job" in results["failure"]
-    assert Refusal.METHOD.sentence in results["failure"]
-    assert not any(entry.outcome == Outcome.SENT for entry in entries(federation, "abdomen", job_id))
-
-
 def test_an_unexpected_error_at_a_site_leaves_it_by_its_name_only(
-    federation: LoopbackFederation, job_folder: Path, site_file: SiteFile, tmp_path: Path
+    federation: Phantoms, job_folder: Path, tmp_path: Path
 ) -> None:
     """A path that the error's own text quotes does not reach the server."""
     blocked = tmp_path / "secret-folder"
     blocked.write_text("not a folder")
-    own = federation.kits / "chest" / "local" / "site.yml"
-    own.write_text(site_file("chest", state=str(blocked / "state")))
-    try:
+    with federation.changed("chest", state=str(blocked / "state")):
         job_id = federation.submit(job_folder)
         assert federation.wait(job_id, PATIENCE) == "FINISHED:EXECUTION_EXCEPTION"
-    finally:
-        own.write_text(site_file("chest"))
-    failure = json.loads((federation.results(job_id) / "results.json").read_text())["failure"]
+    failure = federation.outcome(job_id)["failure"]
     assert failure == f"site 'chest' stopped the job: {Refusal.FAILED.sentence}"
     server = federation.folder / "results" / job_id
     assert not [path for path in server.rglob("*") if path.is_file() and b"secret-folder" in path.read_bytes()]
 
 
 def test_a_server_that_pauses_for_longer_than_flare_waits_is_neither_asked_nor_logged_into_again(
-    federation: LoopbackFederation,
+    federation: Phantoms,
 ) -> None:
     """FLARE's five seconds are not enough for the server of a busy machine."""
     logins = []

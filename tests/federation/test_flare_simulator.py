@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from nvflare.recipe import SimEnv
+from public_folder import digest_of, write
 
 from audits import Outcome, Refusal, read
+from medfedvqa.bounds import PUBLIC_FOLDER
 from medfedvqa.core import EVALUATE, withheld
 from medfedvqa.errors import FederationError
 from medfedvqa.evaluation import load_transcript
@@ -20,10 +22,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from privacy import DPSettings
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.slow
 
 SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
 """Each one's phantom rows."""
@@ -95,30 +94,28 @@ def test_simulator_and_in_process_engine_see_the_same_prompts_bit_for_bit(
 
 @pytest.mark.parametrize("method", ["creamfl", pytest.param("fedgems", marks=pytest.mark.release)])
 def test_simulator_and_in_process_engine_test_the_same_server_model(
-    method: str, tmp_path: Path, site_files: SiteFiles, quick_job: Job
+    method: str, tmp_path: Path, site_files: SiteFiles, quick_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recalls and answers of the server's own model are equal, and no site logs a task for them."""
+    """Recalls and answers of the server's own model are equal, and no site logs a task for them. It is run as FLARE's
+    users know it: a recipe, an environment, `execute`. The public set is a folder, which sites name in `site.yml`."""
     options = {"public_pairs": 8, "test_pairs": 16, "rounds": 2, "local_unit": "batches", "trunk": "medclip2-slake"}
+    public = write(tmp_path / "pairs", 24)
+    options |= {"public": digest_of(public)}
+    monkeypatch.setenv(PUBLIC_FOLDER, str(public))
     job = JobSpec.from_dict(quick_job().to_dict() | {"method": method, "options": options})
-    paths = site_files("chest", "head", methods=[method], kinds=["representations", "statistic"])
-    simulated = run_on_flare(job, paths, tmp_path / "flare", "simulator")
+    paths = site_files(
+        "chest", "head", methods=[method], kinds=["representations", "statistic"], public_set=str(public)
+    )
+    env = SimEnv(clients=list(paths), workspace_root=str(tmp_path / "flare"))
+    (written,) = Path(MedfedvqaRecipe(job, paths).execute(env).get_result()).rglob("results.json")
+    simulated = json.loads(written.read_text())
     (local := tmp_path / "local").mkdir()
     configs = {name: load_site_config(path, name) for name, path in paths.items()}
     in_process = serve_job(job, tuple(paths), LocalEngine(configs, job, "local").call, local, "local")
+    assert simulated["status"] == "finished"
     assert simulated["server_model"] == in_process["server_model"] and simulated["server_model"]["n"] > 0
     tasks = {entry.task for config in configs.values() for entry in read(config.audit) if entry.task}
     assert tasks == {task.name for task in job.exchange().tasks} - {withheld(EVALUATE)}
-
-
-def test_the_recipe_runs_in_flares_simulation_environment(
-    tmp_path: Path, site_files: SiteFiles, quick_job: Job
-) -> None:
-    """As FLARE's users know it: a recipe, an environment, `execute`."""
-    paths = site_files("chest", "head")
-    env = SimEnv(clients=list(paths), workspace_root=str(tmp_path / "simulation"))
-    run = MedfedvqaRecipe(quick_job(), paths).execute(env)
-    (results,) = Path(run.get_result()).rglob("results.json")
-    assert json.loads(results.read_text())["status"] == "finished"
 
 
 def test_a_run_that_is_asked_to_stop_ends_with_its_round_and_is_evaluated(

@@ -18,7 +18,7 @@ from nvflare.private.fed.utils import app_deployer
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin_of, read, verify
-from medfedvqa.errors import MedfedvqaError
+from medfedvqa.errors import MedfedvqaError, SiteDatabaseError
 from medfedvqa.federation import refusal_entries
 from medfedvqa.federation.flare import server_guard, validator
 from medfedvqa.federation.flare.job_folder import check_folder, definition, read_job
@@ -49,7 +49,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusalEntries:
     """The site's, to which the validator of this process reports."""
     (tmp_path / "audit").mkdir()
     log = AuditLog(tmp_path / "audit", "chest", AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
-    made = RefusalEntries(log, tmp_path / "counts")
+    made = RefusalEntries(log, tmp_path / "state")
     monkeypatch.setattr(validator, "_reports", [made.enter])
     return made
 
@@ -227,9 +227,9 @@ def test_a_log_that_cannot_be_written_lets_no_job_through(
     """The job is refused all the same."""
 
     def full(*given: object) -> None:
-        raise OSError("no space")
+        raise SiteDatabaseError("no space")
 
-    monkeypatch.setattr(refusal_entries, "write_whole", full)
+    monkeypatch.setattr(refusal_entries, "site_database", full)
     edit(app, lambda job: job.update(seed=-1))
     assert ConfigurationOnly().validate(str(app))[0].startswith("refused: schema: ")
 
@@ -238,12 +238,15 @@ def test_entries_of_a_day_are_bounded_also_across_restarts(tmp_path: Path, monke
     """What follows is counted, and the count is an entry of the next day."""
     monkeypatch.setattr(refusal_entries, "MOST_ENTRIES", 3)
     folder = tmp_path / "audit"
+    (tmp_path / "state").mkdir()
     folder.mkdir()
+    (tmp_path / "state" / "refusals").write_text('["2025-12-31", 5]')  # as version 0.2.0 wrote it
     log = AuditLog(folder, "chest", AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
     for _ in range(7):
-        RefusalEntries(log, folder / "counts", lambda: date(2026, 1, 1)).enter(Refusal.SCHEMA, JOB_ID, None)
-    assert [entry.job for entry in refusals(tmp_path)] == [JOB_ID] * 3 + [None]
-    RefusalEntries(log, folder / "counts", lambda: date(2026, 1, 2)).enter(Refusal.FOLDER, JOB_ID, None)
-    *_, summary, last = refusals(tmp_path)
+        RefusalEntries(log, tmp_path / "state", lambda: date(2026, 1, 1)).enter(Refusal.SCHEMA, JOB_ID, None)
+    assert [entry.job for entry in refusals(tmp_path)] == [None] + [JOB_ID] * 3 + [None]
+    RefusalEntries(log, tmp_path / "state", lambda: date(2026, 1, 2)).enter(Refusal.FOLDER, JOB_ID, None)
+    first, *_, summary, last = refusals(tmp_path)
+    assert first.admission is not None and first.admission["count"] == 2
     assert summary.admission == {"code": "throttled", "configuration": None, "count": 4}
     assert last.admission == {"code": "folder", "configuration": None} and verify(folder).ok

@@ -212,7 +212,7 @@ def test_a_server_without_the_model_says_so(joins: Callable[..., Any], ran: Path
     """Another model than the one that the job names is not sent to anybody."""
     model = SharedModel.read(ran / MODEL)
     other = SharedModel(model.job, {name: array + 1 for name, array in model.tensors.items()})
-    with pytest.raises(ConfigError, match="keeps no model of the digest"):
+    with pytest.raises(ConfigError, match="has no model with the digest"):
         joins(kept=other)
 
 

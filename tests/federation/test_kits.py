@@ -85,7 +85,7 @@ def test_what_is_no_kit_of_a_site_or_server_is_refused(kit: str, plain: Path) ->
     assert sorted(plain.rglob("*")) == before
 
 
-@pytest.mark.parametrize("file, match", [("resources.json", "outdoes"), ("resources.json.default", "fresh kit")])
+@pytest.mark.parametrize("file, match", [("resources.json", "overrides"), ("resources.json.default", "fresh kit")])
 def test_a_kit_whose_settings_somebody_changed_is_not_prepared_over_them(file: str, match: str, plain: Path) -> None:
     """The builder's edits would be without effect, or would drop the change without a word."""
     (plain / "chest" / "local" / file).write_text("{}")

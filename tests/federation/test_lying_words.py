@@ -15,8 +15,8 @@ from lying_server import (
     opening_message,
     read_opening,
     read_upload,
+    refusals,
 )
-from test_lying_server import refusals
 from untrained import Averaged, Mixed
 
 from audits import read, verify

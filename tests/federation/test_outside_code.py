@@ -53,7 +53,7 @@ def job(method, name, watch=lambda event: None):
         assert read_report(report_bytes(report)) == report
         render(report, out)
         found["page"] = (out / "report.html").read_text()
-        found["identity"] = report.sections.identity.model_dump(mode="json")
+        found["identity"] = json.loads(json.dumps(report.sections.identity, default=vars))
         found["rules"] = {one.rule: one.state for one in report.sections.verdicts.rules}
     return found
 

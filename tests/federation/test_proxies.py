@@ -4,7 +4,6 @@ import os
 import socketserver
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from doctored import SITE, checks_of, problems, provisioned
-from test_doctor_parties import listening
+from doctored import SITE, checks_of, listening, problems, provisioned, serving
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare.loopback import free_port
@@ -44,14 +42,8 @@ class Proxy(socketserver.BaseRequestHandler):
 @contextmanager
 def proxy(port: int) -> Iterator[None]:
     """A proxy on the loopback interface."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Proxy) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Proxy) as server, serving(server):
+        yield
 
 
 def test_a_proxy_in_the_servers_place_that_asks_for_a_login_is_named(tmp_path: Path) -> None:

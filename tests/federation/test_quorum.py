@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixed_answers import EXCHANGE, SITES, answer, vectors
 from in_process import Engine
-from test_hub import EXCHANGE, SITES, answer, vectors
 from untrained import Averaged
 
 from audits import Event, Refusal, read

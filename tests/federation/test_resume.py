@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_hub import EXCHANGE, SITES, answer, vectors
+from fixed_answers import EXCHANGE, SITES, answer, vectors
 from tiny_clip import TINY
 from typer.testing import CliRunner
 
@@ -90,7 +90,7 @@ def assert_logs_agree(out: Path) -> None:
 
 
 def test_a_run_that_died_is_continued_and_ends_as_if_it_had_not(
-    quick_job: Job, tiny_backbone: Path, tmp_path: Path
+    quick_job: Job, tiny_backbone: Path, tmp_path: Path, plots: None
 ) -> None:
     """It dies before round 2's last answer, and again in the evaluation. Figures are those of an undisturbed run, logs
     agree, and nothing of the sites' uploads stays at the server."""

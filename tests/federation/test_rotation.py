@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from attested import Federation
+from attested import federation as federation
+from attested import finished as finished
 from backups import backed_up, lived_in, medfedvqa, refusal, restored, site_file
-from doctored import SITE, log_of
-from test_attest import Federation
-from test_attest import federation as federation
-from test_attest import finished as finished
-from test_doctor import end, hold
+from doctored import SITE, end, hold, log_of
 
 import medfedvqa as package
 from audits import AuditKey, Event, NoteError, VerdictState, VerifierKey, examine, origin_of, read

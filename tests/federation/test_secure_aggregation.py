@@ -173,7 +173,7 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
     assert int(chest.handle("start/mix", 1, Attempt("died", SITES, b"", SITES).message())["fault"]) == 1
     file.save(replace(begun, attempt="done", mixed=1))
     assert int(chest.handle("start/mix", 1, Attempt("done", SITES, b"", SITES).message())["fault"]) == -1
-    with pytest.raises(JobRefused, match="its mixture of this round already"):
+    with pytest.raises(JobRefused, match="already has its mixture"):
         chest.handle("start/mix", 1, Attempt("second", SITES, b"", SITES).message())
 
 

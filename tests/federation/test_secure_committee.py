@@ -188,7 +188,7 @@ def test_without_one_of_the_named_the_job_ends(
     configs = {s: c.model_copy(update={"policy": replace(c.policy, committee=SIX[1:4])}) for s, c in configs.items()}
     engine = Engine(configs, job)
     engine.before["start/mix"] = {SIX[1]}
-    with pytest.raises(FederationError, match=f"{SIX[1]} of the named committee is not there"):
+    with pytest.raises(FederationError, match=f"{SIX[1]} of the named committee is missing"):
         serve_job(job, SIX, engine.call, tmp_path, "local")
 
 

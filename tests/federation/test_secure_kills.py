@@ -105,7 +105,6 @@ def run(nursery: Nursery, introduced: Sites, quick_job: Job, tmp_path: Path, mon
     """Runs a method's job in which sites meet fates."""
     for method in METHODS:
         monkeypatch.setitem(registry._METHODS, method.name, method)
-    monkeypatch.setattr(serve, "draw_plots", lambda *_: None)
     monkeypatch.setattr("medfedvqa.federation.aggregation_attempt.MESSAGE_TIMEOUT", MESSAGE_TIMEOUT)
     common = introduced(*SITES, organ="chest", methods=[method.name for method in METHODS], require_secagg=True)
     numbers = itertools.count()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine
+from in_process import Engine, ask
 from tiny_clip import TINY
 from untrained import Averaged, AveragedAtSites, assert_alike, given
 
@@ -209,10 +209,6 @@ def uploaded(job_on_shares: Make) -> tuple[Engine, dict[str, SiteConfig], JobSpe
     ask(engine, "start", FIVE, {})
     ask(engine, "start/mean", FIVE, Attempt("one", FIVE, members=FIVE).message())
     return engine, configs, job
-
-
-def ask(engine: Engine, task: str, sites: Collection[str], message: Tensors) -> dict[str, Reply]:
-    return engine.call(TaskCall(task, 1, dict.fromkeys(sites, message)))
 
 
 def test_a_member_opens_one_sum_of_a_round_even_after_a_restart(uploaded: Any) -> None:

@@ -12,7 +12,6 @@ from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, assert_nea
 
 from audits import Entry, Event, Outcome, read, verify
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation import serve
 from medfedvqa.federation.aggregation_attempt import Opening
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.journal import Journal
@@ -77,7 +76,6 @@ def test_a_server_may_die_at_every_step(
     """Whether none, some or all sites got what it asked for: the next one continues with all sites, each round has its
     aggregate over all of them, no site trains twice or opens two sums of a round, and every log holds."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 1.0)
-    monkeypatch.setattr(serve, "draw_plots", lambda *_: None)
     configs, job = job_on_shares(method, SITES, rounds=ROUNDS)
     engine, journal = Engine(configs, job), tmp_path / "journal"
     with pytest.raises(Dead):
@@ -97,10 +95,9 @@ def test_a_server_may_die_at_every_step(
     assert all(sums == {SITES} for sums in opened_sums(engine).values())
 
 
-def test_a_server_may_die_again_and_again(job_on_shares: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_may_die_again_and_again(job_on_shares: Make, tmp_path: Path) -> None:
     """Each process dies in the first call that it makes itself, or in the one after: an attempt that a server began
     counts, and a round has eight."""
-    monkeypatch.setattr(serve, "draw_plots", lambda *_: None)
     configs, job = job_on_shares(Averaged, SITES, rounds=ROUNDS)
     engine, deaths = Engine(configs, job), 0
     while deaths < 12:

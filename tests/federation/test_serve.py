@@ -19,7 +19,9 @@ Sites = Callable[..., dict[str, SiteConfig]]
 Job = Callable[..., JobSpec]
 
 
-def test_a_run_leaves_results_table_plots_and_logs(quick_job: Job, tiny_backbone: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_results_table_plots_and_logs(
+    quick_job: Job, tiny_backbone: Path, tmp_path: Path, plots: None
+) -> None:
     """One call gives results.json keyed by site, a table, plots, a transcript and a log at every site."""
     job = quick_job(local_baseline=True)
     launch = plan(job, None, tmp_path / "run", backbone_files={job.backbone: tiny_backbone})

@@ -7,9 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from doctored import DP, SITE, charge, edit_site, log_of
-from test_doctor import end, hold, job_left_open, log_damaged
-from test_doctor_files import certify
+from doctored import DP, SITE, certify, charge, edit_site, end, hold, job_left_open, log_damaged, log_of
 from typer.testing import CliRunner
 
 from audits import Event, Isolation, Outcome, Refusal

@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from file_mutations import DEEPEST, LONGER, LONGEST, MARKER, VALUES, altered, bounded, inputs, mutated, nested, watched
-from test_anchor import key_of, opened
-from test_examine import chained_anew
-from test_examine import made as made_log
-from test_lines import rehashed
-from test_verifier import BLANK, sealed
+from small_logs import BLANK, chained_anew, key_of, opened, rehashed, sealed
+from small_logs import made as made_log
 
 from audits import AuditError, AuditLog, Event, Exchange, JobRefused, LogError, NoteError, Refusal, VerifierKey, examine
 from audits.checkpoint import Checkpoint, NoteFile
@@ -37,9 +34,9 @@ from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from privacy import DPSettings
-from privacy.report import SourceReport, join, read_report, report_of, verify_report
+from privacy.report import SourceReport, join, read_report, report_bytes, report_of, verify_report
 from privacy.report.report_evidence import ReportEvidence
-from privacy.report.report_files import ENVELOPE, JSON, indented_json, sign_report
+from privacy.report.report_files import ENVELOPE, JSON, document_bytes, sign_report
 
 pytestmark = pytest.mark.sampled
 
@@ -279,15 +276,15 @@ def test_reports_on_logs_with_any_values_are_judged_and_joined_or_refused(
         log = AuditLog(folder / "audit", "chest", key)
         log.close()
         quoted = quote(folder / "audit", "chest", lambda record: record["job"] in ("study-1", None))
-        told = report.model_dump(mode="json")
+        told = json.loads(report_bytes(report))
         told["evidence"]["log"] = json.loads(json.dumps(vars(quoted), default=vars))
-        said = indented_json(told)
+        said = document_bytes(told["rows"], told["evidence"])
         (folder / JSON).write_bytes(said)
         [part.said.encode() for part in verify_report(folder, log=folder / "audit").parts]
         hostile = read_report(said)
         made = report_of(hostile.evidence)
-        (folder / ENVELOPE).write_bytes(sign_report(made, {JSON: indented_json(made.model_dump(mode="json"))}, key))
-        join([SourceReport(made, "00" * 32), SourceReport(report.model_copy(), "11" * 32)])
+        (folder / ENVELOPE).write_bytes(sign_report(made, {JSON: report_bytes(made)}, key))
+        join([SourceReport(made, "00" * 32), SourceReport(report, "11" * 32)])
 
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "keys").write_text(f"{key.public}\n")

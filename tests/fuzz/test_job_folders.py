@@ -43,7 +43,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RefusalEntries:
     folder = tmp_path / "audit"
     folder.mkdir()
     log = AuditLog(folder, "chest", AuditKey.at(tmp_path / "audit.key", origin_of("chest")))
-    made = RefusalEntries(log, tmp_path / "counts", lambda: date(2026, 1, 1))
+    made = RefusalEntries(log, tmp_path / "state", lambda: date(2026, 1, 1))
     monkeypatch.setattr(validator, "_reports", [made.enter])
     return made
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from file_mutations import MARKER, altered, bounded, inputs, mutated, watched
-from test_anchor import key_of
-from test_examine import chained_anew
-from test_examine import made as made_log
+from small_logs import chained_anew, key_of
+from small_logs import made as made_log
 
 from audits import AuditLog, Event, Outcome, SitePolicy, examine
 from audits.entry_proof import check, prove
@@ -27,8 +26,8 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.ingest.questions import read_questions
 from medfedvqa.report.collect import _attack, _read, _run, evidence_of
 from privacy import DPSettings
-from privacy.report import report_of, verify_report
-from privacy.report.report_files import JSON, indented_json
+from privacy.report import report_bytes, report_of, verify_report
+from privacy.report.report_files import JSON, document_bytes
 
 pytestmark = pytest.mark.sampled
 
@@ -117,12 +116,12 @@ def report(sites: Callable[..., Any], quick_job: Callable[..., Any]) -> Any:
     runtime = SiteRuntime(config, job, "study-1")
     runtime.handle("start", 1, {})
     runtime.close()
-    return report_of(evidence_of(config, None, None, None, None, (), False)).model_dump(mode="json")
+    return json.loads(report_bytes(report_of(evidence_of(config, None, None, None, None, (), False))))
 
 
 def test_mutated_reports_are_judged_or_refused(tmp_path: Path, report: Any) -> None:
     """By bytes, and by values in a document that is otherwise written as one; none is shown in full."""
-    original, path = indented_json(report), tmp_path / JSON
+    original, path = document_bytes(report["rows"], report["evidence"]), tmp_path / JSON
     marked = json.loads(original)
     marked["evidence"]["site"] = MARKER
 
@@ -130,7 +129,10 @@ def test_mutated_reports_are_judged_or_refused(tmp_path: Path, report: Any) -> N
         if random.random() < 0.3:
             return mutated(random, original)
         document = altered(random, random.choice((report, marked)))
-        return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        try:
+            return document_bytes(document["rows"], document["evidence"])
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
     with bounded():
         for number, content in inputs("report", made):

@@ -7,9 +7,18 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.device_masks import ENOUGH, BlankedBoxes, parsed, proposals, read_masks, regions_of
+from medfedvqa.ingest.device_masks import (
+    ENOUGH,
+    BlankedBoxes,
+    around_ultrasound,
+    parsed,
+    proposals,
+    read_masks,
+    regions_of,
+)
 from medfedvqa.ingest.find_list import read_finds
 from medfedvqa.ingest.review import folder_of_finds
 from medfedvqa.ingest.review_sheet import write_sheet
@@ -101,6 +110,56 @@ def test_another_mask_makes_the_store_anew(place, make_dicom: Callable[..., Data
     place.ask("1.dcm")
     assert place.ingest(side=128).counts.redacted == 0
     assert place.ingest(side=128, masks=SCRIPT).counts.redacted == 1
+
+
+def ultrasound(*regions: tuple[int, int, int, int]) -> Sequence:
+    """Regions as a device names them: left, top, right, bottom, the last pixels included."""
+    items = []
+    for region in regions:
+        item = Dataset()
+        for corner, place in zip(("MinX0", "MinY0", "MaxX1", "MaxY1"), region, strict=True):
+            setattr(item, f"RegionLocation{corner}", place)
+        items.append(item)
+    return Sequence(items)
+
+
+def test_around_the_regions_of_an_ultrasound_all_is_blanked(place, make_dicom: Callable[..., Dataset]) -> None:
+    """Without a mask, as the header names the regions. Inside nothing changes; the review lists what was blanked."""
+    place.add("1.dcm", make_dicom(blob(), Modality="US"))
+    named = make_dicom(blob(), Modality="US")
+    named.SequenceOfUltrasoundRegions = ultrasound((32, 24, 127, 127), (100, 24, 223, 100))
+    place.add("2.dcm", named)
+    place.ask("1.dcm", "2.dcm")
+    place.ingest(side=128)
+    (finds,) = read_finds(folder_of_finds(place.out))
+    assert {find.kind for find in finds.finds} == {"region"}
+    greys = {
+        image == finds.image: pydicom.dcmread(place.out / "images" / f"{image}.dcm").pixel_array
+        for image in read_store(place.out)[1]
+    }
+    outside = np.ones((64, 128), dtype=bool)
+    outside[12:64, 16:112] = False
+    assert (greys[True][outside] == 0).all() and (greys[False][outside] > 0).any()
+    assert (greys[True][~outside] == greys[False][~outside]).all()
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        [],
+        [(0, 0, 256, 127)],
+        [(0, 0, 99, 99), (5, 5, 4, 9)],
+        [(255, 0, 0, 99)],
+        [(100, 50, 130, 80)],
+        [(0, 0, 255, 127)],
+    ],
+)
+def test_regions_that_cannot_be_right_blank_nothing(regions: list[tuple[int, int, int, int]]) -> None:
+    """None, one beyond the picture, one empty, one from right to left, one too small, and the whole picture."""
+    picture = Dataset()
+    picture.Rows, picture.Columns = 128, 256
+    picture.SequenceOfUltrasoundRegions = ultrasound(*regions)
+    assert around_ultrasound(picture) == ()
 
 
 def test_a_box_that_recurs_is_proposed_as_a_mask_that_can_be_read() -> None:

@@ -312,7 +312,7 @@ def test_a_picture_that_was_changed_is_refused_and_made_again(store) -> None:
     path.write_bytes(path.read_bytes()[:-2] + b"\0\1")
     data = read("store", store.out)
     row = next(row for row in data.rows if row.image == path)
-    with pytest.raises(DataError, match=f"row {row.index}: its image is not what"):
+    with pytest.raises(DataError, match=f"row {row.index}: its image does not match"):
         data.load(row, 32)
     store.ingest()
     data = read("store", store.out)

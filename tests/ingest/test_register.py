@@ -11,13 +11,15 @@ import pytest
 from pydicom.dataset import Dataset
 
 import medfedvqa.ingest.ingest as ingestion
+from audits import make_secret
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest import ledger_binding
-from medfedvqa.ingest.cohort_register import REGISTER, CohortCheck, read_register
+from medfedvqa.ingest.cohort_register import CohortCheck, read_register
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger, open_ledger, read_binding
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from privacy import LedgerError
+from privacy.ledger_folder import LEDGER_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -52,11 +54,11 @@ def test_a_store_is_bound_to_the_ledger_beside_it(hospital) -> None:
     register = read_register(default_ledger(hospital.out))
     assert register is not None and (len(register.files), len(register.patients)) == (2, 2)
     assert register.key == read_manifest(hospital.out).key
-    kept = [default_ledger(hospital.out) / REGISTER, hospital.out / ledger_binding.BINDING]
+    kept = [default_ledger(hospital.out) / LEDGER_NAME, hospital.out / ledger_binding.BINDING]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
     pseudonyms = load_pseudonyms(hospital.key)
     for secret in ("SECRET", str(hospital.out.parent), pseudonyms.patient("SECRET-0")):
-        assert not any(secret in path.read_text() for path in kept)
+        assert not any(secret.encode() in path.read_bytes() for path in kept)
 
 
 def test_the_same_files_under_another_key_are_refused(hospital) -> None:
@@ -161,7 +163,10 @@ def test_only_who_has_the_ledgers_folder_can_test_a_patient(hospital) -> None:
     key = load_pseudonyms(hospital.key).fingerprint()
     ledger = default_ledger(hospital.out)
     first = CohortCheck(hospital.out, ledger, key)
-    (ledger / "cohort.key").rename(ledger / "kept")
+    (ledger / "cohort.key").unlink()
+    with pytest.raises(ConfigError, match="the ledger's key file is missing"):
+        CohortCheck(hospital.out, ledger, key)
+    make_secret(ledger / "cohort.key")
     (hospital.out / ledger_binding.BINDING).unlink()
     other = CohortCheck(hospital.out, ledger, key)
     assert first.mark_keys != other.mark_keys

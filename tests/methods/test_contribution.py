@@ -155,7 +155,7 @@ def test_without_a_tested_model_or_test_rows_there_is_no_figure(finished, site) 
     method, kept = finished()
     here, state = kept["here"]
     untested = {name: value for name, value in state.items() if name != TESTED}
-    with pytest.raises(ConfigError, match="keeps no tested model"):
+    with pytest.raises(ConfigError, match="has no tested model"):
         contributions(method, {"here": (here, untested)})
     none = replace(here.data, test=here.data.test.chosen(torch.tensor([], dtype=torch.int64)))
     with pytest.raises(DataError, match="no site has test rows"):

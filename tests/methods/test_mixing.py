@@ -116,7 +116,7 @@ def test_under_differential_privacy_mixing_by_organ_costs_what_the_plain_sum_cos
 @pytest.mark.parametrize(
     ("options", "more", "sentence"),
     [
-        ({"mixing": "organ", "schedule": "rounds"}, {}, "one step an exchange: give 'schedule' as 'stepwise'"),
+        ({"mixing": "organ", "schedule": "rounds"}, {}, "single steps: set 'schedule' to 'stepwise'"),
         ({"groups": [["a", "b"]]}, {}, "'groups' are of sites of one organ each: give 'mixing' as 'organ'"),
         ({"mixing": "organ", "groups": [["a", "b"], ["b"]]}, {}, "'groups' names a site twice"),
         ({"mixing": "organ", "unseen": ["a"]}, {}, "leave out 'unseen' and 'sampled'"),

@@ -117,7 +117,7 @@ def ran(tmp_path: Path, **settings) -> dict:
     return json.loads((tmp_path / "run" / "results.json").read_text())
 
 
-def test_a_job_counts_in_clear_and_only_counts_leave(tmp_path):
+def test_a_job_counts_in_clear_and_only_counts_leave(tmp_path, plots):
     results = ran(tmp_path)
     statistics = results["statistics"]
     assert set(statistics) == {"chest", "abdomen", "head"} and statistics["head"]["organ"]["head"] >= 10

@@ -134,7 +134,7 @@ def test_under_differential_privacy_each_exchange_costs_one_step(site: Make, fed
     [
         ("feddc", {}, "'feddc' changes what happens in a round: with 'schedule' stepwise use 'fedavg'"),
         ("fedadam", {}, "'fedadam' changes what happens in a round"),
-        ("fedavg", {"own": "head", "tuning": "classifier"}, "its sites share nothing: use 'rounds'"),
+        ("fedavg", {"own": "head", "tuning": "classifier"}, "with these options sites share nothing: use 'rounds'"),
         ("fedavg", {"own": "tuned", "tuning": "classifier"}, "trains the answer head alone: leave out 'own', or tune"),
         ("fedavg", {"local_unit": "epochs"}, "'schedule' stepwise counts batches"),
         ("fedavg", {"evaluated": "personal"}, "no site has a model before the mean: leave out 'evaluated'"),

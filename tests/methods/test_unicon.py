@@ -90,7 +90,7 @@ def test_similarities_before_and_after_are_those_of_the_first_and_the_tested_val
     method = create("unicon", {**SMALL, "aggregate": "none"})
     hub = Together(method, {"one": site})
     first = {**hub.states["one"]["values"], **method.server_part(1).values}
-    with pytest.raises(ConfigError, match="keeps no server's part"):
+    with pytest.raises(ConfigError, match="no copy of the server's part"):
         method.similarity(site, hub.states["one"], site.data.test)
     sent: list[Tensors] = []
     hub.collect = lambda task, down=None: sent.append(down) or Together.collect(hub, task, down)

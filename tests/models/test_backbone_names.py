@@ -89,21 +89,20 @@ def test_what_is_refused_has_a_reason_and_is_at_most_14_of_144() -> None:
     assert len(reasons) <= 14 and all("tower" in reason for reason in reasons.values())
 
 
-def test_a_refusal_takes_no_torch_less_than_a_second_and_150_megabytes() -> None:
-    """Of processor time, for the command that trains; no data set is read."""
+def test_a_refusal_takes_no_torch_and_less_than_150_megabytes() -> None:
+    """Of the command that trains; no data set is read."""
     command = "from medfedvqa.cli import main; main()"
     words = ["run", "prompt_pfl", "--data", "vqa-rad", "--backbone", "swin_base_patch4_window7_224@x"]
     script = f"""
-import resource, sys
+import sys
 sys.argv[1:] = {words!r}
 try:
     {command}
 finally:
-    used = resource.getrusage(resource.RUSAGE_SELF)
     most = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    print(used.ru_utime + used.ru_stime, int(most) // 1024, "torch" in sys.modules)
+    print(int(most) // 1024, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    seconds, megabytes, torch_is_there = done.stdout.split()
+    megabytes, torch_is_there = done.stdout.split()
     assert done.returncode == 1 and "cannot be used" in done.stderr and torch_is_there == "False"
-    assert float(seconds) < 1.0 and int(megabytes) < 150
+    assert int(megabytes) < 150

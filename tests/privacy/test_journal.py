@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy import ledger_journal as module
-from privacy.ledger_journal import GENESIS, Head, LedgerError, LedgerJournal, read_export, write_export
+from audits import database
+from privacy.ledger_journal import GENESIS, GUARDS, Head, LedgerError, LedgerJournal, read_export, write_export
 
 TRIGGERS = ("no_update", "no_delete", "in_order")
 
@@ -34,7 +34,7 @@ def journal(path: Path) -> Iterator[LedgerJournal]:
 
 def fill(journal: LedgerJournal, *numbers: int) -> None:
     for number in numbers:
-        with journal.writing() as append:
+        with journal.appending() as append:
             append({"event": "test", "number": number})
 
 
@@ -45,7 +45,7 @@ def tamper(path: Path, *statements: str, keep_guards: bool = True) -> None:
             database.execute(f"DROP TRIGGER {name}")
         for statement in statements:
             database.execute(statement)
-        for statement in module.SCHEMA[1:] if keep_guards else ():
+        for statement in GUARDS if keep_guards else ():
             database.execute(statement)
 
 
@@ -72,8 +72,9 @@ def test_a_journal_that_is_opened_again_goes_on(path: Path) -> None:
 
 def test_commits_are_synced_to_disk(journal: LedgerJournal) -> None:
     """Write-ahead log with synchronous = FULL: a commit survives a power cut."""
-    assert journal._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert journal._database.execute("PRAGMA synchronous").fetchone() == (2,)
+    with journal.reading() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_only_new_rows_are_read(journal: LedgerJournal, path: Path) -> None:
@@ -108,7 +109,7 @@ def test_the_table_refuses_all_but_appending(journal: LedgerJournal, path: Path,
 @pytest.mark.parametrize("number", [float("nan"), {1}])
 def test_a_block_that_raises_leaves_nothing(journal: LedgerJournal, number: object) -> None:
     """A transaction is written whole or not at all, and the next one works."""
-    with pytest.raises((ValueError, TypeError)), journal.writing() as append:
+    with pytest.raises((ValueError, TypeError)), journal.appending() as append:
         append({"event": "test", "number": 1})
         append({"event": "test", "number": number})
     fill(journal, 2)
@@ -119,7 +120,7 @@ def test_a_writer_shuts_others_out_until_it_is_done(
     journal: LedgerJournal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check, then append: nobody writes in between; who cannot wait any longer is told that the ledger is locked."""
-    monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with contextlib.closing(LedgerJournal(path)) as other, journal.writing():
         with pytest.raises(LedgerError, match=r"cannot be written \(SQLITE_BUSY\)"):
             fill(other, 1)

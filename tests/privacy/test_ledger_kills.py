@@ -1,8 +1,7 @@
-"""Real processes: they share one ledger, and may be killed at any moment."""
+"""Real processes share one ledger."""
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import privacy
-from privacy.ledger import ChargeState, Ledger
+from privacy.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("simple_accountant")
 
-KILLS = 50
 DELTA = 1e-3
 
 # A step costs epsilon 1, so that a process spends its time on the ledger and sums can be checked exactly.
@@ -40,18 +38,6 @@ privacy.ledger.fitting = lambda limit, delta, already, rounds: 0
 
 def say(wire, *words):
     os.write(wire, (" ".join(map(str, words)) + "\\n").encode())
-
-def spend_for_ever(name, wire):
-    ledger, limits = Ledger(folder, "chest"), Limits(1e9, 1e-3)
-    plan = [PlannedTask("train", round, (SampledGaussian(0.1, 1.0, 1 + round),)) for round in (1, 2)]
-    for number in range(1_000_000):
-        job = f"{name}-{number}"
-        ledger.reserve(job, "m", ["p"], plan, limits)
-        for round in (1, 2):
-            charge = ledger.begin(job, "train", round, limits)
-            say(wire, "begun", job, round, charge.seq, charge.head, charge.epsilon_after)
-            ledger.settle(job, "train", round)
-            say(wire, "settled", job, round)
 
 def reserve_until_refused(name, wire):
     while not (folder / "start").exists():
@@ -101,58 +87,8 @@ def start(nursery: subprocess.Popen[str], work: str, name: str) -> int:
     return int(tells.readline())
 
 
-def kill(process: int) -> None:
-    """SIGKILL, and returns when the process is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-        while True:
-            os.kill(process, 0)
-            time.sleep(0.001)
-
-
 def said(wire: Path) -> list[list[str]]:
     return [line.split() for line in wire.read_text().splitlines()] if wire.exists() else []
-
-
-def check(folder: Path, lines: list[list[str]], epsilon: float) -> float:
-    """Holds the ledger that a killed process left against what it said; the epsilon that the ledger now reports.
-
-    `epsilon` is what had been spent before that process.
-    """
-    with contextlib.closing(Ledger(folder, "chest")) as ledger:
-        ledger.verify()
-        states = {job.job: job.state for account in ledger.accounts(DELTA) for job in account.jobs}
-        for kind, job, round, *record in lines:
-            charge = ledger.charge_of(job, "train", int(round))
-            assert charge and ledger.contains(charge.seq, charge.head)
-            if kind == "begun":
-                assert [charge.seq, charge.head, charge.epsilon_after] == [int(record[0]), record[1], float(record[2])]
-                epsilon = charge.epsilon_after
-            elif round == "2":
-                assert states[job] is ChargeState.CHARGED
-        result = sum(account.spent.epsilon for account in ledger.accounts(DELTA))
-    in_flight = result - epsilon
-    assert min(abs(in_flight - steps) for steps in (0, 2, 3)) < 1e-9
-    return result
-
-
-@pytest.mark.release
-def test_a_killed_process_loses_nothing_that_was_acknowledged(nursery: subprocess.Popen[str], tmp_path: Path) -> None:
-    """50 processes in turn reserve, begin and settle in one ledger until SIGKILL, the first ones while they open it.
-
-    After each the ledger opens and verifies, every acknowledged charge is in its place, and the replayed epsilon is
-    the last acknowledged one, but for the one charge that may have been in flight.
-    """
-    chance = random.Random(11)
-    epsilon, begun = 0.0, 0
-    for number in range(KILLS):
-        site = start(nursery, "spend_for_ever", str(number))
-        time.sleep(chance.uniform(0, 0.01) if number < 10 else chance.uniform(0.02, 0.2))
-        kill(site)
-        lines = said(tmp_path / "outside" / str(number))
-        begun += sum(line[0] == "begun" for line in lines)
-        epsilon = check(tmp_path / "site", lines, epsilon)
-    assert begun > KILLS
 
 
 def test_processes_that_reserve_at_once_never_exceed_the_limit(nursery: subprocess.Popen[str], tmp_path: Path) -> None:

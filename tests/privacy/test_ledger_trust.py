@@ -115,7 +115,7 @@ def test_a_restored_older_copy_is_noticed_by_a_noted_head(ledger: Ledger, opened
 def test_records_that_make_no_sense_are_refused(ledger: Ledger, opened: Opener, record: dict[str, str | int]) -> None:
     """A chain that is sound but tells no story is not half understood."""
     spend(ledger, "a", ["p"], 4)
-    with ledger._journal.writing() as append:
+    with ledger._journal.appending() as append:
         append(record)
     with pytest.raises(LedgerError, match="record 6 .* does not follow from those before it"):
         opened()

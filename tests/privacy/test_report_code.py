@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_trees import former_bytes
 
 from audits import AuditKey, AuditLog, CodeKind, Gate, JobCode, JobContext, origin_of
 from audits.code import CodePart
@@ -69,11 +70,9 @@ def test_a_report_from_before_the_log_named_code_stays_as_it_is(
 ) -> None:
     """Its file has no such member, and is neither schema nor figures that another version wrote; no rule is added."""
     report = reported([None])
-    identity = report.sections.identity.model_copy()
-    identity.model_fields_set.discard("code_parts")
-    earlier = report.model_copy(update={"sections": report.sections.model_copy(update={"identity": identity})})
-    assert rule(report) is None and b"code_parts" not in report_bytes(earlier)
-    (tmp_path / JSON).write_bytes(report_bytes(earlier))
+    content = former_bytes(report, "identity.code_parts")
+    assert rule(report) is None and b"code_parts" not in content
+    (tmp_path / JSON).write_bytes(content)
     states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
     assert states["schema"] == states["figures"] == "shown"
 

@@ -1,13 +1,13 @@
 """What a report says of the network around the process that held the rows."""
 
 import html
-import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_trees import with_row
 
 from audits import AuditKey, AuditLog, Gate, Isolation, JobContext, origin_of
 from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
@@ -87,11 +87,9 @@ def test_a_site_that_signs_another_isolation_than_its_log_has_is_found(
     content = report_bytes(reported([NONE]))
     states = {}
     for name, isolation in (("true", "none"), ("false", told)):
-        record = json.loads(content)
-        record["sections"]["trust"]["isolation"] = [isolation]
         folder = tmp_path / name
         folder.mkdir()
-        (folder / JSON).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / JSON).write_bytes(with_row(content, "trust.isolation", [isolation]))
         read_report((folder / JSON).read_bytes())
         states[name] = next(str(part.state) for part in verify_report(folder).parts if part.name == "figures")
     assert states == {"true": "shown", "false": "broken"}

@@ -128,7 +128,12 @@ def test_a_patient_who_is_not_sound_contributes_nothing() -> None:
     step = OpacusStep(values, 100.0)
     step.add([Separate(v, e) for v, e in zip(values, each, strict=True)], torch.tensor([True, False, True]))
     assert all(torch.equal(total, torch.full_like(total, 2)) for total in step._sums.values())
-    assert step.unbounded == 1
+    assert step.unbounded == 1 and step.clipped.tolist() == [False, True, False]
+    shorter = OpacusStep(values, 3.0)  # of ten numbers that are 1
+    shorter.add([Separate(v, e * 0.9) for v, e in zip(values, each, strict=True)], torch.tensor([True, True, True]))
+    assert not shorter.clipped.any()
+    shorter.add([Separate(v, e) for v, e in zip(values, each, strict=True)], torch.tensor([True, True, True]))
+    assert shorter.clipped.all()
 
 
 def test_nobody_drawn_is_noise_alone(site: Callable[..., Site]) -> None:

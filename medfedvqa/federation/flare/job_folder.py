@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from audits import JobRefused, Refusal
-from medfedvqa.federation.certificates import SIGNATURES, SIGNER
 from medfedvqa.federation.flare.job_schema import job_of
 from medfedvqa.federation.flare.strict_json import NotAllowed, parse_object, read_bounded
+from medfedvqa.federation.job_signature import SIGNATURES, SIGNER
 
 CLIENT, SERVER = "config_fed_client.json", "config_fed_server.json"
 _FOLDER = "config"

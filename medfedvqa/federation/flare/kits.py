@@ -38,7 +38,7 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
     """
     kind = _kind_of(kit)
     if (kit / _OWN_RESOURCES).exists():
-        raise ConfigError(f"the kit has a file '{_OWN_RESOURCES}', which outdoes what is prepared: remove it first")
+        raise ConfigError(f"the kit has a file '{_OWN_RESOURCES}', which overrides the prepared one: remove it")
     name, org = _owner(kit / _CERTIFICATES[kind])
     project = partial(_project, kind, name, org, _config_folder(kit))  # FLARE takes a project's dictionary apart
     with TemporaryDirectory() as scratch:

@@ -15,11 +15,11 @@ from typing import Self
 import psutil
 
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.certificates import federation_of
 from medfedvqa.federation.flare.admin_client import AdminClient
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.run_folder import RESULTS
+from medfedvqa.federation.job_signature import federation_of
 from medfedvqa.federation.job_terms import Terms
 from medfedvqa.plugins import write_list
 

@@ -117,8 +117,7 @@ class LostJobs:
     """The jobs of the server before, until they run again or are given up."""
 
     def __init__(self, root: Path, engine: Any) -> None:
-        """From now on FLARE tells no site to end them: it takes them for jobs whose sites have yet to say that they
-        ended."""
+        """FLARE tells no site to end these: it counts them with those whose sites still have to report the end."""
         self._root, self._engine = root, engine
         self._jobs = {path.stem: RunningJob(root, path.stem) for path in sorted((root / FOLDER).glob("*.json"))}
         expected = engine.job_runner.get_client_outcome_jobs

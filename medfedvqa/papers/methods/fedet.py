@@ -42,7 +42,7 @@ from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
 from medfedvqa.papers.public_outputs import Lesson, OutputLoss
 from medfedvqa.papers.public_server import AnsweringServer, TaughtServer, TaughtServerConfig
-from medfedvqa.training import FrozenRows
+from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class FedETConfig(TaughtServerConfig, frozen=True):

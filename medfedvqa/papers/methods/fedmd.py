@@ -36,7 +36,7 @@ from medfedvqa.core.method import State
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.papers.public_outputs import Lesson, OutputLoss, PublicOutputs, PublicOutputsConfig
-from medfedvqa.training import FrozenRows
+from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class FedMDConfig(PublicOutputsConfig, frozen=True):

@@ -70,7 +70,7 @@ class FedP3(Preserving[FedP3Config]):
             )
 
     def setup(self, site: Site) -> State:
-        """See `Averaging.setup`. Raises `ConfigError` if the filter leaves nothing out of the site's declared list."""
+        """See `Averaging.setup`. Raises `ConfigError` if the filter would keep the site's whole list of answers."""
         self._check_filter(self.answers or site.data.answers)
         return super().setup(site)
 

@@ -122,7 +122,9 @@ class UniCon(SplitTraining[UniConConfig]):
         `ConfigError` for a state of before the evaluation, which lacks the server's part.
         """
         if TESTED not in state:
-            raise ConfigError("the site keeps no server's part of this job: run it to its evaluation, by this version")
+            raise ConfigError(
+                "the site has no copy of the server's part: run the job to its evaluation, with this version"
+            )
         first = self.setup(site)["values"] | self.server_part(site.seed + SERVER_SEED).values
         last = state["values"] | {name: value.to(site.device) for name, value in state[TESTED].items()}
         batch = self.batch(site, examples, torch.arange(len(examples)))

@@ -88,11 +88,11 @@ class JointBackbone(Backbone):
 
     @abstractmethod
     def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
-        """Normalised pictures [n, 3, size, size] up to the block `first`, which is not -1: [n, tokens, width]."""
+        """Normalised pictures [n, 3, size, size] to the input of the block `first` (not -1): [n, tokens, width]."""
 
     @abstractmethod
     def question_start(self, network: Any, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        """Token ids [n, context], -1 beyond a question's end, up to the block `first`, which is not -1."""
+        """Token ids [n, context], -1 beyond a question's end, to the states that enter the block `first` (not -1)."""
 
     @abstractmethod
     def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:

@@ -42,7 +42,7 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
 
     The band reaches from the worst seed to the best. More systems than colours have a panel each, beside the mean of
     all that have as many rounds. Methods that validate only at the end have no line, nor those with a single round
-    beside others with more; None if there is no other.
+    beside others with more, nor those whose seeds have unequal rounds. Returns None if no line is left.
     """
     curves: dict[str, Curves] = {}
     for label, runs in outcomes.items():
@@ -67,7 +67,7 @@ def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path
 
 @styled()
 def _draw(path: Path, lines: Mapping[str, Line], across: str) -> Path:
-    """In one panel as long as there is a colour for each line, else in a panel each."""
+    """Draws all lines in one panel if there is a colour for each, else each line in its own panel."""
     draw = _in_one_panel if len(lines) <= len(COLOURS) else _in_panels
     return write_whole(path, svg_file(draw(lines, across)))
 

@@ -57,7 +57,7 @@ class Comparison:
         return "all" if closed and open_ else "open" if open_ else "closed"
 
     def averages(self, label: str) -> dict[str, SeedSummary]:
-        """A row's averages over sites by heading. The last is that of all rows, before it those of parts of them.
+        """A row's averages over sites by heading: those over parts of the test rows, then that over all test rows.
 
         Parts are the kinds of questions, where both are tested, the types of answers, where results say them, and the
         sites that train and those that do not, where some do not.

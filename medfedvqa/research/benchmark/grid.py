@@ -37,9 +37,9 @@ from medfedvqa.version import code_version
 
 OUTCOME = "outcome.json"
 NAMED = ("method", "options", "data", "split", "backbone", "seed", "secagg", "round_timeout")
-"""The settings of a job that a result has under names of their own, that are a system's, or that change no result."""
+"""Job settings that have fields of their own in a result, that belong to a system, or that change no result."""
 OLD = "at most 0.2.0"
-"""The version of runs that do not say theirs."""
+"""The version recorded for runs whose files name none."""
 FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
     "majority": lambda site: majority_right(site.train.answers, site.test.answers),
     "question-only prior": lambda site: question_prior_right(site.train, site.test),
@@ -132,7 +132,7 @@ class Grid:
         return options | {"answers": listed} if names_closed else options
 
     def _unseen(self, system: System, options: dict[str, Any]) -> dict[str, Any]:
-        """What a method needs to know of unseen sites: one that sends nothing trains at them, too, as a reference."""
+        """The option that names unseen sites; none for a silent `Alone`, the reference, which trains at them too."""
         method = create(system.method, options, secagg=system.secagg)
         if isinstance(method, Alone) and method.silent:
             return {}
@@ -240,7 +240,7 @@ def _result(grid: Grid, outcome: RunOutcome, described: Mapping[str, Any]) -> Re
 
 
 def _cohort(grid: Grid, seed: int) -> int:
-    """The first seed whose test rows are those of this one: a set may publish them, or a seed may draw them."""
+    """The first seed with the same test rows as this one. Published test rows are the same for all seeds."""
     mine = _test_rows(grid, seed)
     return next(other for other in range(seed + 1) if _test_rows(grid, other) == mine)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from medfedvqa.data.cuts import Cut
+from medfedvqa.data.site_cuts import Cut
 
 PM = "prompt_pfl (PM)"
 ABLATIONS = {
@@ -28,7 +28,7 @@ class Place:
     of: Literal["all", "seen", "unseen", "none"] = "all"
     """Those that train, those that only test, or none, where nothing here is of that kind."""
     number: int | None = None
-    """One of these sites, from 0; None: all of them."""
+    """The position, from 0, of a single site among those of `of`; None: all of them."""
     cut: str = ""
     """The only cut into sites whose mean stands here; empty: any."""
 

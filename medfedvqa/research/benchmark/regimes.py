@@ -13,7 +13,7 @@ from medfedvqa.data.hospitals import by_digest, hospitals, organ_of, rows_of
 from medfedvqa.research.benchmark.results_file import ALL_ROWS
 
 EVERY = 1_000_000
-"""A number of labelled patients that no site has: it joins with all of its own."""
+"""A number of labelled patients above that of any site: the joining site uses all of its own."""
 
 
 @dataclass(frozen=True)

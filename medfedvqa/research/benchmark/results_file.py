@@ -45,7 +45,7 @@ class SiteResult(BaseModel, frozen=True, extra="forbid"):
     patients: tuple[Count, ...]
     """The patient of each test row, numbered within the site."""
     personal: Bits = ""
-    """As `right`, for the site's own model before the last mean; empty if there is no other model."""
+    """Like `right`, for the site's own model before the last averaging; empty if the site has no such model."""
 
     closed: Bits = ""
     """One character for each test row: 1 if its question is closed; empty, and not in the line, if all are."""
@@ -62,7 +62,7 @@ class SiteResult(BaseModel, frozen=True, extra="forbid"):
 
     @model_serializer(mode="wrap")
     def _as_before(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is empty of the later fields, so that a run that lacks them has the line of earlier versions."""
+        """Leaves out later versions' fields if they are empty: the line is then that of earlier versions."""
         content: dict[str, Any] = whole(self)
         return {name: value for name, value in content.items() if name not in ("closed", "types") or value}
 

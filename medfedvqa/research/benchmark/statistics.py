@@ -69,7 +69,7 @@ class Gain:
     interval: Interval | None
     """Its 95 % interval over patients and seeds; None if a site tests a single patient, or nothing varies."""
     p: float
-    """Two-sided, of the interval's own t, and not corrected; 1 without an interval."""
+    """The two-sided p value of the interval's t, uncorrected; 1 without an interval."""
 
 
 def paired(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> list[tuple[RunOutcome, RunOutcome]]:

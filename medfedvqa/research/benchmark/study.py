@@ -37,7 +37,7 @@ SYSTEMS = (
 POOLED = "frozen features (rows of all sites)"
 FEDAVG = "FedAvg classifier"
 LEVEL = 0.05
-"""A difference is called one if its corrected p value is below this."""
+"""A difference counts as significant if its corrected p value is below this."""
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,10 @@ ABLATIONS = {
     "AS3": "no image prompt",
     "AS4": "no text prompt",
 }
-"""Those of the prompt paper, and what each leaves out."""
+"""The ablations of the prompt paper, and what each leaves out."""
 AS2_FIVE = "prompt_pfl AS2 (five heads; not shared)"
 PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "optimizer": "adamw"}
-"""The paper names no optimiser; decay of weights is apart from the gradient, as in all other lines."""
+"""The paper names no optimiser; AdamW decouples weight decay from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
 COMMON = (*BUDGET, "keep")
@@ -86,7 +86,7 @@ began (docs/methods/fedp3.md)."""
 LOCAL_HEAD: dict[str, Any] = {"own": "head"}
 FROZEN: dict[str, Any] = {"tuning": "classifier"} | LOCAL_HEAD
 TUNED = {"adapter": "local (DT)", "LoRA": "local LoRA", "prompt": "local prompt", "bias": "local bias"}
-"""What is tuned, and the label of its training alone."""
+"""The label of the system that trains alone, by what is tuned."""
 ADAPTER: dict[str, Any] = {"tuning": "adapter"}
 PROXIMAL = {"FedProx": "fedprox", "MOON": "moon", "FedKD": "fedkd", "FedDC": "feddc"}
 BLOCKS_ALONE = "local last 3 blocks"
@@ -96,7 +96,7 @@ answers out, as the paper's 20 of 1,642 do; what FedP3 is compared with has the 
 BLOCKS_ALONE_PUBLIC = f"{BLOCKS_ALONE} (public answers)"
 OWN_HEAD_ALONE = f"{TUNED['adapter']} local head"
 FIVE: dict[str, Any] = {"heads": 5}
-"""Heads that answer together."""
+"""Five heads that answer together."""
 FEDP3_VARIANTS: dict[str, dict[str, Any]] = {
     "FedP3": {},
     "FedP3 all answers": {"filter": "all"},
@@ -311,7 +311,7 @@ EQUAL_STEPS: dict[str, Any] = FROZEN | {
     **{name: value for name, value in stepwise.DEFAULTS.items() if name != "decay_every"},
     **{"rounds": 20, "local_epochs": 10, "decay_every": 7, "keep": "last"},
 }
-"""As many steps of the same optimiser at one site. It is new after every tenth."""
+"""The same number of steps of the same optimiser at one site. The optimiser is new after every tenth step."""
 MIXED: dict[str, dict[str, Any]] = {
     "by organ": {"mixing": "organ"},
     "organ alone": {"mixing": "organ", "others": 0.0},
@@ -379,5 +379,5 @@ def systems_named(names: Sequence[str]) -> tuple[System, ...]:
 
 
 def _is_usual(system: System) -> bool:
-    """Whether a method's name stands for this system too."""
+    """Whether the method's name alone selects this system."""
     return system.pictures and not system.centralised

@@ -142,7 +142,7 @@ def _trained(grid: Grid, system: System, left: Sequence[Candidate], rounds: int,
     for pair, each in systems.items():
         outcome = json.loads((step.folder(each, SEED) / OUTCOME).read_text(encoding="utf-8"))["outcome"]
         if not outcome["validated"]:
-            raise ConfigError(f"'{system.label}' counts no validation rows in its rounds: it cannot be searched for")
+            raise ConfigError(f"'{system.label}' has no validation accuracy by round: no search can compare it")
         keeps_best = each.with_budget(dict(grid.budget)).get("keep") == "best"
         tested = fmean(max(curve) if keeps_best else curve[-1] for curve in outcome["validated"].values())
         yield Trial(pair, rounds, tested, outcome["seconds"] * rounds)

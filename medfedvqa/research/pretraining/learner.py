@@ -138,7 +138,7 @@ class Learner(nn.Module):
         questions: Sequence[Sequence[tuple[str, str]]],
         texts: FrozenTexts,
     ) -> torch.Tensor:
-        """Cross-entropy of the answers: a question looks at the cells, and meets the whole picture."""
+        """Cross-entropy of the answers: a question attends to the cells and joins the whole picture's features."""
         triples = [(row, *pair) for row, pairs in enumerate(questions) for pair in pairs]
         if not triples:
             return pooled.new_zeros(())

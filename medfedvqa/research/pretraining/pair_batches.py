@@ -1,6 +1,7 @@
 """Random batches of augmented pictures, each with a caption and some questions.
 
-No picture is flipped unnoticed: laterality is meaning. A few are turned or mirrored, and to tell which is a task.
+Left and right carry meaning, so that no picture is mirrored silently: some are turned or mirrored, and the model learns
+to tell how.
 """
 
 import random

@@ -8,7 +8,7 @@ from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, Prog
 from medfedvqa.research.reproduce.papers import creamfl, feddat, fedp3, prompt_pfl, unicon
 
 PAPERS: tuple[Paper, ...] = tuple(each.PAPER for each in (fedp3, feddat, prompt_pfl, unicon, creamfl))
-"""In the order of their numbers."""
+"""The founding papers, in the order of their numbers."""
 
 
 def paper_of(name: str) -> Paper:
@@ -30,7 +30,7 @@ def entry_of(paper: Paper, name: str) -> PaperEntry:
 
 
 def command_of(paper: Paper, entry: PaperEntry) -> str:
-    """What to type; empty for an entry that nothing runs."""
+    """The command to type; empty for an entry that nothing runs."""
     if isinstance(entry.protocol, Absent):
         return ""
     folder = f" --data {entry.data} --data-root FOLDER" if entry.data_root else ""

@@ -12,7 +12,7 @@ HEAD = ["paper's site", "training (paper)", "test (paper)", "site here", "traini
 
 
 def page(entry: PaperEntry, protocol: PrintedCounts, data: Mapping[str, SiteData]) -> str:
-    """The page in Markdown. The sites of both are put side by side in their order; they are not the same."""
+    """The page in Markdown. It pairs the paper's sites with those here by position only: they are different sites."""
     rows = []
     for printed, site in zip_longest(protocol.printed, data):
         there = [printed[0], *(f"{count:,}" for count in printed[1:])] if printed else [ABSENT] * 3

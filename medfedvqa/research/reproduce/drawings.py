@@ -50,7 +50,7 @@ def draw_samples(samples: Sequence[DrawnRow]) -> bytes:
 
 @styled()
 def draw_labels(counts: Mapping[str, Mapping[str, int]]) -> bytes:
-    """A PNG of each site's share of training rows by answer; answers of this site alone stand out.
+    """A PNG of each site's share of training rows by answer; answers that only this site has stand out.
 
     `counts`: training rows by answer, by site.
     """

@@ -1,4 +1,4 @@
-"""What a table or a figure of a paper is here: what runs, with the paper's figures, or why nothing does."""
+"""How a table or a figure of a paper is reproduced here: what runs, and the paper's figures, or why nothing runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from medfedvqa.data import Questions
 from medfedvqa.research.benchmark.printed import PrintedTable
 
 FACT = "@"
-"""Begins the name of what a run is of, in place of an option: its data, backbone, questions, split and sites."""
+"""The prefix of a fact of the run that is no option: its data, backbone, questions, split or sites."""
 Drawn = Literal["labels", "samples", "forgotten", "prompts", "similarity", "attention"]
 
 
@@ -17,9 +17,9 @@ class PrintedSetting:
     """A setting that a paper prints."""
 
     option: str
-    """The option that sets it, or `FACT` and what it is of; empty where nothing sets it here."""
+    """The option that sets it, or `FACT` and the name of the fact; empty where nothing sets it here."""
     value: Any
-    """The option's value for it; of a name a part of it."""
+    """The option's value for it; for a fact that is text, a part of the text suffices."""
     words: str
     printed: str
     """The value as the paper has it."""
@@ -27,12 +27,12 @@ class PrintedSetting:
     instead: Any = None
     """The value that this project's rows have in its place; without an option, what is here instead."""
     methods: tuple[str, ...] = ()
-    """The methods whose option it is; empty: all that have it."""
+    """The methods that it applies to; empty: all that have the option."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Nothing to run."""
+    """Nothing runs, for this reason."""
 
     reason: str
 
@@ -53,18 +53,18 @@ class PaperTable:
     budget: Mapping[str, Any] = field(default_factory=dict)
     """Options of all systems, as the paper has them."""
     sites: int = 0
-    """How many sites of the phantom set run, which has as many as are wanted; 0: its three."""
+    """The number of sites of the phantom set, which can have any number; 0: its own three."""
     unseen: int = 0
-    """How many sites never train: the last ones, and at most every third."""
+    """How many sites never train: the last ones, at most a third of all, or one."""
     first_unseen: bool = False
-    """Whether they are the first ones instead, for a table of the same paper with other unseen sites."""
+    """Whether the first sites never train instead, for a table of the same paper with other unseen sites."""
     curve: bool = False
-    """Whether accuracy by round is what the paper shows."""
+    """Whether the paper shows accuracy by round."""
 
 
 @dataclass(frozen=True)
 class Trunks:
-    """UniCon's Tables 2 and 3, all trunks in these columns of theirs."""
+    """UniCon's Tables 2 and 3: all trunks, in these columns."""
 
     columns: tuple[str, ...]
     budget: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Trunks:
 
 @dataclass(frozen=True)
 class Scale:
-    """Accuracy by number of sites, which the phantom set alone can have at will."""
+    """Accuracy by number of sites. Only the phantom set can have any number of them."""
 
     systems: tuple[str, ...]
     counts: tuple[int, ...]
@@ -91,7 +91,7 @@ class PaperPicture:
 
     draws: Drawn
     system: str = ""
-    """The label of the system that is trained before; empty for none."""
+    """The label of the system that is trained first; empty for none."""
     budget: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -103,22 +103,22 @@ class PaperEntry:
     """A table, a figure, or a paragraph of a paper."""
 
     name: str
-    """As `table2`, `fig5`; paragraphs and appendices have a word."""
+    """Such as `table2` or `fig5`; a word for a paragraph or an appendix."""
     title: str
     protocol: Protocol
     differs: str = ""
-    """What differs from the paper, for an entry that is no table of runs: of these it is computed."""
+    """What differs from the paper; empty for a table of runs, for which it is computed."""
     data: str = ""
-    """The data set that it is about, where it is one that can be had; empty for the command's default."""
+    """The data set that it is about, if that can be had; empty for the command's default."""
     data_root: bool = False
-    """Whether nothing runs without a folder of the user's own."""
+    """Whether it runs only with a data folder that the user gives."""
     questions: Questions = "closed"
     sites: str = "organ"
     """The cut into sites that the entry is about."""
     fractions: tuple[float, float, float] | None = None
     """The split by patient as printed; None: the published one."""
     settings: tuple[PrintedSetting, ...] = ()
-    """Those of this entry beside those of the paper."""
+    """Settings of this entry, besides those of the paper."""
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,4 @@ class Paper:
     title: str
     entries: tuple[PaperEntry, ...]
     settings: tuple[PrintedSetting, ...] = ()
-    """What the paper prints of how it trains."""
+    """The training settings that the paper prints."""

@@ -74,7 +74,7 @@ def _trained(grid: Grid) -> Trained:
 
 
 def _first(rows: Examples, most: int) -> list[int]:
-    """The first rows with a listed answer, first those of which no two share a picture or a question."""
+    """The first rows with a listed answer; those that share no picture and no question come first."""
     listed = (rows.answers >= 0).nonzero().flatten().tolist()
     taken: set[object] = set()
     distinct = []
@@ -96,7 +96,7 @@ def _labels(trained: Trained) -> Iterator[tuple[str, bytes]]:
 
 
 def _samples(trained: Trained) -> Iterator[tuple[str, bytes]]:
-    """Test rows; of a trained system with its answers, or with whether they are right if it keeps no answer head."""
+    """Test rows, with a trained system's answers, or whether these are right if its sites keep no answer head."""
     if trained.method is None:
         for name, data in trained.data.items():
             yield name, draw_samples([_sample(data, data.test, row) for row in _first(data.test, SHOWN)])
@@ -123,7 +123,7 @@ def _given(method: Method[Any], site: Site, state: State, rows: Examples, right:
 
 
 def _forgotten(trained: Trained) -> Iterator[tuple[str, bytes]]:
-    """Training rows of each site, with the answers of largest r."""
+    """Training rows of each site, with the answers of largest r (`FedP3.forgetting`)."""
     for method, site, state in trained.each():
         if not isinstance(method, FedP3):
             raise ConfigError("forgotten answers are those of FedP3's filter: choose a system of it")
@@ -152,7 +152,7 @@ def _prompts(trained: Trained) -> Iterator[tuple[str, bytes]]:
 def _similarity(trained: Trained) -> Iterator[tuple[str, bytes]]:
     for method, site, state in trained.each():
         if not isinstance(method, UniCon):
-            raise ConfigError("similarities of rows and answers are UniCon's: choose a system of it")
+            raise ConfigError("only UniCon has similarities of rows and answers: choose one of its systems")
         answered = site.data.test.answered
         rows = answered.chosen(torch.arange(min(COMPARED, len(answered))))
         before, after = method.similarity(site, state, rows)
@@ -175,4 +175,4 @@ PICTURES: Mapping[Drawn, Callable[[Trained], Iterator[tuple[str, bytes]]]] = {
     "similarity": _similarity,
     "attention": _attention,
 }
-"""What draws a picture: names of files with their contents."""
+"""The functions that draw: each gives names of files with their contents."""

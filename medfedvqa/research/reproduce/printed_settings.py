@@ -1,4 +1,4 @@
-"""What a paper prints of its settings beside those of a run: which differ, and a table's rows as they are printed."""
+"""The settings that a paper prints, compared with those of a run, and a table's rows with the printed settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ Settings = Sequence[PrintedSetting]
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting of a run that is not the paper's."""
+    """A setting in which a run differs from the paper."""
 
     setting: PrintedSetting
     here: str
@@ -24,9 +24,9 @@ class Difference:
 
 
 def as_printed(grid: Grid, settings: Settings, changes: Mapping[str, Any]) -> Grid:
-    """The grid with the paper's settings in the rows that have them, but for those of `changes`, which count first.
+    """The grid with the paper's settings in the rows that have these options; those in `changes` take precedence.
 
-    A row keeps a value by which it is a row of its own, as a lambda of a figure over lambda.
+    A row keeps a value that sets it apart from other rows, such as its lambda in a figure over lambda.
     """
     return replace(grid, systems=tuple(_printed(system, settings, changes) for system in grid.systems))
 
@@ -46,7 +46,7 @@ def _of(settings: Settings, method: str) -> list[PrintedSetting]:
 
 
 def differences(grid: Grid, settings: Settings) -> dict[str, list[Difference]]:
-    """For each row's system, by label, what its job has in place of what the paper prints."""
+    """For each row's system, by label, the settings in which its job differs from the paper."""
     return {system.label: list(_differences(grid, system, settings)) for system in grid.systems}
 
 
@@ -77,13 +77,13 @@ def _same(setting: PrintedSetting, here: Any) -> bool:
 
 
 def common(by_row: Mapping[str, Sequence[Difference]]) -> list[Difference]:
-    """The differences that all rows have alike."""
+    """The differences that all rows have in common."""
     first, *others = by_row.values()
     return [each for each in first if all(each in other for other in others)]
 
 
 def sentences(by_row: Mapping[str, Sequence[Difference]], changes: Mapping[str, Any], printed: bool) -> list[str]:
-    """What differs in all rows, and whether the paper's settings and the user's own count."""
+    """Sentences on what differs in all rows, and on whether the paper's settings and the user's own apply."""
     lines, alike = [], common(by_row)
     if printed:
         own = f"; your own count first: {', '.join(changes)}" if changes else ""

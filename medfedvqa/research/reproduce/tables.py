@@ -1,4 +1,4 @@
-"""A paper's tables beside runs of the benchmark: which systems stand in them, on which sites, and the page."""
+"""A paper's tables beside runs of the benchmark: their systems, their sites, and the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, Paper
 from medfedvqa.research.reproduce.printed_settings import Difference, Settings, common, differences, sentences
 
 UNTRAINED = "bag of words"
-"""The system that stands for none: it says which data are read, and is not run."""
+"""Stands for a system where there is none: it says which data are read, and is not run."""
 
 
 def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
@@ -49,7 +49,7 @@ def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
 
 
 def _chosen(text: str, names: Sequence[str]) -> list[str]:
-    """The names that a text has with commas between, of which a name may hold some itself. Raises `ConfigError`."""
+    """The names in a text, separated by commas; a name may itself have commas. Raises `ConfigError`."""
     parts, chosen = text.split(","), []
     while parts:
         lengths = [count for count in range(len(parts), 0, -1) if ",".join(parts[:count]).strip() in names]
@@ -66,7 +66,7 @@ def _chosen(text: str, names: Sequence[str]) -> list[str]:
 
 
 def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
-    """The table, where only rows that are of the run's backbone have a system; the others say which they need."""
+    """The table in which only rows of the run's backbone have a system; other rows say which backbone they need."""
     named = {row.backbone for row in printed.rows}
     architecture = backbone.partition("@")[0]
     chosen = architecture if architecture in named else ""
@@ -80,7 +80,7 @@ def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
 
 
 def with_differences(printed: PrintedTable, by_row: Mapping[str, Sequence[Difference]]) -> PrintedTable:
-    """The table, whose rows say what their own run has in place of what the paper prints, beside what all have."""
+    """The table in which each row says how its own run differs from the paper, beyond what differs in all rows."""
     alike = common(by_row)
     rows = tuple(
         replace(row, differs="; ".join(filter(None, (row.differs, *(str(d) for d in own if d not in alike)))))
@@ -91,7 +91,7 @@ def with_differences(printed: PrintedTable, by_row: Mapping[str, Sequence[Differ
 
 
 def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> Grid:
-    """The grid with the paper's budget, as far as `changes` sets no other. A new period replaces the paper's rounds."""
+    """The grid with the paper's budget, unless `changes` sets another. `decay_every` in it replaces `decay_after`."""
     own = {
         name: value
         for name, value in getattr(protocol, "budget", {}).items()
@@ -101,7 +101,7 @@ def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> G
 
 
 def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
-    """The grid with as many sites, and as many of them unseen, as the paper has, as far as the data has them."""
+    """The grid with the paper's numbers of sites and of unseen sites, as far as the data allow them."""
     if not isinstance(protocol, PaperTable):
         return grid
     if protocol.sites and grid.reader == PHANTOM:

@@ -201,7 +201,7 @@ def test_revealed_seeds_that_were_altered_are_always_caught() -> None:
     dealing = Dealing.of(SITES, MEMBERS, SMALL, CONTEXT, seeds)
     for index in range(SETS):
         revealed = dealing.chosen(index).revealed
-        for member, sentence in (("s0", "another seed than the one"), ("s1", "something else than follows")):
+        for member, sentence in (("s0", "another seed than the one"), ("s1", "does not follow")):
             altered = {**revealed, member: (*revealed[member][:-1], new_seed())}
             with pytest.raises(MisdealtError, match=sentence):
                 check_dealing(SITES, MEMBERS, SMALL, CONTEXT, ("s0", seeds["s0"]), altered, dealing.digests, index)
@@ -296,7 +296,7 @@ def test_a_dealer_that_ends_attempts_until_the_coin_suits_it_is_caught(bend: str
     dealer = liar(bend, 2, seeds, SMALL)
     for me in MEMBERS:
         check_unused(SITES, MEMBERS, SMALL, CONTEXT, (me, seeds[me]), seeds, dealer.honest.digests)
-        with pytest.raises(MisdealtError, match="something else than follows"):
+        with pytest.raises(MisdealtError, match="does not follow"):
             check_unused(SITES, MEMBERS, SMALL, CONTEXT, (me, seeds[me]), seeds, dealer.digests)
 
 
@@ -313,5 +313,5 @@ def test_the_seeds_of_an_unused_dealing_are_the_members_and_all_of_them() -> Non
     for shown in wrong:
         with pytest.raises(MisdealtError, match="does not show the seeds"):
             check_unused(SITES, MEMBERS, SMALL, CONTEXT, me, shown, digests)
-    with pytest.raises(MisdealtError, match="something else than follows"):
+    with pytest.raises(MisdealtError, match="does not follow"):
         check_unused(SITES, MEMBERS, SMALL, CONTEXT, me, {**seeds, "s1": new_seed()}, digests)

@@ -53,9 +53,9 @@ def aggregate(
     positive: Positive = "included",
     block: int = BLOCK,
 ) -> torch.Tensor:
-    """The sites' representations of one modality, weighed for each item by a softmax of scores over sites.
+    """The sites' representations of one modality, weighted for each item by a softmax of scores over sites.
 
-    Raises `ConfigError` if there is none.
+    Raises `ConfigError` if no site sent representations.
     """
     local = _stacked(uploads)
     fits = torch.stack([scores(each, other, temperature, positive, block) for each in local])
@@ -65,7 +65,7 @@ def aggregate(
 def mean(uploads: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The plain mean of the sites' representations of one modality, [items, space]: the ablation of `aggregate`.
 
-    Raises `ConfigError` if there is none.
+    Raises `ConfigError` if no site sent representations.
     """
     return _stacked(uploads).mean(dim=0)
 

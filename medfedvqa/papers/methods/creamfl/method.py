@@ -22,6 +22,7 @@ from medfedvqa.bounds import (
     MOST_SITES,
     BackboneName,
     Passes,
+    PublicSet,
     Rate,
     SiteName,
     Space,
@@ -61,7 +62,8 @@ from medfedvqa.papers.methods.creamfl.server_model import (
 )
 from medfedvqa.papers.public_outputs import SiteModel
 from medfedvqa.papers.public_server import check_trunk, one_thread, server_backbone
-from medfedvqa.training import FrozenRows, Penalty, Site, Trainer, TrainingConfig, answer_losses
+from medfedvqa.training import Penalty, Site, Trainer, TrainingConfig, answer_losses
+from medfedvqa.training.frozen_rows import FrozenRows
 from privacy import Cost, DPSettings, Secagg, SeededChance
 
 # The test of CreamFL's server model, which is the paper's result (Sec. 4): retrieval, and answers to questions.
@@ -100,6 +102,8 @@ def _answered(
 ) -> int:
     """The held-out questions that a two-layer head on picture, question and their product answers right."""
     space = tuple(sorted({*learned.questions.answers, *held_out.questions.answers}))
+    if not learned.questions.answers or not held_out.questions.answers:
+        return 0  # a set of one's own with captions alone
     (train, right), (test, truth) = (_inputs(server, backbone, pairs, space) for pairs in (learned, held_out))
     generator, config = torch.Generator().manual_seed(seed), server.config
     head = network(train.shape[1], config.server_hidden, len(space), generator)
@@ -221,6 +225,7 @@ class CreamFLConfig(AveragingConfig, frozen=True):
         description="by site's name, what is different there: sees, tuning, blocks, reduction, rank, hidden",
     )
     public_pairs: int = Field(128, ge=2, le=MOST_PAIRS, description="public pictures with captions (paper: 50000)")
+    public: PublicSet = None
     space: Space = Field(256, description="width of representations (code: 256)")
     inter: bool = Field(True, description="inter-modal contrast: with the server's other modality, all items")
     intra: bool = Field(True, description="intra-modal contrast: with the server's and the last own, same item")
@@ -377,7 +382,8 @@ class CreamFL(Averaging[CreamFLConfig]):
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Rounds in which the server learns from pairs and from the sites' ensemble. Raises `ConfigError`."""
         sites = self._by_kind(hub.sites)
-        pairs, backbone = public_pairs(self.config.public_pairs), server_backbone(self.config.trunk, hub.backbone)
+        config, backbone = self.config, server_backbone(self.config.trunk, hub.backbone)
+        pairs = public_pairs(config.public_pairs, config.public)
         # The sites draw from the seed itself: the server must not draw the same numbers.
         server = EnsembleServer(backbone, pairs, self.config.server, hub.seed + 1)
         for number in hub.rounds(self.config.rounds):
@@ -388,8 +394,8 @@ class CreamFL(Averaging[CreamFLConfig]):
                 if called := [name for name in names if name in drawn]:
                     uploads |= hub.collect(_task(kind), {name: arrays_of(shared) for name in called})
             server.distil(self.ensemble(uploads, shared))
-        if self.config.test_pairs:
-            held_out = held_out_pairs(self.config.test_pairs)
+        if config.test_pairs:
+            held_out = held_out_pairs(config.test_pairs, config.public, config.public_pairs)
             hub.tested(server_score(server, backbone, pairs, held_out, hub.seed + 2))
         return hub.collect("evaluate")
 
@@ -431,9 +437,12 @@ class CreamFL(Averaging[CreamFLConfig]):
         """The public pairs, which go through the frozen part of the backbone once."""
         model, config = self.model(site), self.config
         pairs = site.derive(
-            ("public", config.public_pairs, model.cache_key, tuple(model.depth.items())),
+            ("public", config.public_pairs, config.public, model.cache_key, tuple(model.depth.items())),
             lambda: FrozenRows.of_pairs(
-                model.cache, site.backbone.shape.image_size, model.depth, public_pairs(config.public_pairs)
+                model.cache,
+                site.backbone.shape.image_size,
+                model.depth,
+                public_pairs(config.public_pairs, config.public),
             ),
         )
         return PublicPass(model, pairs, config.contrast, config.public_rows)

@@ -11,7 +11,7 @@ from torch import nn
 from medfedvqa.data import PublicPairs
 from medfedvqa.models import Backbone, Depth, Tuning, Values, check_apart
 from medfedvqa.papers.public_server import one_thread
-from medfedvqa.training import FrozenRows
+from medfedvqa.training.frozen_rows import FrozenRows
 
 
 @dataclass(frozen=True)

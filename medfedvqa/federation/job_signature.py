@@ -75,7 +75,7 @@ def _signer(folder: str, files: Mapping[str, bytes], root: Certificate) -> Certi
 
 
 def _may_sign(certificate: Certificate) -> bool:
-    """Whether it is a client's own certificate, and none of an authority; one without extensions is not limited."""
+    """Whether a certificate is a client's and not an authority's; without extensions it counts as a client's."""
     extensions = certificate.extensions
     for kind in (BasicConstraints, KeyUsage, ExtendedKeyUsage):
         try:

@@ -8,8 +8,8 @@ import torch
 
 import medfedvqa as mv
 from medfedvqa.data import Row, Split, VQAData, load_site, read, register_reader
-from medfedvqa.data.cuts import Cut
 from medfedvqa.data.hospitals import sites_of
+from medfedvqa.data.site_cuts import Cut
 from medfedvqa.errors import ConfigError
 from medfedvqa.library.job_options import check_site_names
 

@@ -83,7 +83,7 @@ class Cut:
     def divided(self, data: VQAData, split: Split) -> VQAData:
         """The split's rows as a data set whose organs are these sites' names. Raises `ConfigError`."""
         if self.kind == "hospital":
-            raise ConfigError("hospitals are cut of an organ's rows alone")
+            raise ConfigError("only the rows of a single organ can be cut into hospitals")
         rows_asked = [
             replace(row, split=part_of(row, split, data.validates(row.organ)))
             for row in data.rows
@@ -137,7 +137,7 @@ class Cut:
 
 
 def patient_digest(key: str) -> bytes:
-    """What patients are put in order by, so that their order says nothing of them."""
+    """A digest of a patient's key. Patients are sorted by it, so that their order reveals nothing about them."""
     return hashlib.sha256(f"medfedvqa study {key}".encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,0 +1,54 @@
+"""The example report of the tests, and reports with other values in some of their rows."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from privacy.report import Report, read_report
+from privacy.report.figures import rows_of_tree, tree_of_rows
+from privacy.report.report import FORMER
+from privacy.report.report_files import indented_json
+
+EXAMPLE = Path(__file__).parent / "evaluation" / "privacy_report.json"
+"""A report on a real run, into which figures of attacks, accuracies, refusals and another job were put."""
+REPORT = read_report(EXAMPLE.read_bytes())
+
+
+def changed(change: Callable[[dict[str, Any]], object], report: Report = REPORT) -> Report:
+    """The report after a change of its nested values. What the change takes out, an earlier version did not write."""
+    tree, lacks = tree_of_rows(report.rows), list[str]()
+    change(tree)
+    return replace(report, rows=rows_of_tree(tree, lacks), lacks=tuple(lacks))
+
+
+def with_row(content: bytes, row: str, value: object) -> bytes:
+    """A report's file with another value in one row."""
+    lines = content.decode().split("\n")
+    [place] = [place for place, line in enumerate(lines) if line.startswith(f'  {{"id": "{row}",')]
+    head, _, _ = lines[place].partition(', "value": ')
+    lines[place] = f'{head}, "value": {json.dumps(value, ensure_ascii=False)}}}{"," * lines[place].endswith(",")}'
+    return "\n".join(lines).encode()
+
+
+def value_of(content: bytes, row: str) -> Any:
+    """The value of a row of a report's file."""
+    [value] = [one["value"] for one in json.loads(content)["rows"] if one["id"] == row]
+    return value
+
+
+def former_bytes(report: Report, *lacks: str) -> bytes:
+    """The report as an earlier version wrote it, in the former format, which lacks these parts."""
+    tree = tree_of_rows(report.rows)
+    for path in (*lacks, "accounting.jobs.records"):
+        *steps, last = path.split(".")
+        places = [tree]
+        for step in steps:
+            places = [
+                item for place in places for item in (place[step] if isinstance(place[step], list) else [place[step]])
+            ]
+        for place in places:
+            place.pop(last, None)
+    evidence = report.evidence.model_dump(mode="json", exclude_unset=True)
+    return indented_json({"format": FORMER, "sections": tree, "evidence": evidence})
