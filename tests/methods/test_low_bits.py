@@ -6,6 +6,7 @@ precision to a sum in double precision, so that the difference to the true sum a
 `pytest -m release tests/methods/test_low_bits.py` prints all guesses.
 """
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,6 +101,13 @@ def of_counts(noise: float) -> Callable[[bool], tuple[np.ndarray, Pair]]:
     return trial
 
 
+class KnownDraws(RepeatableRandomness):
+    """Secure noise; all other draws are the observer's too, who has the seed."""
+
+    def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
+        return SecureRandomness().rounded_normal(count, deviation)
+
+
 @dataclass(frozen=True)
 class Run:
     """What a training task did."""
@@ -124,8 +132,9 @@ class Handlers:
     def __call__(self, present: bool) -> tuple[np.ndarray, Pair]:
         """What the upload shows of the sums of all steps, where values began at 0; and these sums with and without."""
         truth, other = (None, self.patient) if present else (self.patient, None)
-        run = self._run(truth, SecureRandomness())
-        replayed = self._run(other, RepeatableRandomness(0), run.gradients)  # every step from the same values
+        seed = secrets.randbits(64)  # both sums of the same augmented pictures: one of other pictures has other digits
+        run = self._run(truth, KnownDraws(seed))
+        replayed = self._run(other, KnownDraws(seed), run.gradients)  # every step from the same values
         upload = run.upload
         if self.on_shares:  # the other members know their own parts, and subtract them
             coder = FixedPoint(SUM_BITS, 3)
