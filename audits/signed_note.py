@@ -55,8 +55,12 @@ class VerifierKey:
         return key
 
     def __str__(self) -> str:
-        encoded = base64.b64encode(bytes([_SIGNED]) + self.raw).decode()
-        return f"{self.hint}+{encoded}"
+        return self._text(_SIGNED)
+
+    @property
+    def of_witness(self) -> str:
+        """The text form in which witnesses give their keys, which says that it cosigns."""
+        return self._text(_COSIGNED)
 
     def signed(self, note: "Note") -> bool:
         """Whether the note has this key's signature."""
@@ -88,6 +92,9 @@ class VerifierKey:
         except InvalidSignature:
             return False
         return True
+
+    def _text(self, kind: int) -> str:
+        return f"{self.name}+{self._id(kind).hex()}+{base64.b64encode(bytes([kind]) + self.raw).decode()}"
 
     def _id(self, kind: int) -> bytes:
         return hashlib.sha256(self.name.encode() + b"\n" + bytes([kind]) + self.raw).digest()[:_ID_BYTES]

@@ -75,6 +75,7 @@ AUDIT = {
     "publish": CommandSource("audit_site", "publish_command"),
     "expire": CommandSource("audit_site", "expire_command"),
     "witness": CommandSource("audit_witness", "witness_command"),
+    "serve-witness": CommandSource("audit_witness", "serve_witness_command"),
     "attack": CommandSource("attack", "attack_command"),
     "controls": CommandSource("attack", "controls_command"),
     "neighbours": CommandSource("audit_neighbours", "neighbours_command"),

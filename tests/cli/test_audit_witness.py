@@ -1,7 +1,12 @@
-"""`medfedvqa audit witness` over HTTP on the loopback, and the verdict that follows."""
+"""`medfedvqa audit witness` and `serve-witness` over HTTP on the loopback, and the verdict that follows."""
 
 import base64
+import contextlib
 import hashlib
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +16,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from audits import AuditKey, AuditLog, Event, origin_of
+from audits import AuditKey, AuditLog, Event, Witness, origin_of
 from medfedvqa.federation.site_config import site_yaml
 
 NAME = "witness.example/w1"
@@ -71,3 +76,72 @@ def test_verify_counts_the_witness_whose_key_is_given(medfedvqa: Callable[..., A
     for wrong, sentence in (("ftp://x/", "is a URL"), ("http://a:b@127.0.0.1/", "without a user"), closed):
         done = medfedvqa("audit", "witness", "--site", site, "--url", wrong, "--key", KEY)
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and sentence in done.stderr
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], str, str]]]:
+    """Starts the witness of another hospital as its administrator does; gives process, address and key."""
+    with contextlib.ExitStack() as ending:
+
+        def begin() -> tuple[subprocess.Popen[str], str, str]:
+            words = str(tmp_path / "witness"), "--name", "other.example/w", "--logs", str(tmp_path / "logs")
+            command = [sys.executable, "-c", "from medfedvqa.cli import main; main()", "audit", "serve-witness", *words]
+            environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            ending.callback(process.wait)
+            ending.callback(process.kill)
+            assert process.stdout is not None
+            ending.callback(process.stdout.close)
+            url, key = process.stdout.readline().strip(), process.stdout.readline().split()[-1]
+            assert process.stdout.readline().startswith("It cosigns 1 log.")
+            return process, url, key
+
+        yield begin
+
+
+def test_a_hospital_cosigns_anothers_log(medfedvqa: Any, tmp_path: Path, start: Any) -> None:
+    """Also after it was killed; it refuses a log that was cut, and one whose key it does not have."""
+    folder = tmp_path / "chest"
+    folder.mkdir()
+    (folder / "site.yml").write_text(site_yaml(reader="phantom", organ="chest", methods=[]))
+    log = AuditLog(folder / "audit", "chest", AuditKey.at(folder / "audit.key", origin_of("chest")))
+    log.append(Event.OPEN, job="j")
+    log.close()
+    early = tmp_path / "early" / "chest"
+    shutil.copytree(folder, early)
+    site = "--site", str(folder / "site.yml")
+    (tmp_path / "logs").write_text(medfedvqa("audit", "key", *site).stdout)
+    process, url, key = start()
+    ask = lambda site: medfedvqa("audit", "witness", *site, "--url", url, "--key", key)  # noqa: E731
+    assert "1 entry of the log is cosigned by other.example/w" in ask(site).stdout
+    log = AuditLog(folder / "audit", "chest", AuditKey.at(folder / "audit.key", origin_of("chest")))
+    log.append(Event.CLOSE, job="j")
+    log.close()
+    assert "2 entries of the log are cosigned by other.example/w" in ask(site).stdout
+    process.kill()
+    process.wait()
+    assert "does not answer" in ask(site).stderr
+    _, url, same = start()
+    assert same == key and "2 entries" in ask(site).stdout
+    assert "was cut or rolled back" in ask(("--site", str(early / "site.yml"))).stderr
+    (early / "audit.key").unlink()
+    shutil.rmtree(early / "audit")
+    log = AuditLog(early / "audit", "chest", AuditKey.at(early / "audit.key", origin_of("chest")))
+    log.append(Event.OPEN, job="j")
+    log.close()
+    assert "knows this log by another key" in ask(("--site", str(early / "site.yml"))).stderr
+    (tmp_path / "keys").write_text(f"{key}\n")
+    verify = "audit", "verify", str(folder / "audit"), "--against", str(tmp_path / "keys")
+    assert "cosigned by 1 party" in medfedvqa(*verify).stdout
+
+
+def test_a_witness_says_what_it_lacks(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
+    """No keys of logs, a damaged one, another name than its folder's, a name with a space."""
+    words = "audit", "serve-witness", str(tmp_path / "witness"), "--logs", str(tmp_path / "logs"), "--name"
+    expected = [("", "is missing or empty"), ("chest", "this is no verifier key"), (KEY, "without spaces")]
+    for content, sentence in expected:
+        (tmp_path / "logs").write_text(content)
+        done = medfedvqa(*words, "a b")
+        assert done.returncode == 1 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+    Witness(tmp_path / "witness", AuditKey.at(tmp_path / "witness" / "witness.key", "first"))
+    assert "has another name" in medfedvqa(*words, "second").stderr

@@ -1,0 +1,128 @@
+"""A witness for logs outside of its federation: it cosigns their checkpoints for whoever asks over HTTP.
+
+Source: C2SP tlog-witness, `add-checkpoint`. Only 127.0.0.1 is listened on: a web server in front of it provides TLS.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from audits.checkpoint import Checkpoint
+from audits.errors import LogError, NoteError
+from audits.signed_note import MAX_NOTE, Note, VerifierKey
+from audits.tree import EMPTY_ROOT, HASH_BYTES, consistent
+from audits.ui.local_server import LOOPBACK, PATIENCE, Answer, text_answer
+from audits.witness import Witness
+
+MAX_PROOF = 63  # hashes
+MAX_BODY = 2 * MAX_NOTE  # bytes
+_OLD = re.compile(r"old (0|[1-9][0-9]{0,17})")
+
+
+class WitnessService(ThreadingHTTPServer):
+    """Answers `POST /add-checkpoint`, once `serve_forever` runs; port 0 takes a free one. Logs no request.
+
+    Raises `LogError` if the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, witness: Witness, logs: Mapping[str, VerifierKey], port: int = 0) -> None:
+        """`logs`: the keys of the logs that are cosigned, by origin; `witness` has them pinned."""
+        self._witness, self._logs = witness, dict(logs)
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError):
+            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+
+    def add_checkpoint(self, body: bytes) -> Answer:
+        """The answer to a request: a cosignature, which is on disk by then, or the reason why there is none."""
+        try:
+            old, proof, note = _parsed(body)
+            checkpoint = Checkpoint.parse(note.text)
+        except (NoteError, ValueError):
+            return text_answer(HTTPStatus.BAD_REQUEST, "This is no request to add a checkpoint.")
+        if (key := self._logs.get(checkpoint.origin)) is None:
+            return text_answer(HTTPStatus.NOT_FOUND, "This witness does not know the log.")
+        if not key.signed(note):
+            return text_answer(HTTPStatus.FORBIDDEN, "The key that is known as the log's did not sign the checkpoint.")
+        if old > checkpoint.size:
+            return text_answer(HTTPStatus.BAD_REQUEST, "The old size is above the checkpoint's.")
+        try:
+            return self._cosigned(old, proof, note, checkpoint)
+        except LogError:
+            return text_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "The witness cannot keep what it cosigns.")
+
+    def _cosigned(self, old: int, proof: list[bytes], note: Note, new: Checkpoint) -> Answer:
+        size, root = self._position(new.origin)
+        if old != size:
+            return _conflict(size)
+        is_fork = new.size == size and new.root != root
+        if not is_fork and not consistent(size, new.size, root, new.root, proof):
+            # Anybody can send a true checkpoint with a false proof, so that this is no evidence against the log.
+            return text_answer(HTTPStatus.UNPROCESSABLE_ENTITY, "The proof does not show that the log continues.")
+        # If another request was faster, this finds another size under its lock, and stores nothing.
+        (result,) = self._witness.cosign_all([(note, proof)], {new.origin: old})
+        if not isinstance(result, Note):
+            return _conflict(self._position(new.origin)[0])
+        name = self._witness.key.public.name
+        own = Note(note.text, tuple(signature for signature in result.signatures if signature[0] == name))
+        return text_answer(HTTPStatus.OK, str(own).removeprefix(f"{note.text}\n").removesuffix("\n"))
+
+    def _position(self, origin: str) -> tuple[int, bytes]:
+        """Size and root of the last checkpoint that was cosigned; those of an empty log if there is none."""
+        last = self._witness.position(origin)
+        return (last.size, last.root) if last else (0, EMPTY_ROOT)
+
+
+def _parsed(body: bytes) -> tuple[int, list[bytes], Note]:
+    """Old size, proof and signed checkpoint of a request. Raises `ValueError`, `NoteError`."""
+    head, gap, note = body.decode().partition("\n\n")
+    first, *lines = head.split("\n")
+    if not gap or (old := _OLD.fullmatch(first)) is None or len(lines) > MAX_PROOF:
+        raise ValueError("no request to add a checkpoint")
+    proof = [base64.b64decode(line, validate=True) for line in lines]
+    if any(len(node) != HASH_BYTES for node in proof) or [base64.b64encode(node).decode() for node in proof] != lines:
+        raise ValueError("no hashes in base64")
+    return int(old[1]), proof, Note.parse(note)
+
+
+def _conflict(size: int) -> Answer:
+    return Answer(HTTPStatus.CONFLICT, "text/x.tlog.size", b"%d\n" % size)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WitnessService
+    protocol_version = "HTTP/1.1"
+    timeout = PATIENCE
+
+    def do_POST(self) -> None:
+        lengths = self.headers.get_all("Content-Length") or []
+        if self.path != "/add-checkpoint":
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif len(lengths) != 1 or not lengths[0].isdecimal() or "Transfer-Encoding" in self.headers:
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
+        elif len(lengths[0]) > len(str(MAX_BODY)) or int(lengths[0]) > MAX_BODY:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            self._send(self.server.add_checkpoint(self.rfile.read(int(lengths[0]))))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Also what the base class refuses: another method, a malformed request."""
+        self.close_connection = True  # what is refused is not read
+        self._send(text_answer(HTTPStatus(code), "A witness answers POST /add-checkpoint."))
+
+    def version_string(self) -> str:
+        return "medfedvqa"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged: who asks, and when, is nobody's business."""
