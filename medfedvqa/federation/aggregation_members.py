@@ -7,7 +7,7 @@ from medfedvqa.errors import FederationError
 from privacy.secagg.committee import Beacon, colluding, threshold
 
 Protocol = Literal["mix", "mean", "sum"]
-"""A mixture by CrypTen, a mean under masks, and a sum by CrypTen of which the mean is made."""
+"""A mixture by CrypTen, a mean under masks, or a sum by CrypTen from which the mean follows."""
 
 
 @dataclass(frozen=True)

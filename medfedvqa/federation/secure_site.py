@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CommitteeMeanSite:
-    """Answers one task: share, add up and open. A member opens one sum of a round, also after a restart."""
+    """Answers one task: share, add up and open. A member opens only one sum a round, also after a restart."""
 
     steps: SharingSteps
 

@@ -145,7 +145,7 @@ class ServerReceipts:
             self._post(owner, self._signed(owner, note))
 
     def _signed(self, owner: str, note: Note) -> Note:
-        """A cosignature together with the owner's signature, without which a note does not show whose log it is of."""
+        """A cosignature together with the owner's signature, which shows to whose log the note belongs."""
         size = Checkpoint.parse(note.text).size
         entry = self._sites[owner].checkpoints.get(size)
         if entry is None or entry[0].text != note.text:

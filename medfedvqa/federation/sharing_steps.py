@@ -155,7 +155,7 @@ class SharingSteps:
         return self.method.declared(self.job.shape)
 
     def layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
-        """How the aggregated part of the answer lies in one vector."""
+        """The layout, in one vector, of the answer's aggregated part."""
         return how.layout(self.declared(task))
 
 
@@ -165,5 +165,5 @@ def in_attempt(saved: Saved, attempt: Attempt) -> Saved:
 
 
 def report(nbytes: int, fault: int) -> Tensors:
-    """What the server learns of an attempt: the bytes of shares, and the rank of the site that broke it, or -1."""
+    """What the server learns about an attempt: the bytes of shares, and the rank of the site that broke it, or -1."""
     return {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}
