@@ -12,7 +12,7 @@ _PARENT = "MEDFEDVQA_PARENT"
 
 
 def adopt_children() -> None:
-    """The processes that this one starts know it as their parent."""
+    """Tell all processes that this one starts, by an environment variable, that it is their parent."""
     os.environ[_PARENT] = str(os.getpid())
 
 

@@ -167,7 +167,7 @@ class _TaskAnswers:
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the quorum, or all answers but the excused.
+        """Wait at most `seconds`; returns whether the quorum, or every site that is not excused, has answered.
 
         Raises `FederationError` as soon as a site fails.
         """

@@ -95,7 +95,7 @@ class Budget:
 
     spent: float
     authorised: float
-    """The same with what running jobs have set aside."""
+    """The same, including what running jobs have reserved."""
     limit: float | None
     """The epsilon that the policy allows; None without a limit."""
     delta: float
