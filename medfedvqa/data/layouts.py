@@ -1,4 +1,4 @@
-"""The forms in which people have public data sets, each with what identifies its folder. Without torch."""
+"""The folder layouts of public data sets, each with the files that identify it. Loads no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from medfedvqa.data.schema import Row, VQAData
 
 @dataclass(frozen=True)
 class SetLayout:
-    """A form of a set."""
+    """One layout of a set."""
 
     reader: str
     """The name by which `--data` asks for it."""

@@ -154,7 +154,7 @@ def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
 
 @lru_cache(maxsize=1024)
 def _drawn(scene: Scene, size: int) -> torch.Tensor:
-    """Kept, since the sites and jobs of one process ask for the same pictures again; at 128 pixels these are 64 MiB."""
+    """Cached, since a process's sites and jobs ask for the same pictures again; at 128 pixels they take 64 MiB."""
     return square(draw(scene), size)
 
 

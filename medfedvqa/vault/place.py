@@ -41,7 +41,7 @@ class VaultPlace:
 
     @classmethod
     def read(cls, arguments: list[str]) -> "VaultPlace":
-        """Raises `ValueError` for other arguments than `command` gives."""
+        """The place in arguments that `command` made. Raises `ValueError` for others."""
         config, site, folder, *root = arguments
         if len(root) > 1:
             raise ValueError
