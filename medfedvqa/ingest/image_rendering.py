@@ -24,7 +24,7 @@ Array = np.ndarray
 
 
 def stored_values(dataset: Dataset, frame: int, frames: int, intercept: float) -> tuple[Array, Array]:
-    """The values [rows, columns] or [rows, columns, 3], of which YBR is RGB, and which pixels are padding, bool.
+    """The values, [rows, columns] or [rows, columns, 3] with YBR as RGB, and which pixels are padding, bool.
 
     `intercept`: the rescale intercept, which reveals a CT that declares unsigned values but holds negative ones. Raises
     `Quarantined` for bits that contradict each other.
@@ -152,7 +152,7 @@ FEWEST_GREYS, MOST_WHITE = 16, 0.5
 7,537 films, slices and drawings from open sets none has fewer than 104 greys, or more than 0.21 of its pixels white.
 Black does not count: it is what lies around a body."""
 LONGEST = 8
-"""The most that a pixel may be longer than wide, or wider than long."""
+"""The largest ratio of a pixel's longer side to its shorter one."""
 SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 

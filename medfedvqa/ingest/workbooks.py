@@ -240,7 +240,7 @@ def _text(inline: Element | None) -> Cell:
 
 
 def _rich(text: Any) -> Cell:
-    """A text, or parts of it that have fonts of their own."""
+    """A cell's text, from a string or from parts with fonts; refused if struck out, raised or lowered."""
     from openpyxl.utils.escape import unescape
 
     if isinstance(text, str):
