@@ -1,4 +1,4 @@
-"""`medfedvqa audit neighbours`: what one patient changes of what leaves a site, beside the noise that is charged."""
+"""`medfedvqa audit neighbours`: how much one patient changes what leaves a site, beside the charged noise."""
 
 import json
 from dataclasses import asdict

@@ -14,7 +14,7 @@ from medfedvqa.evaluation.accuracy_table import ABSENT, COUNTED, AnswerWay, Entr
 MARGIN = 3
 """Columns between two columns of the table."""
 BOLD = ("released", "finished", "kept_accuracy")
-"""The rows of the method itself."""
+"""The columns with the method's own results."""
 
 
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
