@@ -39,7 +39,7 @@ CLOSED = "a backup was restored: what the job released after it is not known her
 
 @dataclass
 class Restored:
-    """What a restore did, by names of a backup's parts."""
+    """The result of a restore, by names of a backup's parts."""
 
     time: str
     """When the backup was made, UTC."""
@@ -58,9 +58,9 @@ class Restored:
 def restore(backup: Path, kit: Path, secret: BackupSecret, against: Collection[Path] = ()) -> Restored:
     """Restores a backup into a startup kit, or the folder of a `site.yml`, which is made if it is missing.
 
-    `against`: what others hold of the log, as for `audits.examination`; a backup of which they hold a later state is
-    refused. First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`,
-    `LedgerError`; nothing at the site has changed then, except that its ledger may have more charges.
+    `against`: others' evidence on the log, as for `audits.examination`; a backup is refused if they hold a later state.
+    First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`, `LedgerError`;
+    nothing at the site has changed then, except that its ledger may have more charges.
     """
     kit = kit.resolve()
     unwritable = BackupError("the kit's folder cannot be written: restore as the site's own account")

@@ -69,7 +69,7 @@ def sites_of(cut: Cut, reader: str, root: Path | None, questions: Questions = "c
 
 
 def names(organs: Sequence[str], count: int) -> tuple[str, ...]:
-    """The names of this many hospitals of each organ; for one, the organs' own."""
+    """The names of `count` hospitals of each organ; the organs' own names if it is 1."""
     if count == 1:
         return tuple(organs)
     return tuple(Hospital(organ, number, count).name for organ in organs for number in range(1, count + 1))

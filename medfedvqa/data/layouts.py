@@ -48,7 +48,7 @@ LAYOUTS = (
 
 
 def of_reader(reader: str) -> tuple[SetLayout, ...]:
-    """The forms that a reader reads; none for one that reads no public set."""
+    """The forms that a reader reads; none for a reader of other data than public sets."""
     return tuple(layout for layout in LAYOUTS if layout.reader == reader)
 
 
@@ -58,7 +58,7 @@ def marks(layout: SetLayout) -> str:
 
 
 def expected(reader: str) -> str:
-    """What the folder of a reader's set holds at least, for a sentence."""
+    """The files that the folder of a reader's set must hold, for a sentence."""
     return " or ".join(f"'{layout.marks[0]}'" for layout in of_reader(reader))
 
 

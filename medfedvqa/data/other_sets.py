@@ -186,7 +186,7 @@ class _ParquetPictures:
         self._batches: Iterator[Any] = iter(())
 
     def bytes_of(self, place: int) -> bytes:
-        """The picture of a row. One that lies before those in memory is looked for from the file's start."""
+        """The picture of a row. Reads from the file's start to one that lies before those in memory."""
         from pyarrow.parquet import ParquetFile
 
         if not self._pictures or place < self._first:

@@ -120,7 +120,7 @@ SITES = {
 }  # fmt: skip
 ORGANS = tuple(SITES)
 PATIENTS_OF_MANY = 12
-"""Patients of each of many simulated sites. They are few, so that a hundred sites fit a laptop."""
+"""Patients at each of many simulated sites; few, so that a hundred sites fit on a laptop."""
 
 
 def organs(sites: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ Load = Callable[[Row, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a picture comes from."""
+    """The origin of a picture: a row that shows it, and functions that load it."""
 
     row: Row
     """A row that shows it."""

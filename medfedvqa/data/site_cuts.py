@@ -31,7 +31,7 @@ _NAME = re.compile(r"(halves|dirichlet|quantity)(?:-([0-9]+(?:p[0-9]+)?))?-[1-9]
 
 @dataclass(frozen=True)
 class Cut:
-    """How a set is cut into sites. `sites`: the number of sites, of hospitals for each organ; 0: as many as organs."""
+    """A cut of a set into sites. `sites`: the number of sites, or of hospitals for each organ; 0: as many as organs."""
 
     kind: str = "organ"
     sites: int = 0

@@ -138,7 +138,7 @@ def report_refusal(place: VaultPlace, reason: Refusal, job: str | None, digest: 
 
 
 def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Wire:
-    """Ask the vault to do what a frame of this kind asks for, again if it dies; returns the connection.
+    """Send the vault a frame of this kind until it reports `done`, again if it dies; returns the connection.
 
     `fields` is called once the vault answers. Raises `FederationError` or `OSError`.
     """
@@ -163,8 +163,7 @@ class SiteCourier:
     def close_jobs(self, place: VaultPlace, running: Collection[str], ended: Collection[str] = ()) -> None:
         """Have the vault close the site's jobs except those in `running`, which is read once the vault answers.
 
-        `ended`: jobs that are over, but on which a process of the vault may still work. Raises `FederationError` or
-        `OSError`.
+        `ended`: jobs that are over, on which a process may still work. Raises `FederationError` or `OSError`.
         """
         wire = _done(place, "close", lambda: {"running": sorted(set(running)), "ended": sorted(ended)})
         if self._presence is not None:

@@ -1,4 +1,4 @@
-"""Where a site's vault is: its configuration, the federation's root certificate, and the socket at which it answers."""
+"""The place of a site's vault: its configuration, the federation's root certificate, and the socket that it serves."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What the vault does with a courier's frames: it opens the job, answers its tasks, and closes it.
+"""Handles a courier's frames in the vault: opens the job, answers its tasks, and closes it.
 
 The courier is not trusted: it brings a job's signed files and a task's message, and the site's own code decides.
 """
@@ -282,7 +282,7 @@ class SentBytes:
             self.log()
 
     def log(self, last: bool = False) -> None:
-        """Write an entry of the counts since the last one, if there are any. `last`: no other entry follows."""
+        """Write the counts since the last entry, if any. `last`: also ends earlier entries, without counts too."""
         if self._answers or self.mailed or last and self._entries:
             counts = tuple(self._answers)
             self._write(WireWindow(VAULT, self._session, self._entries, last, results=counts, mailed=self.mailed))
