@@ -44,9 +44,8 @@ _Parsed = TypeVar("_Parsed")
 class Attempt:
     """The server's announcement of an attempt to one site.
 
-    `sites` are in order of their names; a site's index is its rank in the protocol. `members` are the sites that
-    compute. `dealt` holds the tuples for this site, which only a mixture needs. `number` counts a round's attempts from
-    1.
+    `sites` are in order of names; a site's index is its rank in the protocol. `members` are the sites that compute.
+    `dealt` holds the tuples for this site, which only a mixture needs. `number` counts a round's attempts from 1.
     """
 
     name: str

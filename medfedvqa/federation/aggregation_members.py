@@ -1,4 +1,4 @@
-"""Which sites compute on shares for all that take part: all of them, a named committee, or a drawn one."""
+"""Chooses the sites that compute on shares for all: all that take part, a named committee, or a drawn one."""
 
 from dataclasses import dataclass
 from typing import Literal

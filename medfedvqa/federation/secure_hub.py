@@ -246,7 +246,7 @@ class SecureHub(ServerHub):
         }
 
     def _group_mean(self, task: str, how: MeanOnShares, group: str, addressed: Collection[str]) -> GroupMean:
-        """The mean over these sites, of what they answered last."""
+        """The mean of these sites' last answers."""
         place, self._number, lost = (self._layouts[task], group), 0, False
         try:
             attempt, total, contributors = self._sum(task, how, addressed)

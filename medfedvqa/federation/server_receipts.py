@@ -46,7 +46,7 @@ class _Site:
     cosigned: list[Note] = field(default_factory=list)
     """Cosignatures of the site's log that travel with the next message to the site."""
     successions: tuple[Note, ...] = ()
-    """How the key of the site's log was replaced."""
+    """The signed successions of the key of the site's log."""
     seen: Mapping[str, int] = field(default_factory=dict)
     """The number of entries of others' logs that the site has cosigned, by origin."""
 

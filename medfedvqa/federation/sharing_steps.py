@@ -31,7 +31,7 @@ from privacy.secagg.masked_mean import summand
 
 @dataclass(frozen=True)
 class SharingSteps:
-    """What a site checks and does in any attempt of one job. It has answered and saved the aggregated task before."""
+    """A site's checks and steps in any attempt of one job, after it has answered and saved the aggregated task."""
 
     config: SiteConfig
     job: JobSpec

@@ -74,7 +74,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Saved:
-    """What survives a killed process: the state after a task, and the task's answer."""
+    """The record that survives a killed process: the state after a task, and the task's answer."""
 
     task: str
     round: int

@@ -47,7 +47,7 @@ Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
 
 @dataclass(frozen=True)
 class CheckedDealing:
-    """What a site knows of a dealing that passed its checks."""
+    """The parts of a dealing that passed a site's checks."""
 
     transcript: bytes
     """Everything that the server opened of the dealing; the sites compare it with each other."""
@@ -200,7 +200,7 @@ class Dealer:
 
 @dataclass(frozen=True)
 class _OpenedDealing:
-    """What the server shows with a dealing: the members' coins, the digests of all parts, and the unused seeds."""
+    """The server's openings of a dealing: the members' coins, the digests of all parts, and the unused seeds."""
 
     coins: dict[str, bytes]
     parts: dict[str, bytes]

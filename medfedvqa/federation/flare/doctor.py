@@ -1,6 +1,6 @@
 """`medfedvqa doctor` checks the startup kit of a site, a server or an administrator, without starting anything.
 
-A check is a question, and what to do where the answer is bad: see `first`. Each party has a list of them.
+A check is a list of conditions, each with a problem and a remedy: see `first`. Each party has a list of them.
 """
 
 import os

@@ -197,7 +197,7 @@ def certificate_of(path: Path) -> x509.Certificate | None:
 
 
 def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) -> str | None:
-    """The value of a kind in the subject of a certificate's file; None if there is not exactly one."""
+    """The one value of a kind in a certificate file's subject; None if there is not exactly one."""
     certificate = certificate_of(path)
     try:
         values = certificate.subject.get_attributes_for_oid(kind) if certificate else []

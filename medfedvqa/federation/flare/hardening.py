@@ -1,8 +1,7 @@
 """The guard limits a site's FLARE processes, its couriers, to this project's jobs and a few commands.
 
-These processes hold no rows, models, keys or log: see `medfedvqa.vault`. The guard keeps whoever controls FLARE away
-from the account's other files, and uses FLARE's own interfaces only. FLARE makes `SiteGuard` from
-`local/egress__resources.json`.
+They hold no rows, models, keys or log: see `medfedvqa.vault`. The guard keeps whoever controls FLARE away from the
+account's other files, by FLARE's own interfaces only. FLARE makes `SiteGuard` from `local/egress__resources.json`.
 """
 
 import logging

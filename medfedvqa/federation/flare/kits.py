@@ -29,8 +29,7 @@ _ELSEWHERE = "an-other-party"
 
 
 def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
-    """Apply the changes of `SiteBuilder` to a site's or server's startup kit; returns the files written, relative to
-    it.
+    """Apply `SiteBuilder`'s changes to a site's or server's kit; returns the files written, relative to the kit.
 
     `storage`: for a server only, see `SiteBuilder`. A site gets a form of `site.yml` unless it has one. Files that are
     prepared already stay as they are. Raises `ConfigError` if the folder is not such a kit, or its files differ from

@@ -27,7 +27,7 @@ STOPPING = 10.0
 once: by then it has ended the party, and the party's next start continues the job."""
 
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
-"""Exit codes after such a request. FLARE asks no job process to end by a signal: it kills, by `terminate`."""
+"""Exit codes of a process that was asked to end. FLARE asks none by a signal: it kills, by `terminate`."""
 
 _logger = logging.getLogger(__name__)
 

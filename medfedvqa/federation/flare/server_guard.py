@@ -86,7 +86,7 @@ _LONGEST = COMPLETED_TASK_TTL + RETRY_WAIT
 """Seconds that an ended stream is remembered, whatever its sender wishes."""
 
 _MOST = 4096
-"""Ended streams that are remembered at a time; beyond them the one that is due first is forgotten."""
+"""The most ended streams that are remembered; beyond them the one that is due first is forgotten."""
 
 
 class _EndedStreams:
@@ -182,8 +182,7 @@ class UndecodedError(Exception):
 def decode_listed_only(*also: str) -> None:
     """Make this process decode only messages whose types are all in `LISTED` or `also`.
 
-    A decoding error, which FLARE sends to the sender, says nothing about the message; the local log has the error's
-    class.
+    A decoding error, which FLARE sends to the sender, quotes nothing; the local log has the error's class.
     """
     allowed = LISTED.union(also)
     unpack, section, load = patches.UNPACK.current(), patches.SECTION.current(), patches.LOAD.current()
