@@ -1,4 +1,4 @@
-"""`medfedvqa demo`: hospitals that train one model step by step, each of them alone beside it, and what that shows."""
+"""`medfedvqa demo`: trains hospitals together and each of them alone, step by step, and explains the result."""
 
 from pathlib import Path
 from typing import Any

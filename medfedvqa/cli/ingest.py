@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LINE_SECONDS = 60
-"""Seconds between two lines about the pace of a stage where there is no terminal."""
+"""Seconds between two lines about the pace of a stage, without a terminal."""
 
 
 def ingest(

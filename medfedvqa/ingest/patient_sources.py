@@ -26,7 +26,7 @@ class PatientSources:
     """All facts about patients. The repr shows none of them."""
 
     facts: Mapping[str, Facts] = field(default_factory=dict, repr=False)
-    """What the table says, by the keyed digest of the name that it uses for the image."""
+    """The table's facts, by the keyed digest of the name that it uses for the image."""
     persons: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     """The numbers of each person who has several, without case and white space; the first one stands for the person."""
     withdrawn: frozenset[str] = field(default=frozenset(), repr=False)

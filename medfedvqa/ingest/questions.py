@@ -30,7 +30,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 MAX_LETTERS = 4096
 """The most letters of a field."""
 FILE = "questions file"
-"""What errors call the file."""
+"""The name of the file in errors."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
 _NO_ANSWER = {"nan", "-nan", "<na>", "nat", "null", "#na", "nil"}
@@ -73,9 +73,8 @@ def read_questions(
     """Reads a questions file: `.jsonl`, `.ndjson` and `.json` as JSON, others as tables. Raises `DataError`.
 
     `own_organs`: organs that rows may name beside those of the list. `finds` receives what is noticed; if it collects
-    refusals, the rows that are refused are left out.
-
-    A million rows of 100 letters take about 500 MB of memory, since texts that recur are kept once.
+    refusals, refused rows are left out. A million rows of 100 letters take about 500 MB of memory, since texts that
+    recur are kept once.
     """
     options, finds, questions = options or TableOptions(), finds or TableFinds(), list[IngestedQuestion]()
     try:

@@ -21,7 +21,7 @@ FAINT, CERTAIN = 0.50, 0.90
 """The confidences from which an unread find among thin structures may be text, and from which three or four letters are
 text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
-"""The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
+"""The borders, as shares of a picture's sides, within which a mark is no anatomy: anywhere, and on black ground."""
 CENTRE = 0.2
 """The share of a picture's sides, from each end, that lies outside of its centre. In the centre nothing is blanked
 unread, not even on black ground: a mark there may belong to the table, beside the anatomy."""
@@ -33,7 +33,7 @@ _PART_OF_DATE = re.compile(r"0\d|\d\d\.\d\d")
 
 
 class FindKind(StrEnum):
-    """What a find is."""
+    """The kind of a find."""
 
     IDENTIFIER = "identifier"
     TEXT = "text"
@@ -150,7 +150,7 @@ def is_central(box: Box, picture: Array) -> bool:
 
 
 def _distance(box: Box, picture: Array) -> float:
-    """How far the middle of a box is from the nearest side of the picture, as a share of that side's length."""
+    """The distance of a box's middle from the nearest side of the picture, as a share of its width or height."""
     height, width = picture.shape
     left, top, right, bottom = box
     x, y = (left + right) / 2 / width, (top + bottom) / 2 / height

@@ -1,4 +1,4 @@
-"""Where text may stand in a picture: the finder searches these places alone.
+"""Finds where text may stand in a picture: the text finder searches these places alone.
 
 `benchmarks/text_gate.py` trains the network, of 8,045 weights, and measures its misses.
 """

@@ -159,7 +159,7 @@ def _is_same_line(one: Array, other: Array) -> bool:
 
 
 def line_gap(one: Array, other: Array) -> float:
-    """How far two parts of a line are apart, in heights of the line; infinite if they are not in one line."""
+    """The gap between two parts of a line, in heights of the line; infinite if they are not in one line."""
     longer, shorter = sorted((one, other), key=_long_side, reverse=True)
     height, across = short_side(longer), _across(longer)
     if not 1 / 1.6 <= short_side(shorter) / max(height, 1e-6) <= 1.6:
