@@ -1,7 +1,7 @@
 """A backup as an age file, which the program `age` opens too: encrypted and authenticated, in chunks of 64 KiB.
 
 With a key the file is encrypted to the recipient of an age identity. With a passphrase the identity is a fresh one,
-which stands before the file, in text, encrypted with the passphrase. The recipient stands nowhere: whoever has neither
+which comes before the file, in text, encrypted with the passphrase. The recipient is not stored: whoever has neither
 key nor passphrase can make no file that opens with them.
 
 Source: https://age-encryption.org/v1
@@ -26,7 +26,7 @@ _DAMAGED = "the backup is damaged, or the key or passphrase is not the one that 
 
 @dataclass(frozen=True)
 class BackupSecret:
-    """What a backup is encrypted with: an age identity, `AGE-SECRET-KEY-1...`, or a passphrase."""
+    """The secret that encrypts a backup: an age identity, `AGE-SECRET-KEY-1...`, or a passphrase."""
 
     kind: Literal["key", "passphrase"]
     secret: str
@@ -56,11 +56,11 @@ class _Target:
 
 @contextmanager
 def sealed(file: BinaryIO, secret: BackupSecret) -> Iterator[BinaryIO]:
-    """A stream whose content goes encrypted into `file`, which is whole once the context ends. Raises `OSError`."""
+    """A stream that encrypts its content into `file`, which is whole once the context ends. Raises `OSError`."""
     receive, send = os.pipe()
     with ThreadPoolExecutor(1) as thread:
         writing = thread.submit(_encrypt, receive, file, secret)
-        with suppress(BrokenPipeError), open(send, "wb") as stream:  # the thread says why it stopped to read
+        with suppress(BrokenPipeError), open(send, "wb") as stream:  # the thread says why it stopped reading
             yield stream
         writing.result()
 
@@ -80,7 +80,7 @@ def _encrypt(receive: int, file: BinaryIO, secret: BackupSecret) -> None:
 
 
 def unseal(file: BinaryIO, secret: BackupSecret, plain: BinaryIO) -> None:
-    """Writes the content of a file that `sealed` made. Raises `BackupError` if it does not hold, and `OSError`."""
+    """Decrypts a file that `sealed` made into `plain`. Raises `BackupError` if it is not authentic, and `OSError`."""
     target, (head, end, _) = _Target(plain), file.read(_MOST_HEAD).partition(_END)
     kind = "passphrase" if head.startswith(_BEGIN) else "key"
     if kind == "key" and not head.startswith(_AGE):

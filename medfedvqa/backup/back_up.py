@@ -48,10 +48,10 @@ _BUSY = "another backup of this site is being written into this folder: wait for
 
 
 def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSecret) -> tuple[Path, BackupManifest]:
-    """Writes a new backup, named by site and time, into `folder`; its path, and its description of itself.
+    """Writes a new backup, named by site and time, into `folder`; returns its path and its manifest.
 
-    The file is whole or absent. Raises `BackupError`, `LogError` for a log that does not hold, `LedgerError`
-    also for a ledger that is lost.
+    The file is whole or absent. Raises `BackupError`, `LogError` for a log that fails verification, `LedgerError` also
+    for a ledger that is lost.
     """
     require_ledger(config)
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What a backup of a site holds, by names that are the same wherever the site's folders are."""
+"""The files in a backup of a site, by names that do not depend on where the site's folders are."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ MANIFEST, EXPORT = "manifest.json", "ledger/export.jsonl"
 IDENTITY, AUDIT_KEY = "keys/identity", "keys/audit"
 AUDIT, STATE, KIT, LEDGER = "audit/", "state/", "kit/", "ledger/"
 LEDGER_FILES = (KEY_NAME, REGISTER, "withdrawn.json")
-"""What is in the backup beside the export of the ledger's journal; the register is in the ledger's own file."""
+"""Files in a backup besides the export of the ledger's journal; the site keeps the register in the ledger's file."""
 SITE_FILE = "site.yml"
 _KIT_FOLDERS = ("local", "startup")
 _DERIVED = ("tlog", "wire", "running")
@@ -59,7 +59,7 @@ def kit_of(site_file: Path) -> Path:
 def site_files(config: SiteConfig, site_file: Path) -> dict[str, Path]:
     """The site's files outside of its log and its ledger's journal, by their names in a backup.
 
-    Of `state` only what belongs to jobs that are over: an older state of a job that continues could open shares twice.
+    Of `state`, only the files of ended jobs: an older state of a job that continues could open shares twice.
     """
     kit, over = kit_of(site_file), jobs_that_are_over(config.audit)
     files = {IDENTITY: config.identity, AUDIT_KEY: config.audit_key}
@@ -85,7 +85,7 @@ def log_files(folder: Path) -> dict[str, Path]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a member of a backup may have this name: no path out of its folder has."""
+    """Whether a member of a backup may have this name, which must not lead out of its folder."""
     parts = name.split("/")
     listed = {MANIFEST, EXPORT, *(f"{LEDGER}{file}" for file in LEDGER_FILES)}
     return name in listed or (_NAME.fullmatch(name) is not None and not {"", ".", ".."} & set(parts))

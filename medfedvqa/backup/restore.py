@@ -1,8 +1,8 @@
-"""Takes a backup of a site back, without taking back what the site's patients have spent since.
+"""Restores a backup of a site, without undoing what the site's patients have spent since.
 
-What is at the site stays, where it is newer or different; what is missing, or older than in the backup, is replaced.
-Everything is prepared first, and then counts at once: see `medfedvqa.pending_files`. The ledger is joined and never
-replaced, so that no charge of either is lost.
+Files at the site stay, and missing ones are placed; a log that is older than the backup's is replaced. Everything is
+prepared first, and then takes effect at once: see `medfedvqa.pending_files`. The ledger is joined and never replaced,
+so that no charge of either is lost.
 """
 
 import shutil
@@ -39,7 +39,7 @@ CLOSED = "a backup was restored: what the job released after it is not known her
 
 @dataclass
 class Restored:
-    """What a restore did, by names of a backup's parts."""
+    """The result of a restore, by names of a backup's parts."""
 
     time: str
     """When the backup was made, UTC."""
@@ -58,9 +58,9 @@ class Restored:
 def restore(backup: Path, kit: Path, secret: BackupSecret, against: Collection[Path] = ()) -> Restored:
     """Restores a backup into a startup kit, or the folder of a `site.yml`, which is made if it is missing.
 
-    `against`: what others hold of the log, as for `audits.examination`; a backup of which they hold a later state is
-    refused. First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`,
-    `LedgerError`; nothing at the site has changed then, except that its ledger may have more charges.
+    `against`: others' evidence on the log, as for `audits.examination`; a backup is refused if they hold a later state.
+    First finishes a restore that was interrupted. Raises `BackupError`, `ConfigError`, `AuditError`, `LedgerError`;
+    nothing at the site has changed then, except that its ledger may have more charges.
     """
     kit = kit.resolve()
     unwritable = BackupError("the kit's folder cannot be written: restore as the site's own account")
@@ -95,7 +95,7 @@ class _Restore:
         """The files and folders to be placed, by their places."""
 
     def run(self) -> Restored:
-        """Checks, prepares and places."""
+        """Check everything, then prepare the files and put them in place; returns what was done."""
         processes = live_processes(self._config.audit, self._kit)
         if processes.site or processes.jobs:
             raise BackupError("the site runs: stop it, and restore then")
@@ -136,7 +136,7 @@ class _Restore:
             trial.unlink(missing_ok=True)
 
     def _take_log(self) -> bool:
-        """Whether the backup's log takes the place of the site's."""
+        """Whether the backup's log replaces the site's. Raises `BackupError` if neither log continues the other."""
         ours, theirs, backup = self._config.audit, self._backup.audit, self._backup.manifest
         present = verify(ours) if (ours / LOG_NAME).is_file() else Verdict(0, GENESIS)
         if not present.ok:

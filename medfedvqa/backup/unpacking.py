@@ -1,4 +1,4 @@
-"""Reads a backup into a folder, and checks all that it holds before anything of it is used."""
+"""Unpacks a backup into a folder, and checks everything in it before any of it is used."""
 
 import os
 import tarfile
@@ -28,7 +28,7 @@ _DAMAGED = "the backup is not one that this software writes: restore an older on
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A backup whose parts hold, unpacked into `folder`."""
+    """A verified backup, unpacked into `folder`."""
 
     folder: Path
     manifest: BackupManifest
@@ -42,12 +42,12 @@ class Unpacked:
         return self.folder / AUDIT
 
     def files(self, part: str) -> dict[str, Path]:
-        """The files whose names begin so, by the rest of their names."""
+        """The files of a part, such as `state/`, by their paths in it."""
         paths = (path for path in (self.folder / part).rglob("*") if path.is_file())
         return {str(path.relative_to(self.folder / part)): path for path in sorted(paths)}
 
     def make_ledger(self) -> None:
-        """Makes the ledger in the unpacked folder of the backup's records, as they are. Raises `LedgerError`."""
+        """Makes a ledger in the unpacked folder from the backup's records, unchanged. Raises `LedgerError`."""
         assert self.book.origin is not None
         with closing(Ledger(self.folder / LEDGER, self.book.origin[0], self.book.store)) as ledger:
             ledger.import_(self.folder / EXPORT)

@@ -70,7 +70,7 @@ def answer(
 
 
 def _report_writer(path: Path, picture: bytes) -> Callable[[str, Answers, "Proportion"], None]:
-    """What writes the Structured Report; a picture to which none can refer is refused before anything is answered."""
+    """The function that writes the Structured Report. Refuses at once a picture that no report can refer to."""
     from medfedvqa.answering.structured_report import source_of, structured_report
     from medfedvqa.atomic_files import PRIVATE, write_whole
 

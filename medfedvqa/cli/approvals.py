@@ -139,7 +139,7 @@ def _facts(config: "SiteConfig", waiting: "Waiting", job: "JobSpec") -> list[tup
 
 
 def _forecast(config: "SiteConfig", job: "JobSpec") -> str:
-    """What the noise would leave of the job's result if all sites were like this one. Its patients are counted here."""
+    """A sentence on what the noise would leave of the gain if all sites were like this one. Counts its patients."""
     from medfedvqa.data import load_site
     from privacy.errors import AccountingError
     from privacy.forecast import kept, noise_over_signal, trained_numbers

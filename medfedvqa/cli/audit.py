@@ -1,4 +1,4 @@
-"""`medfedvqa audit`: what left each site, and whether its log is whole, complete and what others hold of it."""
+"""`medfedvqa audit`: what left each site, and whether its log is whole, complete and as others hold it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`medfedvqa audit neighbours`: what one patient changes of what leaves a site, beside the noise that is charged."""
+"""`medfedvqa audit neighbours`: how much one patient changes what leaves a site, beside the charged noise."""
 
 import json
 from dataclasses import asdict
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DRAWN = "site-001"
 """A site of the phantom set with twelve patients."""
 CASES = ({"sample_rate": 1.0, "patient_rows": 8}, {"sample_rate": 0.5, "patient_rows": 4})
-"""Every patient in every step, and half of them, of whom some have more rows than are kept."""
+"""Settings with every patient in every step, and with half of them, where some have more rows than are kept."""
 
 
 def neighbours_command(

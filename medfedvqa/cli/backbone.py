@@ -60,7 +60,7 @@ def check_command(name: NameArgument, file: FileOption = None, as_json: JsonOpti
 
 
 def _loaded(name: str, file: Path) -> dict[str, Any]:
-    """What loading says. Raises `BackboneError`, `ConfigError`."""
+    """The facts about a backbone that loading it shows. Raises `BackboneError`, `ConfigError`."""
     if "@" not in name:
         raise ConfigError("--file belongs to a name with @, such as ViT-B-32@mine: other names have no local file")
     # torch takes seconds to import.

@@ -25,7 +25,7 @@ _MOST = 4096
 
 
 def secret_of(key: Path | None, passphrase_file: Path | None, new: bool) -> "BackupSecret":
-    """What a backup is encrypted with. `new`: a key that is missing is made, and a passphrase is asked for twice.
+    """The key or the passphrase of a backup. `new`: makes a missing key, and asks for a passphrase twice.
 
     Raises `BackupError`.
     """

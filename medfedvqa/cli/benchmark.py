@@ -101,7 +101,7 @@ def planned_grid(
     questions: options.QuestionsName = "closed",
     cut: str = "organ",
 ) -> "Grid":
-    """The runs that a command's options ask for; `changes` are those of the common budget.
+    """The runs that a command's options ask for; `changes` are changes to the common budget.
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
@@ -207,7 +207,7 @@ def regime_with(listed: str, grid: "Grid") -> "Regime":
 
 
 def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for an option that none of the methods has, or of which a row has a value of its own.
+    """Raises `ConfigError` for an option that none of the methods has, or for which a row has its own value.
 
     A row with a schedule of its own counts other things than the budget does, and keeps its values. A method ignores
     options that it lacks; those of a table's common budget are never refused for that, so that split learning alone
@@ -267,7 +267,7 @@ def numbers(listed: str) -> list[int]:
 
 
 def complete(console: Terminal, grid: "Grid", workers: int) -> None:
-    """Run what is missing of the grid, with a bar on a terminal and a line per run elsewhere."""
+    """Run the missing runs of the grid, with a bar on a terminal and a line per run elsewhere."""
     from rich.progress import Progress
 
     from medfedvqa.research.benchmark.grid import run

@@ -60,7 +60,7 @@ def check_command(
 
 
 def _public_set(console: Terminal, root: Path) -> None:
-    """A folder of public pictures, for the methods that learn from one."""
+    """Print what a folder of public pictures holds, and how to train with it."""
     from medfedvqa.data.public_sets import read_public
 
     digest, pairs = read_public(root)
@@ -97,7 +97,7 @@ def _script(text: str) -> str:
 
 
 def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) -> Iterable[str]:
-    """What a run would find one at a time: pictures without a file, and those that are still packed."""
+    """A sentence on pictures that are missing, empty or still packed; a run would report one at a time."""
     from medfedvqa.data import layouts
 
     absent = [] if layout.reader == "parquet" else list(layouts.absent(rows))
@@ -111,7 +111,7 @@ def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) 
 
 
 def _repeated(rows: "list[Row]") -> Iterable[str]:
-    """Test questions that the training rows ask of the same picture: their accuracy would be no test."""
+    """A note on test questions that other parts ask of the same picture: their accuracy would be no test."""
     from medfedvqa.public_answers import fold
 
     trained = {(row.image, fold(row.question)) for row in rows if row.split != "test"}
@@ -121,7 +121,7 @@ def _repeated(rows: "list[Row]") -> Iterable[str]:
 
 
 def _dotted(answers: Iterable[str]) -> Iterable[str]:
-    """Spellings of one answer, which a person would not count as two."""
+    """A note on answers that differ from another one by a final dot alone."""
     classes = set(answers)
     if dotted := [answer for answer in classes if answer.endswith(".") and answer.rstrip(".") in classes]:
         yield f"{len(dotted)} answers differ from another by a final dot alone, and are classes of their own"

@@ -1,4 +1,4 @@
-"""`medfedvqa demo`: hospitals that train one model step by step, each of them alone beside it, and what that shows."""
+"""`medfedvqa demo`: trains hospitals together and each of them alone, step by step, and explains the result."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from medfedvqa.cli.run import announced, finish, watched
 
 METHOD = "fedavg"
 DEMO_OPTIONS: dict[str, Any] = {"schedule": "stepwise", "tuning": "classifier", "finish_epochs": 10}
-"""A head on frozen features: what lies below is computed once, so that 200 steps take minutes on two cores. Finishing
-is what each site compares the model with: the same one, trained alone."""
+"""A head on frozen features, which are computed once, so that 200 steps take minutes on two cores. With finishing, each
+site also trains the same model alone, for comparison."""
 HOSPITALS, DRAWN_HOSPITALS = 2, 3
-"""Of each organ, and of the phantom set, whose pictures need fewer rows. Where an organ has one hospital, there is
-little to gain (docs/benchmark.md)."""
+"""Hospitals of each organ, and of each in the phantom set, whose pictures need fewer rows. With one hospital for an
+organ there is little to gain (docs/benchmark.md)."""
 NEXT = """
 What to do next: {out}/plots/together.png shows each hospital alone and together.
 {activate}  medfedvqa audit show {out}
@@ -63,7 +63,7 @@ def demo(
 
 
 def activation() -> str:
-    """How the shell finds the command, where it does not: `make` starts it from an environment that is not active."""
+    """The step that activates the environment of `make`; empty if the shell finds the command already."""
     import shutil
     import sys
 

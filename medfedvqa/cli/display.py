@@ -14,7 +14,7 @@ from medfedvqa.evaluation.accuracy_table import ABSENT, COUNTED, AnswerWay, Entr
 MARGIN = 3
 """Columns between two columns of the table."""
 BOLD = ("released", "finished", "kept_accuracy")
-"""The rows of the method itself."""
+"""The columns with the method's own results."""
 
 
 def show_results(console: Console, results: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def cell(entry: Entry, narrow: bool = False) -> str:
 
 
 def _width(labels: list[str], ways: list[AnswerWay]) -> int:
-    """The columns that the table takes with each interval beside its accuracy."""
+    """The table's width, in columns of the terminal, with each interval beside its accuracy."""
     first = max(len(line) for label in labels for line in label.split("\n"))
     cells = (max(len("61.2 [52.1, 69.6]"), len(max(way.label.split(), key=len))) for way in ways)
     return first + MARGIN + sum(width + MARGIN for width in cells)

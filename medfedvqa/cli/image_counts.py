@@ -1,4 +1,4 @@
-"""What the commands share that fill a folder for `medfedvqa ingest`: bounded memory, a bar, and counts of outcomes."""
+"""Shared by the commands that fill a folder for `medfedvqa ingest`: bounded memory, a bar, and counts of outcomes."""
 
 import resource
 from collections.abc import Callable, Mapping

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LINE_SECONDS = 60
-"""Seconds between two lines about the pace of a stage where there is no terminal."""
+"""Seconds between two lines about the pace of a stage, without a terminal."""
 
 
 def ingest(
@@ -147,7 +147,7 @@ def _stage_bars(console: Terminal, seconds: Callable[[], float] = monotonic) -> 
 
 
 def _pace(done: int, left: int, seconds: float) -> str:
-    """How many are done in an hour, and the time that is left; nothing before one is done."""
+    """The number done per hour and the time left, as the end of a line; empty before one is done."""
     if done < 1 or seconds <= 0:
         return ""
     minutes = round(left * seconds / done / 60)

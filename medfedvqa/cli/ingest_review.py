@@ -49,7 +49,7 @@ def review(
 
 
 def _parsed(text: str) -> tuple[str, tuple[int, ...]]:
-    """The picture and the box of an added box."""
+    """The picture's id and the box in a value of `--add`. Raises `ConfigError`."""
     match = _ADDED.fullmatch(text)
     if match is None:
         raise ConfigError("--add is PICTURE:LEFT,TOP,RIGHT,BOTTOM, with the picture's id as the sheet has it")

@@ -56,7 +56,7 @@ def slices(
 
 
 def _window(text: str) -> "Window | None":
-    """The window of a text such as `-160,240`; None if it is empty. Raises `DataError`."""
+    """The window in a text such as `-160,240`; None if it is empty. Raises `ConfigError` or `DataError`."""
     from medfedvqa.ingest.volume_slices import Window
 
     if not text:

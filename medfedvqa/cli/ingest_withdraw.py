@@ -70,7 +70,7 @@ def withdraw(
 def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[PatientUse, bool]]:
     """The jobs that opened at a site which held rows of the patient, and whether they ran under differential privacy.
 
-    The ledger has the patients of those that did.
+    For those that did, the ledger knows the patients.
     """
     from audits import Event, read
     from audits.log_files import segments

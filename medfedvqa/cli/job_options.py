@@ -13,14 +13,14 @@ from medfedvqa.federation.job_choices import JobChoices
 Choices = Mapping[str, Any]
 NO_CHOICES: Choices = {}
 _KINDS: Mapping[str, Any] = {"secagg": Literal["masks", "crypten"] | None, "committee": str | None}
-"""The types of the options whose fields have more than one; without them the field keeps its default."""
+"""The types of options whose fields accept several types; if not given, they leave the field's default."""
 _METAVARS = {"committee": "N|NAME,NAME,.."}
 
 
 def with_job_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that has an option for each field of a job in place of its parameter `choices`.
+    """Gives a command an option for each field of a job, in place of its parameter `choices`.
 
-    The command gets the values there, by the names of their fields. `defaults` are its own, where they differ.
+    The command gets the values in `choices`, by the names of the fields. `defaults`: its own ones, where they differ.
     """
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:

@@ -78,7 +78,7 @@ def export_command(
 
 
 def _show_reads(terminal: Terminal, job: "JobSpec") -> None:
-    """What the server can read of a site in this job, in a table that fits a terminal of 80 columns."""
+    """Print what the server can read of a site in this job, in a table that fits a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
 

@@ -88,7 +88,7 @@ def join(
 
 
 def remarks(data: "SiteData", organs: tuple[str, ...], answers: tuple[str, ...]) -> list[str]:
-    """Sentences on what the model of other hospitals cannot know of this one. They stay on this machine."""
+    """Sentences on what the model of other hospitals cannot know about this one. They stay on this machine."""
     from medfedvqa.data import numbered
     from medfedvqa.data.hospitals import organ_of
 

@@ -56,18 +56,18 @@ def word_for(kind: Any) -> str:
 
 
 LEFT_OUT = {"--secagg": ("masks", "crypten")}
-"""The values of options whose value may be left out, which means the first. Typer (0.29) requires all values."""
+"""The values of options that may stand without a value, which means the first. Typer (0.29) requires a value."""
 
 NAMES_OF_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class CommandSource(NamedTuple):
-    """Where a command is: a module below `medfedvqa.cli`, and the function in it."""
+    """The place of a command: a module below `medfedvqa.cli`, and the function in it."""
 
     module: str
     function: str
     parts: "Mapping[str, CommandSource]" = {}
-    """Commands that take the place of this one if its first argument is their name."""
+    """Subcommands: one of them runs instead if the first argument is its name."""
 
     @property
     def summary(self) -> str:

@@ -36,7 +36,7 @@ def set_words(incomplete: str) -> list[str]:
 
 
 def checked_backbone(name: str) -> str:
-    """The name. Raises `BackboneError`, before torch and any data are read, for one that cannot be used."""
+    """The name, unchanged. Raises `BackboneError`, before torch and data are loaded, for one that cannot be used."""
     if name not in ("", "auto"):
         # Help and completion need no names of architectures.
         from medfedvqa.backbone_names import check

@@ -118,7 +118,7 @@ def ledger_command(
 
 
 def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
-    """Copy the charges of a site's earlier ledger to the ledger of its store; the number of records."""
+    """Copy the charges of a site's earlier ledger to the ledger of its store; returns the number of records."""
     from medfedvqa.federation.job_budget import store_of
     from medfedvqa.ingest.ledger_binding import note_head
     from medfedvqa.ingest.store import read_store

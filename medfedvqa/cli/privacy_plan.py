@@ -110,7 +110,7 @@ def _show(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
 def _forecast(
     job: "JobSpec", planned: list[tuple["DPEvent", ...]], federation: str | None, pilot: Path | None
 ) -> dict[str, Any] | None:
-    """What `privacy.forecast` expects for a federation; None where none is given. Raises `ConfigError`."""
+    """The forecast of `privacy.forecast` for a federation; None if none is given. Raises `ConfigError`."""
     from privacy.errors import AccountingError
     from privacy.forecast import kept, noise_over_signal, trained_numbers
 

@@ -72,7 +72,7 @@ class Stages:
         self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
 
     def is_flat(self, patience: int) -> bool:
-        """Whether this many rounds have not been better, by released validation accuracy, than the best one before."""
+        """Whether no round of the last `patience` exceeded the best released validation accuracy before them."""
         return rounds_since_best(self._curve) >= patience
 
     def _end_round(self, accuracy: float | None) -> None:

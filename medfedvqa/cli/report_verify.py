@@ -79,7 +79,7 @@ def registry_command(
 def joined_of(folders: list[Path], keys: list[str] | None) -> "JoinedReport":
     """The joined report of these reports.
 
-    Raises `ConfigError` for a report that is broken, or that another key signed than the one in `keys` for its site.
+    Raises `ConfigError` for a report that is broken, or is signed by another key than `keys` has for its site.
     """
     from privacy.report import SourceReport, join, read_report, verify_report
     from privacy.report.report_files import JSON

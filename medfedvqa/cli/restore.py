@@ -1,4 +1,4 @@
-"""`medfedvqa restore`: takes a backup of a site back, or only reads it."""
+"""`medfedvqa restore`: restores a site from a backup, or only reads the backup."""
 
 import json
 from dataclasses import asdict

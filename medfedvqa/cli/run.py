@@ -172,7 +172,7 @@ def watched(
 
 @contextmanager
 def _stages(launch: "Launch", progress: "Terminal") -> Iterator[tuple["Stages", Callable[[], bool]]]:
-    """Shows the stages of a launch; also yields whether the user has asked to stop."""
+    """Shows the stages of a launch; yields them, and a function that says whether the user asked to stop."""
     from medfedvqa.cli.progress import Stages
 
     method = launch.job.build()

@@ -11,7 +11,7 @@ from rich.text import Text
 from audits.escaping import NAME, SENTENCE, for_terminal, number, visible
 
 HANGING = 8
-"""The indent of the rest of a line that is wider than the terminal; lines begin further to the left."""
+"""The indent, in columns, of the rest of a wrapped line; lines themselves begin further to the left."""
 
 
 class Terminal(Console):

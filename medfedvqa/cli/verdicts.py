@@ -1,4 +1,4 @@
-"""How verdicts are shown on a terminal."""
+"""Shows verdicts on a terminal."""
 
 from audits import Judgement, VerdictState
 from medfedvqa.cli.terminal import Terminal, plain, sentence

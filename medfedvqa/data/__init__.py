@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from audits.lazy_imports import at_first_use
 
-# At once, as this function has the name of its module, which would take its place here.
+# Imported at once: the function has its module's name, and the module would take its place here.
 from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def holds(reader: str, folder: Path) -> bool:
 
 
 def _root_of_all(reader: str, root: Path | None) -> Path | None:
-    """The folder with a folder for each of several sets; None if all of them are drawn."""
+    """The folder that holds one for each of several sets; None if all are drawn. Raises `DataError`."""
     reader_function(reader)
     names = [name for name in sets_of(reader) if name != PHANTOM]
     folder = _folder(root)

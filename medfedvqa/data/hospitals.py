@@ -1,4 +1,4 @@
-"""Several hospitals of one organ: a site's patients dealt out, whole, by a digest of each patient's key alone."""
+"""Deals an organ's patients out to several hospitals, each patient whole, by a digest of the patient's key alone."""
 
 import re
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def load_site(
 
 
 def sites_of(cut: Cut, reader: str, root: Path | None, questions: Questions = "closed") -> tuple[str, ...]:
-    """The names of a set's sites under a cut, which have such questions. Raises as `read` and `Cut.names` do."""
+    """The names of the sites into which a cut divides a set's questions. Raises as `read` and `Cut.names` do."""
     data = read(reader, root)
     return (
         names(data.organs, cut.sites or 1)
@@ -69,7 +69,7 @@ def sites_of(cut: Cut, reader: str, root: Path | None, questions: Questions = "c
 
 
 def names(organs: Sequence[str], count: int) -> tuple[str, ...]:
-    """The names of this many hospitals of each organ; for one, the organs' own."""
+    """The names of `count` hospitals of each organ; the organs' own names if it is 1."""
     if count == 1:
         return tuple(organs)
     return tuple(Hospital(organ, number, count).name for organ in organs for number in range(1, count + 1))

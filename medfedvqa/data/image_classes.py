@@ -1,4 +1,4 @@
-"""Pictures in folders of classes, without questions: FedDAT's Table 1 on DomainNet (X. Peng et al., ICCV 2019), or own.
+"""Pictures in folders of classes, without questions: those of DomainNet (X. Peng et al., ICCV 2019), or your own.
 
 A site is a folder, a class a folder in it: `SITE/CLASS/FILE`. Every row has one question, and its answer is the class.
 Where DomainNet's lists `SITE_train.txt` and `SITE_test.txt` lie beside the site's folder, they say the parts. Else a
@@ -25,7 +25,7 @@ from medfedvqa.errors import DataError
 QUESTION = "What does the picture show?"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
 TESTED = 0.25
-"""The share of pictures for testing where no list says it, on average."""
+"""The expected share of pictures for testing, if no list names the parts."""
 
 
 TABLE = "labels.csv"
@@ -84,7 +84,7 @@ def _read_table(root: Path) -> VQAData:
 
 
 def _of_line(root: Path, line: dict[str, str], targets: list[str], number: int, first: int) -> Iterator[Row]:
-    """A picture's row for its label, or for each finding that the table tells. Raises `DataError`."""
+    """A picture's row for its label, or one for each finding that the table gives. Raises `DataError`."""
     name, patient, site = (line[column].strip() for column in COLUMNS)
     # A patient's pictures are in one part, which depends on no other patient.
     split = line.get("split", "").strip() or _part(f"{site}/{patient}")

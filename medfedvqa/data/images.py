@@ -1,4 +1,4 @@
-"""From a picture file to the square tensor that a backbone sees."""
+"""Turns a picture file into the square tensor that a backbone takes."""
 
 import warnings
 from functools import lru_cache
@@ -41,11 +41,10 @@ def square(levels: np.ndarray, size: int) -> torch.Tensor:
 def load_image(path: Path | BinaryIO, size: int, row: int, colour: bool = False) -> torch.Tensor:
     """Reads one picture, from its file or from bytes in memory, as float32 [1, size, size] in 0..1.
 
-    With `colour` it is [3, size, size] if it has any.
-
-    What is transparent is black. Raises `DataError` with the row's index, never the file's name, if the file is
-    missing, cannot be decoded, names no white, or exceeds Pillow's limit against decompression bombs (about 89 million
-    pixels), which is checked before anything is decoded.
+    With `colour`, a picture that has colour is [3, size, size]. Transparent pixels are black. Raises `DataError` with
+    the row's index, never the file's name, if the file is missing, cannot be decoded, does not say which level is
+    white, or exceeds Pillow's limit against decompression bombs (about 89 million pixels), which is checked before
+    decoding.
     """
     try:
         with warnings.catch_warnings():

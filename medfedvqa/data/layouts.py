@@ -1,4 +1,4 @@
-"""The forms in which people have public data sets, each with what identifies its folder. Without torch."""
+"""The folder layouts of public data sets, each with the files that identify it. Loads no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from medfedvqa.data.schema import Row, VQAData
 
 @dataclass(frozen=True)
 class SetLayout:
-    """A form of a set."""
+    """One layout of a set."""
 
     reader: str
     """The name by which `--data` asks for it."""
@@ -48,7 +48,7 @@ LAYOUTS = (
 
 
 def of_reader(reader: str) -> tuple[SetLayout, ...]:
-    """The forms that a reader reads; none for one that reads no public set."""
+    """The forms that a reader reads; none for a reader of other data than public sets."""
     return tuple(layout for layout in LAYOUTS if layout.reader == reader)
 
 
@@ -58,7 +58,7 @@ def marks(layout: SetLayout) -> str:
 
 
 def expected(reader: str) -> str:
-    """What the folder of a reader's set holds at least, for a sentence."""
+    """The files that the folder of a reader's set must hold, for a sentence."""
     return " or ".join(f"'{layout.marks[0]}'" for layout in of_reader(reader))
 
 

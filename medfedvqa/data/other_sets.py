@@ -2,7 +2,7 @@
 
 PathVQA (He et al., 2020) as its authors' pickles, VQA-Med 2019 (Ben Abacha et al., CLEF 2019), VQA v2 on COCO (Y. Goyal
 et al., CVPR 2017), and any set whose parquet files hold pictures beside questions and answers, as on the Hugging Face
-Hub. The picture is the privacy unit. What names no organ is one site.
+Hub. The picture is the privacy unit. A set that names no organs is one site.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def read_path_vqa(root: Path) -> VQAData:
 
 
 def read_vqa_med(root: Path) -> VQAData:
-    """VQA-Med 2019: lines `picture|question|answer`, of the test rows with a category between. Raises `DataError`."""
+    """VQA-Med 2019: lines `picture|question|answer`; test rows have a category in between. Raises `DataError`."""
     rows: list[Row] = []
     for split, (pattern, folder) in MED_FILES.items():
         for path in sorted(root.glob(pattern)):
@@ -96,9 +96,9 @@ def read_coco_vqa(root: Path) -> VQAData:
 
 
 def read_parquet(root: Path) -> VQAData:
-    """All parquet files of a folder, their parts by the beginning of their names. Pictures stay in the files.
+    """The rows of a folder's parquet files, in parts by the files' names. Pictures stay in the files.
 
-    Rows are read a few at a time: a file may be larger than the memory. Equal pictures are one.
+    Rows are read a few at a time: a file may be larger than the memory. Equal pictures are one. Raises `DataError`.
     """
     rows: list[Row] = []
     places: dict[str, tuple[Path, int]] = {}
@@ -186,7 +186,7 @@ class _ParquetPictures:
         self._batches: Iterator[Any] = iter(())
 
     def bytes_of(self, place: int) -> bytes:
-        """The picture of a row. One that lies before those in memory is looked for from the file's start."""
+        """The picture of a row. Reads from the file's start to one that lies before those in memory."""
         from pyarrow.parquet import ParquetFile
 
         if not self._pictures or place < self._first:

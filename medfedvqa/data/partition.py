@@ -32,7 +32,7 @@ class Split:
     validation: float = 0.15
     """Expected share of the train patients held out where the set publishes no validation rows; `official` only."""
     questions: Questions = "closed"
-    """The kind of questions that there are; a question without a published answer is never one of them."""
+    """The kind of questions that the parts hold; a question without a published answer is never one of them."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("official", "patient"):

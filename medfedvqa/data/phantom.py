@@ -120,7 +120,7 @@ SITES = {
 }  # fmt: skip
 ORGANS = tuple(SITES)
 PATIENTS_OF_MANY = 12
-"""Patients of each of many simulated sites. They are few, so that a hundred sites fit a laptop."""
+"""Patients at each of many simulated sites; few, so that a hundred sites fit on a laptop."""
 
 
 def organs(sites: int) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
 
 @lru_cache(maxsize=1024)
 def _drawn(scene: Scene, size: int) -> torch.Tensor:
-    """Kept, since the sites and jobs of one process ask for the same pictures again; at 128 pixels these are 64 MiB."""
+    """Cached, since a process's sites and jobs ask for the same pictures again; at 128 pixels they take 64 MiB."""
     return square(draw(scene), size)
 
 

@@ -52,7 +52,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of one picture. `seed` decides all the rest of it."""
+    """The content of one picture. `seed` decides everything else in it."""
 
     anatomy: str
     body: Body

@@ -18,7 +18,7 @@ Load = Callable[[Row, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a picture comes from."""
+    """The origin of a picture: a row that shows it, and functions that load it."""
 
     row: Row
     """A row that shows it."""
@@ -51,11 +51,11 @@ class Pictures:
         return Pictures(replace(each, load=load(each.load), coloured=load(each.coloured)) for each in self._sources)
 
     def blank(self) -> "Pictures":
-        """As many pictures, all of them black."""
+        """The same number of pictures, all of them black."""
         return self.changed(lambda _: lambda _, size: torch.zeros(1, size, size))
 
     def changed(self, change: Callable[[Load], Load]) -> "Pictures":
-        """As many pictures, which are loaded by what `change` makes of the functions that load these."""
+        """The same number of pictures; `change` makes each loading function from the one of the picture here."""
         return Pictures(Source(each.row, change(each.load), change(each.coloured), True) for each in self._sources)
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Pictures:
     def file(self, number: int) -> tuple[int, str]:
         """The index of a row that shows the picture, and the SHA-256 of its file, in hexadecimal.
 
-        Raises `DataError` for a picture that is no file, or another than the file's.
+        Raises `DataError` for a picture that has no file, or that differs from its file.
         """
         source = self._sources[number]
         try:
@@ -85,7 +85,7 @@ class Pictures:
         )
 
     def contents(self) -> list[str]:
-        """The SHA-256 of each picture's file, in hexadecimal; of a picture that a set draws, its name."""
+        """The SHA-256 of each picture's file, in hexadecimal; for a picture that a set draws, its name."""
         return [
             self.file(number)[1] if source.row.image.is_file() else source.row.image.name
             for number, source in enumerate(self._sources)

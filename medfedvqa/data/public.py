@@ -64,7 +64,7 @@ class DrawnPairs:
 
     @property
     def questions(self) -> PublicQuestions:
-        """As many questions as have an opposite: words alone are right half of the time, as in the phantom set."""
+        """The questions that come in opposite pairs: words alone are right half of the time, as in the phantom set."""
         rows = [row for anatomy in ORGANS for kind in QUESTIONS for row in self._opposites(anatomy, kind)]
         pictures, questions, answers = zip(*rows, strict=True) if rows else ((), (), ())
         return PublicQuestions(pictures, questions, answers)

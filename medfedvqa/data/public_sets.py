@@ -71,7 +71,7 @@ def held_out_pairs(count: int, digest: str | None = None, learned: int = 0) -> P
 
 
 def own_pairs(digest: str) -> FolderPairs:
-    """The set of this digest. Raises `ConfigError` if this process knows no such folder, `DataError` for its faults."""
+    """The set with this digest. Raises `ConfigError` if its folder is not known here, `DataError` for its faults."""
     folder = os.environ.get(PUBLIC_FOLDER)
     if not folder:
         where = f"${PUBLIC_FOLDER}, or at a site as public_set in site.yml"

@@ -11,7 +11,7 @@ from medfedvqa.errors import DataError
 MAX_ROWS = 1 << 28
 """The largest file of rows, bytes."""
 POINTER = b"version https://git-lfs"
-"""How Git LFS begins the text that it puts in a file's place until the file itself is fetched."""
+"""The beginning of the text that Git LFS puts in a file's place until the file itself is fetched."""
 ANSWER_TYPES = {"CLOSED": True, "OPEN": False}
 
 

@@ -19,8 +19,8 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "image-classes": "medfedvqa.data.image_classes:read",
     }
 )
-"""Where the function is that reads a set from its folder, in its publisher's layout, or a hospital's own as
-`medfedvqa ingest` makes it: a module, and the name in it, that are imported when the set is named."""
+"""By reader, the `module:name` of the function that reads a set from its folder, in a published layout or as the store
+that `medfedvqa ingest` makes. The module is imported when the set is named."""
 
 READERS = (*FOLDERS, "phantom")
 """The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
@@ -81,7 +81,7 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
 
 
 def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0) -> VQAData:
-    """The data set. Of the phantom set, only the `organ` is drawn if one is named.
+    """The data set; if an `organ` is named, the phantom set is drawn for that organ alone.
 
     `root` is the set's folder, `seed` draws the phantom set; other readers ignore what they do not need.
     Raises `ConfigError` for an unknown reader, `DataError` for a missing root, a malformed file or an organ that the

@@ -1,4 +1,4 @@
-"""Other cuts of a data set into sites than by organ: by question type, by modality, at random, by Dirichlet draws.
+"""Cuts of a data set into sites other than by organ: by question type, by modality, at random, by Dirichlet draws.
 
 A patient is whole: it is at one site only. Where a site holds one kind of rows, a patient's other rows are left out.
 Dirichlet draws follow T. Hsu, H. Qi and M. Brown, "Measuring the Effects of Non-Identical Data Distribution for
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(halves|dirichlet|quantity)(?:-([0-9]+(?:p[0-9]+)?))?-[1-9]
 
 @dataclass(frozen=True)
 class Cut:
-    """How a set is cut into sites. `sites`: the number of sites, of hospitals for each organ; 0: as many as organs."""
+    """A cut of a set into sites. `sites`: the number of sites, or of hospitals for each organ; 0: as many as organs."""
 
     kind: str = "organ"
     sites: int = 0
@@ -107,7 +107,7 @@ class Cut:
         return f"{_KINDS[self.kind]}-{slug}"[:32] if slug else ""
 
     def _by_kind(self, rows: Sequence[Row]) -> dict[str, str]:
-        """Each patient's site: of the kinds that the patient has rows of, the one with the fewest rows so far."""
+        """Each patient's site: among the kinds of the patient's rows, the one with the fewest rows so far."""
         place, sizes = dict[str, str](), defaultdict[tuple[str, str], int](int)
         for part, patients in _patients(rows).items():
             for patient, own in patients:
@@ -142,7 +142,7 @@ def patient_digest(key: str) -> bytes:
 
 
 def _patients(rows: Iterable[Row]) -> dict[str, list[tuple[str, list[Row]]]]:
-    """The patients, in order of digests of their keys, with their rows, by the rarest of the parts that they are in."""
+    """Patients with their rows, in order of key digests, grouped by `test`, else `validate`, else `train`."""
     own: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         own[row.patient].append(row)

@@ -109,7 +109,7 @@ class SiteData:
         return {part: len(set(rows.patients.tolist())) for part, rows in zip(PARTS, self.parts, strict=True)}
 
     def only(self, part: Part, row: int) -> "SiteData":
-        """A site whose only row is this test row. Raises `DataError` for a row that does not exist."""
+        """A site that has this row alone, as a test row. Raises `DataError` for a row that does not exist."""
         rows: Examples = getattr(self, part)
         if not 0 <= row < len(rows):
             raise DataError(f"the site has {len(rows)} rows of the part '{part}', numbered from 0")
@@ -149,8 +149,8 @@ class SiteData:
 def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...] | None = None) -> SiteData:
     """Like `load_site`, from a data set in memory.
 
-    With a public answer space, no train rows are refused and none are required: whether a site trains would reveal
-    something about its patients.
+    With a public answer space, a site needs no train rows: whether it has any would reveal something about its
+    patients.
     """
     rows = partition(data, organ, split)
     if answers is None and not rows.train:

@@ -52,7 +52,7 @@ def _rows(root: Path) -> Iterator[Row]:
 
 
 def other_languages(root: Path) -> int:
-    """The number of rows that are left out."""
+    """The number of rows in other languages than English, which `read` leaves out."""
     parts = (read_rows(root / f"{split}.json") for split in SPLITS)
     return sum(language_of(raw, index) != "en" for part in parts for index, raw in enumerate(part))
 

@@ -10,7 +10,7 @@ from medfedvqa.errors import DataError
 
 QUESTIONS = "VQA_RAD Dataset Public.json"
 PARTS = {"train": "trainset.json", "test": "testset.json"}
-"""The files in which MEVF and M2I2 spread the set."""
+"""The files in which MEVF and M2I2 distribute the set."""
 IMAGES = ("VQA_RAD Image Folder", "images", "imgs")
 """The folder of pictures, in the published form and in copies."""
 ORGANS = {"CHEST": "chest", "ABD": "abdomen", "HEAD": "head"}

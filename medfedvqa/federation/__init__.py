@@ -1,1 +1,1 @@
-"""Who carries messages between server and sites: this process, or NVIDIA FLARE."""
+"""Carries messages between server and sites, in this process or through NVIDIA FLARE."""

@@ -52,7 +52,7 @@ class _History:
     admitted: bool = False
     """Whether this very job was admitted before."""
     other: bool = False
-    """Whether another job was admitted under this one's id, which no submitter signs."""
+    """Whether another job was admitted under this job's id; submitters do not sign the id."""
     nonces: set[str] = field(default_factory=set)
     """The nonces of other jobs."""
     permit: str = ""
@@ -118,7 +118,7 @@ class Admission:
 
     @contextmanager
     def drawing_once(self) -> Iterator[bool]:
-        """Lock out the site's other processes; yields whether a committee was drawn for a job of this definition.
+        """Lock out the site's other processes; yields whether another job of this definition drew a committee.
 
         There is no second draw while that job's signature is fresh, or for a month if it has no expiry: a submitter
         could otherwise repeat the draw until it suits.
@@ -275,7 +275,7 @@ def _outside_network(job: JobSpec) -> str | None:
 
 
 def policy_objection(policy: SitePolicy, job: JobSpec) -> tuple[Refusal, str] | None:
-    """Why a policy refuses a job, whatever else the site has: the code and the reason; None if it does not."""
+    """The code and reason with which a policy alone refuses a job; None if it accepts the job."""
     if job.method not in policy.methods:
         return Refusal.METHOD, Refusal.METHOD.sentence
     return policy.refusal(job.offer()) or _exchange_objection(policy, job)

@@ -27,7 +27,7 @@ ATTEMPTS = 8
 DEALER = "server"
 
 UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
-"""The arrays with the sites whose uploads are in a sum, and with the sum, which the server cannot read."""
+"""Names of two arrays: the sites whose uploads are in a sum, and the sum, which the server cannot read."""
 
 _NAME = re.compile(r"[0-9a-z-]{1,64}")
 """The pattern of an attempt's name, which the log holds."""
@@ -42,11 +42,10 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True)
 class Attempt:
-    """The server's announcement to one site: the attempt's name, its sites, the members, which are those that compute,
-    and the tuples dealt to this site, which only a mixture needs.
+    """The server's announcement of an attempt to one site.
 
-    `sites` are in order of their names, and a place in them is the site's rank in the protocol. `number` counts the
-    attempts of a round, from 1.
+    `sites` are in order of names; a site's index is its rank in the protocol. `members` are the sites that compute.
+    `dealt` holds the tuples for this site, which only a mixture needs. `number` counts a round's attempts from 1.
     """
 
     name: str
@@ -89,7 +88,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Opening:
-    """The server's announcement of which sites sent their upload in an attempt at a mean, once these have arrived."""
+    """The server's announcement of the sites whose uploads have arrived in an attempt at a mean."""
 
     attempt: str
     uploaded: tuple[str, ...]
@@ -126,8 +125,8 @@ def as_array(plain: Any) -> NDArray[np.uint8]:
 def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], purpose: str) -> _Parsed:
     """The JSON in an array of a message, as `parse` reads it.
 
-    Raises `FederationError` if the array is missing or holds no JSON, or if `parse` does not accept it; `purpose` is
-    what the message should do.
+    Raises `FederationError` if the array is missing or holds no JSON, or if `parse` does not accept it; `purpose` ends
+    that error's sentence: the server's message does not ...
     """
     try:
         fields = json.loads(message[name].tobytes())
@@ -160,7 +159,7 @@ def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
-    """The pinned fingerprints of the sites with which this one exchanges messages: at a member all, else the members.
+    """Pinned fingerprints of the sites that this one exchanges messages with: all sites for a member, else the members.
 
     Raises `FederationError` if a site is not pinned, there are fewer than `least`, or this one is not among them.
     """

@@ -1,4 +1,4 @@
-"""Which sites compute on shares for all that take part: all of them, a named committee, or a drawn one."""
+"""Chooses the sites that compute on shares for all: all that take part, a named committee, or a drawn one."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ from medfedvqa.errors import FederationError
 from privacy.secagg.committee import Beacon, colluding, threshold
 
 Protocol = Literal["mix", "mean", "sum"]
-"""A mixture by CrypTen, a mean under masks, and a sum by CrypTen of which the mean is made."""
+"""A mixture by CrypTen, a mean under masks, or a sum by CrypTen from which the mean follows."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Waiting(BaseModel, frozen=True, extra="forbid"):
 def decide(
     config: SiteConfig, waiting: Waiting, answer: Literal["yes", "no"], person: str, key: Path, valid: timedelta
 ) -> Decision:
-    """Signs and stores a person's decision. Raises `ApprovalError` for a key that is no approver's."""
+    """Signs and stores a decision. Raises `ApprovalError` for `valid` over 366 days, or a key of no approver."""
     try:
         signer = AuditKey.at(key, person)
     except NoteError as error:
@@ -104,7 +104,7 @@ def approvers(config: SiteConfig) -> tuple[VerifierKey, ...]:
 
 
 def decisions(config: SiteConfig) -> list[Decision]:
-    """All decisions of this site's approvers, oldest first. A note that none of them signed is no decision.
+    """All decisions of this site's approvers, oldest first. Ignores notes that none of them signed.
 
     Raises `ApprovalError` for one that cannot be read: it may have been a no.
     """
@@ -179,7 +179,7 @@ def waiting_job(config: SiteConfig, name: str) -> Waiting:
 
 
 def _texts(config: SiteConfig, query: str) -> list[str]:
-    """The texts that a query selects. It makes no database: another account's would lock the site's own one out."""
+    """The texts that a query selects. Creates no database: one made by another account would lock the site out."""
     if not (config.state / SITE_DATABASE).exists() and not (config.audit / FOLDER).is_dir():
         return []
     with _database(config) as database, database.reading() as connection:

@@ -49,7 +49,7 @@ class Down:
     wanted: tuple[int, ...] = ()
     """Sizes of the site's log from which its next checkpoint needs proofs."""
     successions: tuple[Note, ...] = ()
-    """How the keys of the others' logs were replaced."""
+    """The signed successions of the keys of the others' logs."""
 
     def encoded(self) -> bytes:
         """The bytes of the message, without the parts that do not fit; `read` is the inverse."""
@@ -90,7 +90,7 @@ class Up:
     seen: Mapping[str, int] | None = None
     """The number of entries of others' logs that this site has cosigned, by origin."""
     successions: tuple[Note, ...] = ()
-    """How the key of the site's log was replaced."""
+    """The signed successions of the key of the site's log."""
 
     def encoded(self) -> bytes:
         """The bytes of the message, without the parts that do not fit; `read` is the inverse."""

@@ -1,4 +1,4 @@
-"""The code by which a site reports an error to the server, which learns nothing else of it."""
+"""The code by which a site reports an error to the server, which learns nothing else about it."""
 
 import errno
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from privacy.errors import PrivacyError
 from privacy.ledger_journal import BudgetRefused, LedgerError
 
 ACTIONABLE = (MedfedvqaError, AuditError, PrivacyError)
-"""Errors whose sentence may be shown to the user of this machine. Of any other error, only the class name is shown."""
+"""Errors whose message may be shown to the user of this machine. Any other error shows only its class name."""
 
 _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (ReleaseRefused, Refusal.MESSAGE),
@@ -32,7 +32,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk: no space, a quota, or a limit on a file's size."""
 _TOO_SMALL = (MemoryError, DeviceMemoryError)
 _OUT_OF_MEMORY = "OutOfMemoryError"
-"""The name of torch's error for a card; commands that never train do not import torch."""
+"""The name of torch's out-of-memory error on a GPU; commands that never train do not import torch."""
 
 
 def code_of(error: Exception, private: bool = False) -> Refusal:

@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 
 Excused = Callable[[Mapping[str, Reply]], Collection[str]]
-"""Given the answers so far, the sites whose answers need not be waited for."""
+"""Takes the answers so far; returns the sites that need not be waited for."""
 
 
 def excuse_none(replies: Mapping[str, Reply]) -> Collection[str]:

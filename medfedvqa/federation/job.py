@@ -113,7 +113,7 @@ class JobSpec(JobChoices, frozen=True):
         return max(self.min_sites, method.least_sites, robust)
 
     def quorum_rule(self) -> QuorumRule:
-        """How a job treats sites that do not answer."""
+        """The job's rule for sites that do not answer."""
         method = self.build()
         return QuorumRule(
             least=self.least_sites,
@@ -126,7 +126,7 @@ class JobSpec(JobChoices, frozen=True):
         )
 
     def members_rule(self, beacon: Beacon | None = None) -> MembersRule:
-        """Which sites compute on shares. `beacon` is the result of the draw, if there was one."""
+        """The rule for the sites that compute on shares. `beacon` is the result of the draw, if there was one."""
         if isinstance(self.committee, tuple):
             return MembersRule(len(self.committee), self.committee)
         return MembersRule(self.committee or MOST_MEMBERS, beacon=beacon)

@@ -1,4 +1,4 @@
-"""What one job spends of a site's privacy budget.
+"""One job's charges to a site's privacy budget.
 
 The charge is written before the job touches data, and it stands even if the job dies.
 """

@@ -1,4 +1,4 @@
-"""Who signed a deployed job, and which federation a kit belongs to, in the form of FLARE's signatures (2.9).
+"""Reads from FLARE's (2.9) signatures who signed a deployed job, and which federation a kit belongs to.
 
 FLARE signs each file of a folder, and the names of the folders in it, with RSA-PSS, and keeps beside them a JSON object
 of signatures in base64 and the certificates of the signer. The vault checks them itself, and loads nothing of FLARE.
@@ -38,10 +38,10 @@ def federation_of(root: Path) -> str:
 
 
 def submitter(files: Mapping[str, bytes], root: Path) -> str:
-    """SHA-256, as hex, of the certificate that all folders of a deployed job are signed with.
+    """SHA-256, in hex, of the certificate with which all folders of a deployed job are signed.
 
     `files`: the content of the job's files by path. Empty unless every file and folder is signed with one certificate
-    that holds against `root`.
+    that is valid under `root`.
     """
     folders = {"", *(path.rpartition("/")[0] for path in files)}
     try:
@@ -56,7 +56,7 @@ def _root(path: Path) -> Certificate:
 
 
 def _signer(folder: str, files: Mapping[str, bytes], root: Certificate) -> Certificate:
-    """The certificate that a folder's content is signed with. Raises one of several errors if it does not hold."""
+    """The certificate with which a folder's content is signed. Raises one of several errors if it is not valid."""
     prefix = f"{folder}/" if folder else ""
     contents = {path.removeprefix(prefix): content for path, content in files.items() if path.startswith(prefix)}
     signer, *chain = load_pem_x509_certificates(contents.pop(SIGNER))

@@ -1,4 +1,4 @@
-"""What makes a signed job fresh: a nonce, an expiry, the federation, and the sites that it is for.
+"""The terms that make a signed job fresh: a nonce, an expiry, the federation, and the sites that it is for.
 
 A signature alone binds only what is trained. A server could run the job again, years later, for other sites, and each
 run would spend budget in the name of the person who signed it once.

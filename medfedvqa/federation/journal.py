@@ -1,4 +1,4 @@
-"""The server's journal of a run: what it received, call by call, so that a run whose server died continues.
+"""The server's journal of a run: the answers of each call, with which a new server continues after the old one died.
 
 A method's loop at the server is a function of what the sites answer, so its state needs no format of its own: the loop
 runs again from the beginning with the recorded answers, until it makes the first call without one. Sites answer a task
@@ -28,7 +28,7 @@ FORMAT = 1
 """The format number of the entries that this version writes."""
 
 JOURNAL = "journal"
-"""The folder of the journal, in that of a run's results."""
+"""The name of the journal's folder."""
 
 _HEADER, _RUN = "header", "run"
 
@@ -41,7 +41,7 @@ class RecordedCall:
     """Each site's tensors, and its seconds, in order of arrival."""
     seconds: float
     refusals: dict[str, str] = field(default_factory=dict)
-    """The sentences of the sites that refused and without which the job continued."""
+    """The refusal's sentence of each site without which the job continued."""
 
 
 class Journal:

@@ -53,13 +53,13 @@ class Launch:
     """The processor threads of each site."""
     backbone_files: Mapping[str, Path] | None = None
     device: str = "cpu"
-    """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`; of several with commas between, sites take one in turn."""
+    """Where sites train: `cpu`, `cuda` or `cuda:NUMBER`; sites take turns among several, separated by commas."""
     ledger: Path | None = None
     """The folder of the ledger for a store's patients; None means the ledger beside the store."""
     precision: Precision = "float32"
-    """How the part of the backbone that no training reaches is computed."""
+    """The precision of that part of the backbone that training does not reach."""
     cache: Path | None = None
-    """The folder of outputs of the frozen backbone for other runs of this machine, for the engine `local` only."""
+    """The folder that keeps outputs of the frozen backbone for other runs here, with the engine `local` only."""
     engine: Engine = "local"
     """The engine that the run in `out` was begun with."""
     data_digests: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A site's live processes: each holds a lock on a file while it lives, which the kernel takes back when it dies."""
+"""A site's live processes: each holds a file lock, which the kernel releases when the process dies."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ class LiveProcesses:
     """The processes of one site that are alive."""
 
     site: bool
-    """Whether FLARE's process lives, by which the site takes part in the federation."""
+    """Whether the FLARE process lives with which the site takes part in the federation."""
     jobs: frozenset[str]
     """The ids of the jobs on which a process of the vault works."""
 

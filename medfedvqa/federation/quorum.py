@@ -1,4 +1,4 @@
-"""When a call to the sites ends although not all of them have answered it."""
+"""Decides when a call to the sites ends although some of them have not answered."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

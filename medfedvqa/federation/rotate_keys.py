@@ -1,4 +1,4 @@
-"""Replaces a site's own keys: that of its audit log, and that of secure aggregation.
+"""Replaces a site's keys: that of its audit log, or that for secure aggregation.
 
 The old log key and the new one both sign the succession. So whoever knows the old key accepts the new one, and what the
 old one signed still verifies. A kill at any moment leaves the old key or the new one: see `medfedvqa.pending_files`.
@@ -21,8 +21,8 @@ _RETIRED = "retired"
 
 
 def rotate_audit_key(config: SiteConfig, site_file: Path) -> VerifierKey:
-    """Gives the log a new key, and logs it; returns the new one. Raises `ConfigError` while the site runs, `LogError`,
-    `NoteError`."""
+    """Gives the log a new key, and logs the change; returns the new public key. Raises `ConfigError` while the site
+    runs, `LogError`, `NoteError`."""
     _require_stopped(config, site_file)
     old = AuditKey.at(config.audit_key, origin_of(config.name))
     with closing(AuditLog(config.audit, config.name, old)) as log:

@@ -74,7 +74,7 @@ def _has_opened(reply: Reply) -> bool:
 class SecureHub(ServerHub):
     """Aggregates on shares and sees no upload.
 
-    Of a mixture it sees nothing. Of a mean it sees the mean, or nothing where only the sites may know it.
+    It sees nothing of a mixture. It sees the mean itself, unless only the sites may know it.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class SecureHub(ServerHub):
         }
 
     def _group_mean(self, task: str, how: MeanOnShares, group: str, addressed: Collection[str]) -> GroupMean:
-        """The mean over these sites, of what they answered last."""
+        """The mean of these sites' last answers."""
         place, self._number, lost = (self._layouts[task], group), 0, False
         try:
             attempt, total, contributors = self._sum(task, how, addressed)
@@ -264,7 +264,7 @@ class SecureHub(ServerHub):
         return in_use._replace(tensors={name: array.copy() for name, array in in_use.tensors.items()}, lost=lost)
 
     def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
-        """The mean of a sum. Raises `SecureAggregationError` for a sum that inputs as declared cannot have."""
+        """The mean of a sum. Raises `SecureAggregationError` for a sum that declared inputs cannot produce."""
         shared, layout = self._shared[task], self._layouts[task]
         mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
         check_mean(mean, shared.most_norm)
@@ -416,7 +416,7 @@ def _excuse_accused(sites: tuple[str, ...]) -> Excused:
 
 
 def _with_deadline(accused: Excused, everybody: Collection[str]) -> Excused:
-    """Excuses the accused; and everybody, twice the time that sites wait for each other after the first answer."""
+    """Excuses the accused, and everybody once twice `MESSAGE_TIMEOUT` has passed since the first answer."""
     first: list[float] = []
 
     def excused(replies: Mapping[str, Reply]) -> Collection[str]:

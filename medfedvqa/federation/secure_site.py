@@ -47,15 +47,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CommitteeMeanSite:
-    """Answers one task: share, add up and open. A member opens one sum of a round, also after a restart."""
+    """Answers one task: share, add up and open. A member opens only one sum a round, also after a restart."""
 
     steps: SharingSteps
 
     def answer(self, task: str, how: CommitteeMean, round: int, message: Tensors) -> Tensors:
-        """What this site tells the server about an attempt: a member the sum, any other site that it sent its shares.
+        """This site's message to the server on an attempt: the sum from a member, else that its shares were sent.
 
-        After a fault it names the site at fault, and says whether this member sent its part of the opening. A
-        site that died in the attempt names itself, unless it has come to the end of its part.
+        After a fault it names the site at fault, and says whether this member sent its part of the opening. A site that
+        died in the attempt names itself, unless its part was complete.
         """
         attempt, saved = Attempt.read(message), self.steps.answered(task, round)
         self.steps.gate.receive(averaging(task), round, {})

@@ -37,7 +37,7 @@ class ServerReading:
     """One row: tensors that leave a site in the same way, and what they tell about sites of `SIZES` patients."""
 
     tensors: str
-    """How many tensors and numbers, or the names of figures."""
+    """The number of tensors and of their values, or the names of figures."""
     tasks: tuple[str, ...]
     times: int
     """How often a site sends them in a whole job."""

@@ -46,7 +46,7 @@ class _Site:
     cosigned: list[Note] = field(default_factory=list)
     """Cosignatures of the site's log that travel with the next message to the site."""
     successions: tuple[Note, ...] = ()
-    """How the key of the site's log was replaced."""
+    """The signed successions of the key of the site's log."""
     seen: Mapping[str, int] = field(default_factory=dict)
     """The number of entries of others' logs that the site has cosigned, by origin."""
 
@@ -145,7 +145,7 @@ class ServerReceipts:
             self._post(owner, self._signed(owner, note))
 
     def _signed(self, owner: str, note: Note) -> Note:
-        """A cosignature together with the owner's signature, without which a note does not show whose log it is of."""
+        """A cosignature together with the owner's signature, which shows to whose log the note belongs."""
         size = Checkpoint.parse(note.text).size
         entry = self._sites[owner].checkpoints.get(size)
         if entry is None or entry[0].text != note.text:

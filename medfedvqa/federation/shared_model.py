@@ -1,4 +1,4 @@
-"""The model with which a run of averaging ended, as its server keeps it for hospitals that join later."""
+"""The final model of a run of averaging, which the server keeps for hospitals that join later."""
 
 import io
 import json
@@ -67,7 +67,7 @@ class SharedModel:
     def joining(self, organs: Sequence[str] = (), finish: int = _FINISH, **changes: Any) -> JobSpec:
         """The job by which hospitals receive this model, and then train it for `finish` passes; 0: not at all.
 
-        Raises `ConfigError` if a hospital cannot answer with what the sites of the run shared.
+        Raises `ConfigError` if the arrays that the run's sites shared are not a whole model.
         """
         config = self.job.build().config.model_dump(mode="json")
         options = {name: value for name, value in config.items() if name in FedAvgConfig.model_fields}

@@ -31,7 +31,7 @@ from privacy.secagg.masked_mean import summand
 
 @dataclass(frozen=True)
 class SharingSteps:
-    """What a site checks and does in any attempt of one job. It has answered and saved the aggregated task before."""
+    """A site's checks and steps in any attempt of one job, after it has answered and saved the aggregated task."""
 
     config: SiteConfig
     job: JobSpec
@@ -155,7 +155,7 @@ class SharingSteps:
         return self.method.declared(self.job.shape)
 
     def layout(self, task: str, how: MixOnShares | MeanOnShares) -> TensorLayout:
-        """How the aggregated part of the answer lies in one vector."""
+        """The layout, in one vector, of the answer's aggregated part."""
         return how.layout(self.declared(task))
 
 
@@ -165,5 +165,5 @@ def in_attempt(saved: Saved, attempt: Attempt) -> Saved:
 
 
 def report(nbytes: int, fault: int) -> Tensors:
-    """What the server learns of an attempt: the bytes of shares, and the rank of the site that broke it, or -1."""
+    """What the server learns about an attempt: the bytes of shares, and the rank of the site that broke it, or -1."""
     return {FAULT.name: np.array(fault), SHARED_BYTES.name: np.array(nbytes)}

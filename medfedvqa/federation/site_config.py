@@ -149,7 +149,7 @@ policy:
 """
 
 MEMORY_MB, DISK_MB = 512, 32768
-"""MiB for a site's pictures by default: 10,000 of 224 pixels take a process of at most 2 GB."""
+"""Default MiB of memory and disk for a site's pictures: with 10,000 of 224 pixels a process takes at most 2 GB."""
 
 DEFAULTS: dict[str, Any] = {
     "root": None, "answers": None, "require_review": False, "device": "cpu", "threads": 1, "precision": "float32",
@@ -201,7 +201,7 @@ class _Data(BaseModel, frozen=True, extra="forbid"):
 
 class _Pictures(BaseModel, frozen=True, extra="forbid"):
     memory_mb: int = Field(default=MEMORY_MB, ge=0)
-    """MiB of memory, or of the card's memory, that pictures and what is computed of them may take."""
+    """MiB of memory, or of the card's memory, for pictures and what is computed from them."""
     disk_mb: int = Field(default=DISK_MB, ge=0)
     """MiB of disk for what does not fit into memory."""
 

@@ -1,6 +1,6 @@
 """A site's database, `site.db` in its folder `state`: what its people decided, and how many jobs it refused today.
 
-Files of their own hold the log, keys, and the ledger, which may belong to a store with several sites; what others read
+Separate files hold the log, keys, and the ledger, which may belong to a store with several sites; what others read
 (figures of a task, what a witness knows about others' logs); and a job's state, which may be larger than a row.
 """
 
@@ -37,7 +37,7 @@ def site_database(state: Path) -> Iterator[Database]:
 
 
 def copy_for_backup(state: Path) -> bytes | None:
-    """A copy without approvals, which could count for a second run after a restore; None if there is no database."""
+    """A copy of the database without approvals, which a restored site could use twice; None without a database."""
     if not (state / SITE_DATABASE).exists():
         return None
     with site_database(state) as database:

@@ -1,4 +1,4 @@
-"""What a site keeps of one job between tasks: the last task's state and answer, and the site's own figures."""
+"""A site's saved state of one job between tasks: the last task's state and answer, and the site's own figures."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a site keeps of its upload to an attempt at a mean, until the next attempt or round."""
+    """A site's record of its upload in an attempt at a mean, kept until the next attempt or round."""
 
     attempt: str
     sites: tuple[str, ...]
@@ -36,14 +36,14 @@ class Contribution:
     opening_keys: dict[str, bytes] = field(default_factory=dict)
     """A key for each other member, with which the members compare the server's announcement before they open a sum."""
     answered: tuple[str, ...] = ()
-    """The sites over whose sum this member has answered, which it does once. With CrypTen: whose sum it opens."""
+    """The sites in the one sum for which this member has answered. With CrypTen: in the sum that it opens."""
     total: bytes | None = None
     """With CrypTen, the sum that this member has opened."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a site keeps of the job's one draw of a committee."""
+    """A site's record of the job's one draw of a committee."""
 
     nonce: bytes
     """The site's nonce, which never changes."""
@@ -60,7 +60,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What a site keeps of a dealing for a mixture, from sending its seed until it shares its input."""
+    """A site's record of a dealing for a mixture, from sending its seed until it shares its input."""
 
     seed: bytes
     coin: bytes
@@ -74,7 +74,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Saved:
-    """What survives a killed process: the state after a task, and the task's answer."""
+    """The record that survives a killed process: the state after a task, and the task's answer."""
 
     task: str
     round: int

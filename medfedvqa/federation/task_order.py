@@ -9,7 +9,7 @@ LAST = "evaluate"
 
 
 class TaskOrder:
-    """Which task a site may answer next. A server may leave out steps of the plan; it may not go back."""
+    """Decides which task a site may answer next. A server may leave out steps of the plan; it may not go back."""
 
     def __init__(self, tasks: Iterable[tuple[str, int]]) -> None:
         """`tasks`: the method's plan, see `Method.tasks`."""

@@ -36,8 +36,8 @@ from privacy.secagg.cut_and_choose import (
 )
 
 COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
-"""The arrays in which the server shows the commitments of all, everything that was opened since, and the seeds of the
-attempt before if its dealing was not used."""
+"""The arrays in which the server shows the commitments of all, everything that was opened since, and the previous
+attempt's seeds if its dealing was not used."""
 
 _TOSS = "toss of coins"
 """The text to which a coin is bound, in place of a job: a coin serves one toss."""
@@ -47,7 +47,7 @@ Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
 
 @dataclass(frozen=True)
 class CheckedDealing:
-    """What a site knows of a dealing that passed its checks."""
+    """The parts of a dealing that passed a site's checks."""
 
     transcript: bytes
     """Everything that the server opened of the dealing; the sites compare it with each other."""
@@ -66,7 +66,7 @@ class DealingSite:
     def seed(self, task: str, saved: Saved, attempt: Attempt, message: Tensors, layout: TensorLayout) -> Tensors:
         """A seed for this attempt alone, and the hash of a coin.
 
-        Raises `FederationError`, or `MisdealtError` if the dealing before, which was not used, was wrong.
+        Raises `FederationError`, or `MisdealtError` if the previous dealing, which was not used, was wrong.
         """
         label, dealt = attempt.label(saved.round), saved.dealt
         if self.name not in attempt.members:
@@ -142,7 +142,7 @@ class DealingSite:
             raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
 
     def _check_unused(self, dealt: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
-        """Check the unused dealing of the attempt before, if this member opened its coin for it."""
+        """Check the unused dealing of the previous attempt, if this member opened its coin for it."""
         if dealt.committed is None:
             return
         _, _, sites, members, _ = json.loads(label)
@@ -200,7 +200,7 @@ class Dealer:
 
 @dataclass(frozen=True)
 class _OpenedDealing:
-    """What the server shows with a dealing: the members' coins, the digests of all parts, and the unused seeds."""
+    """The server's openings of a dealing: the members' coins, the digests of all parts, and the unused seeds."""
 
     coins: dict[str, bytes]
     parts: dict[str, bytes]

@@ -1,1 +1,1 @@
-"""From a hospital's folder of images to a store without identities. Imported by worker processes: keep it light."""
+"""Turns a hospital's folder of images into a store without identities. Worker processes import it: keep it light."""

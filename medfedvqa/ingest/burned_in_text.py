@@ -91,7 +91,7 @@ class LineReader:
         self._read_upright = _Memo(self._upright)
 
     def forget(self) -> None:
-        """Forget the pictures of one patient before those of the next."""
+        """Clear the caches before the pictures of the next patient."""
         self.detect.forget()
         self._read_upright.forget()
 
@@ -112,7 +112,7 @@ class LineReader:
         return [np.asarray(corners, np.float32) for corners in quadrangles or ()]
 
     def _upright(self, line: Array) -> Reading:
-        """The best reading in both polarities, as the line is and turned by half a circle; the first certain one."""
+        """The best reading in both polarities, upright and turned by 180 degrees; stops at the first certain one."""
         readings = list[Reading]()
         for view in (view for turned in (line, np.rot90(line, 2)) for view in (turned, 255 - turned)):
             ((text, confidence),), _ = self._ocr.text_rec([_coloured(view)])

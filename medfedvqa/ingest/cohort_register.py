@@ -44,14 +44,14 @@ class Register(StrictModel):
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A ledger in sight, and the register in its folder."""
+    """A ledger beside the store or beside the store's ledger, with the register in its folder."""
 
     folder: Path
     ledger: LedgerFolder
 
     @cached_property
     def marks(self) -> Pseudonyms:
-        """The keyed digests of this register."""
+        """Makes the keyed digests of this register."""
         return Pseudonyms(self.ledger.key.derived(_PURPOSE))
 
     @cached_property

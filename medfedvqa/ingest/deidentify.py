@@ -160,7 +160,7 @@ def _table() -> Rules:
 
 
 def _option_rules(patient: str, keys: Pseudonyms, options: Options) -> Rules:
-    """The rules that the options and the pseudonym put in the place of the profile's."""
+    """The rules that replace the profile's, for the options and the pseudonym."""
 
     def pseudonym(dataset: Dataset, tag: tuple[int, int]) -> None:
         dataset[tag].value = keys.patient(patient)

@@ -39,9 +39,9 @@ ENOUGH = 20
 ALIKE = 0.7
 """Two boxes are the same if their intersection is at least this share of their union."""
 LEAST_REGION = 0.1
-"""The smallest share of a picture at which the regions that an ultrasound device names are believed."""
+"""Regions that an ultrasound device declares are ignored if they cover less than this share of the picture."""
 MOST = 300
-"""Pictures of a device and size that are compared at most."""
+"""The most pictures of one device and size that are compared."""
 Region = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels of the original."""
 _CORNERS = ("RegionLocationMinX0", "RegionLocationMinY0", "RegionLocationMaxX1", "RegionLocationMaxY1")
@@ -52,7 +52,7 @@ _REGION = re.compile(r"\(\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{
 
 @dataclass(frozen=True)
 class DeviceMask:
-    """What is blanked in pictures of one device and size."""
+    """The regions to blank in pictures of one device and size."""
 
     conditions: tuple[tuple[str, str, str], ...]
     """Element, operation and value."""
@@ -118,9 +118,9 @@ def regions_of(dataset: Dataset, masks: Iterable[DeviceMask]) -> tuple[Region, .
 
 
 def around_ultrasound(dataset: Dataset) -> tuple[Region, ...]:
-    """Up to four regions around all that an ultrasound device calls image (PS3.3 section C.8.5.5): banners and menus.
+    """Up to four regions, of banners and menus, around what an ultrasound device declares as image (PS3.3 C.8.5.5).
 
-    None if the header names no such region, one that is empty or lies outside of the picture, or too small ones.
+    Empty if the header declares no such region, one that is empty or lies outside of the picture, or too small ones.
     """
     rows, columns = int(dataset.Rows), int(dataset.Columns)
     named = [[item.get(keyword) for keyword in _CORNERS] for item in dataset.get("SequenceOfUltrasoundRegions") or ()]
@@ -138,7 +138,7 @@ def around_ultrasound(dataset: Dataset) -> tuple[Region, ...]:
 
 @dataclass(frozen=True)
 class BlankedBoxes:
-    """What was blanked in one picture without a mask."""
+    """The boxes that were blanked in one picture without a mask."""
 
     device: tuple[str, str]
     """Manufacturer and model."""
@@ -151,7 +151,7 @@ class BlankedBoxes:
 def proposals(pictures: Iterable[BlankedBoxes]) -> list[tuple[int, str]]:
     """Masks for boxes that recur in pictures of one device and size: the number of pictures, and the section.
 
-    Of a device and size the first `MOST` pictures count.
+    Only the first `MOST` pictures of a device and size count.
     """
     groups: dict[tuple[tuple[str, str], tuple[int, int]], list[tuple[Region, ...]]] = defaultdict(list)
     for picture in pictures:

@@ -61,8 +61,8 @@ def is_dicom(content: bytes) -> bool:
 def read_dicom(content: bytes, options: Options) -> Dataset:
     """The data set in these bytes; its pixels are not decoded yet.
 
-    What the header lacks is as `options.assume` says. Raises `Quarantined` if the bytes are not DICOM, cannot be read,
-    lack what nothing says, or inflate to more than is allowed.
+    `options.assume` fills in what the header lacks. Raises `Quarantined` if the bytes are not DICOM, cannot be read,
+    still lack something, or inflate to more than is allowed.
     """
     if not is_dicom(content) and content[:2] not in STARTS:
         raise Quarantined(Reason.NOT_DICOM)

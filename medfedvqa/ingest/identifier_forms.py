@@ -132,7 +132,7 @@ def spotted(text: str) -> Iterator[Spotted]:
 
 
 def _element_forms(keyword: str, vr: str, text: str, fuzzy: bool = True) -> set[str]:
-    """`vr`: the kind of the element, as the file or the standard has it. `fuzzy`: names with a wrong letter, too."""
+    """The forms of an element's text. `vr`: its kind by the file or the standard. `fuzzy`: with a wrong letter, too."""
     if vr == "PN":
         return person_forms(text, fuzzy)
     if "^" in text and not keyword:  # a device's own element, which may say `Head^Routine` as well

@@ -105,7 +105,7 @@ class Options:
         return tuple(codes)
 
     def recorded(self) -> dict[str, Any]:
-        """What the manifest records: of the masks the SHA-256 alone, since their comments are the site's own."""
+        """The options for the manifest: masks as their SHA-256 alone, since their comments are the site's own."""
         return asdict(self) | {"masks": hashlib.sha256(self.masks.encode()).hexdigest() if self.masks else ""}
 
     def recipe(self, versions: dict[str, str]) -> str:

@@ -24,7 +24,7 @@ Array = np.ndarray
 
 
 def stored_values(dataset: Dataset, frame: int, frames: int, intercept: float) -> tuple[Array, Array]:
-    """The values [rows, columns] or [rows, columns, 3], of which YBR is RGB, and which pixels are padding, bool.
+    """The values, [rows, columns] or [rows, columns, 3] with YBR as RGB, and which pixels are padding, bool.
 
     `intercept`: the rescale intercept, which reveals a CT that declares unsigned values but holds negative ones. Raises
     `Quarantined` for bits that contradict each other.
@@ -90,7 +90,7 @@ def _wrapped(values: Array, bits: int, is_signed: bool) -> Array:
 
 
 def _padding(dataset: Dataset, words: Array, values: Array, allocated: int) -> Array:
-    """Which pixels are padding. Its value may have the other sign, and lie beyond the stored bits."""
+    """Which pixels are padding, bool. The padding value may have the other sign, and lie beyond the stored bits."""
     value, limit = dataset.get("PixelPaddingValue"), dataset.get("PixelPaddingRangeLimit")
     if not isinstance(value, int):
         return np.zeros(values.shape, dtype=bool)
@@ -146,13 +146,13 @@ LUMINANCE = (0.299, 0.587, 0.114)
 TAILS = (0.5, 99.5)
 """The percentiles that become black and white if a file names no window."""
 OUTLYING = 1.25
-"""Where the whole range is at most this much wider than that between the percentiles, nothing is cut off."""
+"""If the whole range is at most this many times that between the percentiles, nothing is cut off."""
 FEWEST_GREYS, MOST_WHITE = 16, 0.5
 """Below this number of greys, or with more than this share of white pixels, a picture is not what a radiologist saw. Of
 7,537 films, slices and drawings from open sets none has fewer than 104 greys, or more than 0.21 of its pixels white.
 Black does not count: it is what lies around a body."""
 LONGEST = 8
-"""The most that a pixel may be longer than wide, or wider than long."""
+"""The largest ratio of a pixel's longer side to its shorter one."""
 SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 

@@ -96,9 +96,9 @@ def ingest(
     `ledger` is the folder of the ledger that the patients are charged to, by default beside the store. A store of an
     earlier version that is bound to no ledger stays so unless a ledger is named. `organs`: the hospital's own, which
     the questions may name. `patients`: the file of persons who have several numbers. `notes` receives what a person
-    should know of the table. A call that is killed leaves the
-    old store, if there was one, and the next call continues its work. Raises `DataError` for the folder, the questions
-    or the persons, `ConfigError` for anything else.
+    should know about the table. A call that is killed leaves the old store, if there was one, and the next call
+    continues its work. Raises `DataError` for the folder, the questions or the persons, `ConfigError` for anything
+    else.
     """
     versions = tool_versions()
     table = read_questions(questions, checked_organs(organs), table_options)
@@ -237,7 +237,7 @@ def _digest(path: Path, options: Options) -> str:
 def _drop_outdated(
     out: Path, survey: Survey, journal: IngestionJournal, names: ImageNames, recipe: str, marked: bool
 ) -> None:
-    """Drop the records of files that must be read again, and the pictures that no question is about any more.
+    """Drop the records of files that must be read again, and mark pictures that no question names now as unasked.
 
     `marked`: a patient needs a mark, so files of patients without one are read again.
     """

@@ -29,7 +29,7 @@ ELSEWHERE = (
 
 
 class Binding(StrictModel):
-    """What a store notes about its ledger."""
+    """A store's record of its ledger."""
 
     format: Literal["medfedvqa-binding/1"]
     key: Keyed
@@ -49,7 +49,7 @@ def default_ledger(store: Path) -> Path:
 
 
 def read_binding(store: Path) -> Binding | None:
-    """What the store notes; None if it is not bound to a ledger. Raises `LedgerError`."""
+    """The store's binding; None if it is bound to no ledger. Raises `LedgerError`."""
     path = store / BINDING
     if not path.exists():
         return None

@@ -9,7 +9,7 @@ from medfedvqa.errors import ConfigError
 ORGANS = ("abdomen", "breast", "chest", "extremity", "head", "neck", "pelvis", "spine", "others")
 """The organs that body parts are mapped to, in the order of a store's sites."""
 MOST_ORGANS = 32
-"""The most organs of a hospital's own."""
+"""The most organs that a hospital may add."""
 RESERVED = ("all", "server")
 """Names that a run uses for something else."""
 

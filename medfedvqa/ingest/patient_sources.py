@@ -1,4 +1,4 @@
-"""What a hospital tells about patients outside of their images: in the table of questions, and in a file of persons.
+"""A hospital's facts about patients beyond their images: from the table of questions, and from a file of persons.
 
 These facts are only compared with. Nothing but their keyed digests is written anywhere.
 """
@@ -26,7 +26,7 @@ class PatientSources:
     """All facts about patients. The repr shows none of them."""
 
     facts: Mapping[str, Facts] = field(default_factory=dict, repr=False)
-    """What the table says, by the keyed digest of the name that it uses for the image."""
+    """The table's facts, by the keyed digest of the name that it uses for the image."""
     persons: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     """The numbers of each person who has several, without case and white space; the first one stands for the person."""
     withdrawn: frozenset[str] = field(default=frozenset(), repr=False)
@@ -50,7 +50,7 @@ class PatientSources:
 
     @classmethod
     def from_json(cls, sources: Mapping[str, Any]) -> Self:
-        """What `as_json` wrote."""
+        """The sources that `as_json` wrote."""
         return cls(sources["facts"], tuple(map(tuple, sources["persons"])), frozenset(sources["withdrawn"]))
 
     @cached_property
@@ -69,8 +69,8 @@ class SourceDigests:
         self._persons = {keys.patient(number): numbers for numbers in sources.persons for number in numbers}
 
     def about(self, names: Iterable[str], number: str) -> str:
-        """The digest for an image with these keyed names, of a patient with this pseudonym of the patient's own number
-        (empty if there is none). The result is empty without facts."""
+        """The digest of the facts about an image with these keyed names; empty without facts. `number`: the pseudonym
+        of its patient's own number, empty if there is none."""
         facts, numbers = self._sources.about(names), self._persons.get(number, ())
         withdrawn = number in self._sources.withdrawn
         text = json.dumps([facts, numbers, withdrawn])

@@ -11,7 +11,7 @@ class NoWhite(ValueError):
 def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarray, float]:
     """The levels of a picture, [height, width], or with `colour` [height, width, 3] if it has any; and white's level.
 
-    What is transparent is black. Raises `NoWhite` for 32 bits and floats, and whatever Pillow raises for broken files.
+    Transparent pixels are black. Raises `NoWhite` for 32 bits and floats, and whatever Pillow raises for broken files.
     """
     if picture.mode.startswith("I;16"):  # Pillow (13) makes 255 of all levels above it where it converts to "L"
         levels, clear = np.asarray(picture), picture.info.get("transparency")
@@ -31,7 +31,7 @@ def picture_levels(picture: Image.Image, colour: bool = False) -> tuple[np.ndarr
 def square_pixels(values: np.ndarray, height: float, width: float, most: int) -> np.ndarray:
     """Resamples values [rows, columns] of pixels of this height and width to square pixels of the smaller side.
 
-    Interpolation is linear. The same array comes back where rows and columns stay. Raises `ValueError` for more than
+    Interpolation is linear. Returns the same array if rows and columns stay. Raises `ValueError` for more than
     `most` pixels.
     """
     side = min(height, width)

@@ -26,7 +26,7 @@ _LOOK_ALIKE = str.maketrans("АВЕКМНОРСТУХІЈЅΑΒΕΖΗΙΚΜΝΟ�
 
 
 def lost_digits(number: str) -> bool:
-    """Whether a program wrote a number in a way that is not the patient's."""
+    """Whether a program changed how a number is written, as to `12.0` or `1.2E+05`."""
     return _LOST_DIGITS.fullmatch(number) is not None
 
 
@@ -39,7 +39,7 @@ class NumberSpellings:
     def fault(self, number: str, person: str = "") -> str:
         """Why a number is refused, as the end of a sentence; empty if it is not.
 
-        `person`: whose number it is, where that is known: several spellings of one person join nobody.
+        `person`: the owner of the number, if known: one person may have several spellings.
         """
         if lost_digits(number):
             return "is a number that lost its form, such as 12.0 or 1.2E+05: format the column as text"
@@ -70,7 +70,7 @@ class Pseudonyms:
         return self.digest("patient", plain_number(patient_id))
 
     def mark(self, patient_id: str) -> str:
-        """The digest that stands for a patient in a register, whose key this is."""
+        """The digest that stands for a patient in the register that has this key."""
         return self.digest("marked patient", plain_number(patient_id))
 
     def uid(self, uid: str) -> str:

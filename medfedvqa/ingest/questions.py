@@ -30,7 +30,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 MAX_LETTERS = 4096
 """The most letters of a field."""
 FILE = "questions file"
-"""What errors call the file."""
+"""The name of the file in errors."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
 _NO_ANSWER = {"nan", "-nan", "<na>", "nat", "null", "#na", "nil"}
@@ -61,7 +61,7 @@ class QuestionsFile:
     rows: list[IngestedQuestion]
     encoding: str
     notes: tuple[str, ...] = ()
-    """What a person should know of the table, in sentences that quote nothing of it."""
+    """What a person should know about the table, in sentences that quote nothing of it."""
 
 
 def read_questions(
@@ -70,11 +70,11 @@ def read_questions(
     options: TableOptions | None = None,
     finds: TableFinds | None = None,
 ) -> QuestionsFile:
-    """`.jsonl`, `.ndjson` and `.json` are read as JSON, other files as tables. Raises `DataError`.
+    """Reads a questions file: `.jsonl`, `.ndjson` and `.json` as JSON, others as tables. Raises `DataError`.
 
-    `own_organs`: organs that rows may name beside those of the list. `finds` learns what is noticed; if it collects
-    refusals, the rows that are refused are left out.
-    A million rows of 100 letters take about 500 MB of memory, since texts that recur are kept once.
+    `own_organs`: organs that rows may name beside those of the list. `finds` receives what is noticed; if it collects
+    refusals, refused rows are left out. A million rows of 100 letters take about 500 MB of memory, since texts that
+    recur are kept once.
     """
     options, finds, questions = options or TableOptions(), finds or TableFinds(), list[IngestedQuestion]()
     try:
@@ -101,7 +101,7 @@ def spellings(questions: Iterable[IngestedQuestion]) -> dict[str, list[str]]:
 
 
 def _notes(questions: Sequence[IngestedQuestion]) -> Iterator[str]:
-    """What a person should know of the rows."""
+    """What a person should know about the rows."""
     if repeated := len(questions) - len({hash((topic(row.image, row), _digest(row.answer))) for row in questions}):
         yield (
             f"Rows that repeat image, question and answer of another row, and are kept: {repeated}. Case, blanks and "
@@ -264,12 +264,12 @@ class _RowReader:
 
 
 def _without_dot(answer: str) -> str:
-    """An answer as it looks, without a final dot, which makes no other answer."""
+    """An answer in its plain form, without a final dot, which distinguishes no answers."""
     return plain(answer).rstrip(".").rstrip() or answer
 
 
 def _one_answer(index: int, value: object) -> object:
-    """The answer in a field: of several persons' answers that of most; truth values and whole numbers as text."""
+    """The answer in a field: the most frequent one of several persons; truth values and whole numbers as text."""
     if isinstance(value, list):
         entries = [each.get("answer") if isinstance(each, dict) else each for each in value]
         answers = [_one_answer(index, each) for each in entries if isinstance(each, (str, int, float))]
@@ -285,7 +285,7 @@ def _one_answer(index: int, value: object) -> object:
 
 
 def name_of_image(text: str) -> str:
-    """The name of an image as names are compared: by slashes, and with accents as one letter each."""
+    """An image's name in the form for comparisons: forward slashes, and letters with accents composed (NFC)."""
     return unicodedata.normalize("NFC", text.replace("\\", "/")).removeprefix("./")
 
 

@@ -81,7 +81,7 @@ class Resolver:
                 self._secrets[record.image.patient].update(record.secrets)
 
     def rows(self, questions: Sequence[IngestedQuestion]) -> Iterator[StoredRow]:
-        """The rows in the order of the questions. What is left out or replaced is known once all are taken."""
+        """The rows, in order of the questions. `left_out` and `replaced` are complete once all rows are taken."""
         images = [self._image(question) for question in questions]
         with_image = [
             (image, question) for image, question in zip(images, questions, strict=True) if isinstance(image, Image)
@@ -144,7 +144,7 @@ class Resolver:
 
 
 def part_of(patient: str, keys: Pseudonyms) -> Split:
-    """The part that a patient belongs to whose questions name no split."""
+    """The part for a patient whose questions name no split."""
     position, reached = int(keys.digest("split", patient)[:8], 16) / 2**32, 0.0
     for part, share in PARTS:
         reached += share

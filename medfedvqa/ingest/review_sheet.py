@@ -1,6 +1,6 @@
 """The sheet of a review: every picture of a store before and after cleaning, and every find with its crop.
 
-It lies in the folder of finds beside the store and shows identifiers: it stays on the site. It loads nothing.
+It lies in the folder of finds beside the store and shows identifiers: it stays on the site. It needs no network.
 """
 
 import base64

@@ -48,11 +48,11 @@ class Image(StrictModel):
     boxes: list[Annotated[list[Count], Field(min_length=4, max_length=4)]]
     blanked: Annotated[float, Field(ge=0, le=1)]
     flags: Count = 0
-    """How many marks are kept that wait for a person's decision."""
+    """The number of kept marks that wait for a person's decision."""
     reviewed: bool = False
     """Whether a person looked at the picture and accepted it with all that was found in it."""
     squared: bool = False
-    """Whether it was resampled, since the original's pixels are no squares."""
+    """Whether it was resampled, since the original's pixels are not square."""
 
 
 class StoredRow(StrictModel):
@@ -121,7 +121,7 @@ class Manifest(StrictModel):
     encoding: str = "utf-8"
     """The encoding in which the file of questions was read."""
     persons: bool = False
-    """Whether a file told which patients are one person."""
+    """Whether a file of persons said which patients are one person."""
     counts: Counts
     images: Digest
     """The SHA-256 of the list of images, which holds the digest of every picture."""

@@ -1,4 +1,4 @@
-"""What a reading of a table notices, and what a person decides about it beforehand."""
+"""What is noticed when a table is read, and what a person decides about its reading beforehand."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ MOST_FINDS = 100
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a file does not say about how its table is read."""
+    """How to read a table, as far as the file does not say it."""
 
     encoding: str | None = None
     """The encoding of a table that is neither UTF-8 nor UTF-16."""
@@ -45,7 +45,7 @@ class TableFinds:
     refusals: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[tuple[str, str, str], int] = field(default_factory=dict, repr=False)
-    """How often a column's text was read otherwise: column, text in the file, text that is stored."""
+    """How often a text is stored otherwise than the file has it, by column, text in the file and stored text."""
 
     def refuse(self, error: DataError) -> None:
         """Raises the error, unless refusals are collected and few."""

@@ -20,7 +20,7 @@ SEPARATORS = (",", ";", "\t")
 """Excel writes semicolons where the decimal mark is a comma, and tabs as `Unicode text`."""
 OLD_ENCODINGS = ("cp1252", "cp1250", "cp1251", "gb18030", "big5hkscs", "cp932", "cp949", "cp1253", "cp1254", "cp1257",
                  "cp1255", "cp1256", "mac_roman")  # fmt: skip
-"""What spreadsheet programs write by country where they write no Unicode. No byte tells one from another for sure."""
+"""Encodings that spreadsheet programs use by country instead of Unicode. No byte tells them apart for sure."""
 WORKBOOK = "xlsx"
 """Stands for the encoding of a workbook."""
 MAX_ROWS = 1 << 20
@@ -66,7 +66,7 @@ def opened_table(
 ) -> Iterator[tuple[Iterator[Mapping[str, str]], str]]:
     """The rows of a table by their columns, read as they are taken, and the table's encoding.
 
-    `name`: what errors call the table. `finds` learns what is noticed. Raises `DataError`, also while rows are taken,
+    `name`: what errors call the table. `finds` receives what is noticed. Raises `DataError`, also while rows are taken,
     unless `finds` collects refusals; no error quotes the table.
     """
     options, finds = options or TableOptions(), finds or TableFinds()
@@ -82,7 +82,7 @@ def opened_table(
 
 
 def check_row_count(index: int, name: str) -> None:
-    """Raises `DataError` if a table has a row of this index although it may not."""
+    """Raises `DataError` if the index is too large for a row of a table."""
     if index >= MAX_ROWS:
         raise DataError(f"the {name} has more than {MAX_ROWS} rows: divide it, and the images, into several stores")
 
@@ -152,7 +152,7 @@ def samples(file: BinaryIO, name: str) -> list[tuple[str, str]]:
 
 
 def _start(file: BinaryIO, name: str) -> bytes:
-    """The first four bytes. Raises `DataError` if there are too many others."""
+    """The first four bytes. Raises `DataError` if the file is too large."""
     if os.fstat(file.fileno()).st_size > MAX_BYTES:
         raise DataError(
             f"the {name} has more than {MAX_BYTES >> 20} MiB: divide it, and the images, into several stores"

@@ -15,16 +15,16 @@ Array = np.ndarray
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
 LEGIBLE, SINGLE, DOUBTFUL, NOTHING = 0.70, 0.85, 0.30, 0.20
-"""Confidences from which a line counts as read, a line of two letters does, and a reading may name the patient; and the
-one below which a find in anatomy is no text at all: there the reader names a letter for any edge of an organ."""
+"""The least confidences at which a line is legible, a line of two letters is, and a reading may name the patient. Below
+the last one, a find in anatomy is no text: there the reader sees a letter in any edge of an organ."""
 FAINT, CERTAIN = 0.50, 0.90
 """The confidences from which an unread find among thin structures may be text, and from which three or four letters are
 text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
-"""The outer shares of a picture's sides in which a mark is no anatomy: anywhere, and on black ground."""
+"""The borders, as shares of a picture's sides, within which a mark is no anatomy: anywhere, and on black ground."""
 CENTRE = 0.2
-"""The share of a picture's sides, from each end, that is outside of its centre. In the centre nothing is blanked
-unread, on black ground either: a mark there may be one of the table, beside the anatomy."""
+"""The share of a picture's sides, from each end, that lies outside of its centre. In the centre nothing is blanked
+unread, not even on black ground: a mark there may belong to the table, beside the anatomy."""
 BLACK = 24
 """The grey up to which ground is black."""
 _SETTING = re.compile(r"(?:[a-z]{0,3}[:=]?)?[+-]?\d{1,3}(?:[.,]\d{1,3})?(?:cm|mm|%|kv|kvp|ma|mas|x|hu)?", re.IGNORECASE)
@@ -33,7 +33,7 @@ _PART_OF_DATE = re.compile(r"0\d|\d\d\.\d\d")
 
 
 class FindKind(StrEnum):
-    """What a find is."""
+    """The kind of a find."""
 
     IDENTIFIER = "identifier"
     TEXT = "text"
@@ -55,7 +55,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the reader makes of a line of text. Its repr shows no text, which may name a patient."""
+    """The reader's result for a line of text. Its repr shows no text, which may name a patient."""
 
     text: str = field(default="", repr=False)
     confidence: float = 0.0
@@ -150,7 +150,7 @@ def is_central(box: Box, picture: Array) -> bool:
 
 
 def _distance(box: Box, picture: Array) -> float:
-    """How far the middle of a box is from the nearest side of the picture, as a share of that side's length."""
+    """The distance of a box's middle from the nearest side of the picture, as a share of its width or height."""
     height, width = picture.shape
     left, top, right, bottom = box
     x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
@@ -169,7 +169,7 @@ def _is_on_black(box: Box, picture: Array) -> bool:
 
 
 def surroundings(box: Box, picture: Array) -> Array:
-    """A copy of a box of a picture with as much around it as it is high."""
+    """A copy of a box of a picture, with a margin as wide as its shorter side, or 8 pixels if that is more."""
     left, top, right, bottom = box
     reach = max(8, min(bottom - top, right - left))
     return picture[max(0, top - reach) : bottom + reach, max(0, left - reach) : right + reach].copy()

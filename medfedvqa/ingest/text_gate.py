@@ -1,4 +1,4 @@
-"""Where text may stand in a picture: the finder searches these places alone.
+"""Finds where text may stand in a picture: the text finder searches these places alone.
 
 `benchmarks/text_gate.py` trains the network, of 8,045 weights, and measures its misses.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 Array = np.ndarray
 CELL = 8
-"""Pixels a side of what the network decides about."""
+"""The side, in pixels, of the square cells that the network decides about."""
 LEVELS = (1, 2, 4, 8)
 """How many times a picture is reduced. The network knows capitals of 4 to 18 pixels at each level."""
 LEAST = 0.2
@@ -23,7 +23,7 @@ levels that scale to 1, and the largest scaled value."""
 
 
 class TextGate:
-    """Loads the network."""
+    """The network that finds where text may stand, loaded once."""
 
     def __init__(self) -> None:
         import onnxruntime

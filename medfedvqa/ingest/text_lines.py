@@ -15,8 +15,8 @@ AROUND = 24
 CLOSEST = 4.0
 """How many times the places of small text are enlarged: letters then have the height that the detector is made for."""
 TILE, OVERLAP = 1024, 160
-"""Most pixels a side of what the detector sees at once, and of what two neighbours share. Tiles of this size take a
-third of the time per pixel of those of 1,536, and their memory does not grow with the picture."""
+"""The most pixels a side of a tile, which the detector sees at once, and those that two neighbours share. Tiles of this
+size take a third of the time per pixel of those of 1,536, and their memory does not grow with the picture."""
 ENLARGED, ENLARGED_SIDE = 2.0, 3072
 """For thin structures a picture is enlarged up to this many times, up to this many pixels a side: letters of 8 pixels
 with 30 grey levels are detected there as a rule, and at their own size half of the time."""
@@ -133,7 +133,7 @@ def _spans(length: int) -> Iterator[tuple[int, int]]:
 
 
 def merged(lines: list[Array]) -> list[Array]:
-    """Lines of which none is a part of another: what two tiles or two scales have of the same line becomes one."""
+    """The lines without duplicates: parts of the same line, from two tiles or two scales, become one."""
     whole = list[Array]()
     for line in sorted(lines, key=_area, reverse=True):
         parts, rest = list[Array](), list[Array]()
@@ -144,7 +144,7 @@ def merged(lines: list[Array]) -> list[Array]:
 
 
 def _is_same_line(one: Array, other: Array) -> bool:
-    """Whether two quadrangles have the same direction and height and lie on top of each other by half of it."""
+    """Whether two quadrangles have the same direction and height, and overlap by at least half of that height."""
     heights = sorted((short_side(one), short_side(other)))
     if heights[1] > 1.6 * heights[0]:
         return False
@@ -159,7 +159,7 @@ def _is_same_line(one: Array, other: Array) -> bool:
 
 
 def line_gap(one: Array, other: Array) -> float:
-    """How far two parts of a line are apart, in heights of the line; infinite if they are not in one line."""
+    """The gap between two parts of a line, in heights of the line; infinite if they are not in one line."""
     longer, shorter = sorted((one, other), key=_long_side, reverse=True)
     height, across = short_side(longer), _across(longer)
     if not 1 / 1.6 <= short_side(shorter) / max(height, 1e-6) <= 1.6:
@@ -243,10 +243,10 @@ def _area(corners: Array) -> float:
 
 
 def thin_structures(grey: Array, reach: int = REACH) -> Array:
-    """What is thinner than half of `reach` pixels, with equal contrast everywhere, on middle grey.
+    """The structures thinner than half of `reach` pixels, with equal contrast everywhere, on middle grey.
 
-    The local median leaves letters out and keeps the edges of plates and organs: so the difference from it shows faint
-    letters also on a bright plate on black ground.
+    The local median leaves letters out and keeps the edges of plates and organs, so the difference from it shows faint
+    letters even on a bright plate on black ground.
     """
     difference = grey.astype(np.float32) - cv2.medianBlur(grey, reach)
     deviation = np.sqrt(cv2.GaussianBlur(difference**2, (0, 0), reach))

@@ -1,4 +1,4 @@
-"""Cuts slices that a table of questions names out of NIfTI volumes, as pictures that the ingestion reads.
+"""Cuts the slices that a table of questions names out of NIfTI volumes, into pictures for the ingestion.
 
 A slice of `scans/a.nii.gz` is named `scans/a.nii.gz@axial-80.png`. Slices count from 0 along the patient's axis: axial
 ones from the feet, coronal ones from the back, sagittal ones from the left, however the file stores them; oblique
@@ -119,7 +119,7 @@ def _slice_of(path: Path, axis: int, number: int) -> np.ndarray | SliceOutcome:
 
 
 def _opened(file: Any) -> Any:
-    """The volume of a single NIfTI-1 or NIfTI-2 file, open for reading bytes, of which the header alone is read."""
+    """The volume in a NIfTI-1 or NIfTI-2 file that is open for reading bytes; reads its header alone."""
     start = file.read(4)
     file.seek(0)
     header_bytes = {int.from_bytes(start, "little"), int.from_bytes(start, "big")}

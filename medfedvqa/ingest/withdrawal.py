@@ -34,7 +34,7 @@ from medfedvqa.ingest.store import (
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """What was removed."""
+    """The result of a withdrawal."""
 
     patients: frozenset[str]
     """The pseudonyms of all numbers of the person."""

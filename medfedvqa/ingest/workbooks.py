@@ -1,6 +1,6 @@
-"""Reads a sheet of a workbook as Excel shows it. What cannot be read as it is shown is refused with its reason.
+"""Reads a sheet of a workbook as Excel shows it. A cell that cannot be read as it is shown is refused with a reason.
 
-openpyxl reads the workbook's parts but the cells: its fast reader says nothing of what is hidden, merged, struck out
+openpyxl reads the workbook's parts except the cells: its fast reader does not report what is hidden, merged, struck out
 or a formula.
 """
 
@@ -240,7 +240,7 @@ def _text(inline: Element | None) -> Cell:
 
 
 def _rich(text: Any) -> Cell:
-    """A text, or parts of it that have fonts of their own."""
+    """A cell's text, from a string or from parts with fonts; refused if struck out, raised or lowered."""
     from openpyxl.utils.escape import unescape
 
     if isinstance(text, str):

@@ -75,7 +75,7 @@ def read_picture(content: bytes, options: Options) -> Dataset:
 
 
 def _secondary_capture(levels: np.ndarray, digest: bytes, lossy: bool) -> Dataset:
-    """`levels`: uint8 or uint16 [rows, columns]. The UIDs follow from the file's content."""
+    """A data set of `levels`, uint8 or uint16 [rows, columns]. Its UIDs follow from the file's content."""
     dataset, bits = Dataset(), 8 * levels.itemsize
     dataset.SOPClassUID = SecondaryCaptureImageStorage
     for number, keyword in enumerate(("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID")):

@@ -71,7 +71,7 @@ def _with_words(text: str) -> Iterator[Reading]:
 def _dates(
     match: re.Match[str], years: tuple[str, ...], days: tuple[tuple[str, str], ...], foreign: bool = True
 ) -> Iterator[Reading]:
-    """`foreign`: the year may be of a calendar whose years are between 1300 and 1500: plain digits are no such date."""
+    """The readings of a match. `foreign`: whether a year from 1279 to 1499 counts, as Islamic or Iran's."""
     for year in map(int, years):
         for month, day in days:
             yield from ((*match.span(), read) for read in _read(year, int(month), int(day), foreign))

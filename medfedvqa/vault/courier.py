@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from privacy.secagg import Relay
 
 REPEATS = 10
-"""The number of times that a task is asked again of a vault that died, before its death counts as the job's failure."""
+"""How often a task is sent again to the vault after it died, before the job fails."""
 _START_TIMEOUT = 300.0  # seconds, for a machine that is busy with other things
 _POLL = 0.2
 
@@ -113,7 +113,7 @@ class JobCourier:
             wire.send("mail", data=message, attempt=name, site=site)
 
     def close(self, ended: bool = True) -> None:
-        """Let go of the vault. With `ended`, the job is over, and the site closes it."""
+        """Disconnect from the vault. With `ended`, the job is over, and the vault closes it first."""
         try:
             if ended and self._wire is not None:
                 self._wire.send("end")
@@ -138,7 +138,7 @@ def report_refusal(place: VaultPlace, reason: Refusal, job: str | None, digest: 
 
 
 def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Wire:
-    """Ask the vault to do what a frame of this kind asks for, again if it dies; returns the connection.
+    """Send the vault a frame of this kind until it reports `done`, again if it dies; returns the connection.
 
     `fields` is called once the vault answers. Raises `FederationError` or `OSError`.
     """
@@ -156,14 +156,14 @@ def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]])
 
 @dataclass
 class SiteCourier:
-    """The site's own process of FLARE. While it lives, a vault that was started for it stays."""
+    """The connection of the site's lasting FLARE process to the vault, which stays while the connection is open."""
 
     _presence: Wire | None = None
 
     def close_jobs(self, place: VaultPlace, running: Collection[str], ended: Collection[str] = ()) -> None:
-        """Have the site close its jobs that ended, all but those `running`, which are asked for as late as can be.
+        """Have the vault close the site's jobs except those in `running`, which is read once the vault answers.
 
-        `ended`: jobs on which a process of the vault may still work, for nobody. Raises `FederationError` or `OSError`.
+        `ended`: jobs that are over, on which a process may still work. Raises `FederationError` or `OSError`.
         """
         wire = _done(place, "close", lambda: {"running": sorted(set(running)), "ended": sorted(ended)})
         if self._presence is not None:

@@ -1,4 +1,4 @@
-"""The one grammar of what a vault and its courier say to each other, over a Unix socket.
+"""The format of the frames that a vault and its courier exchange over a Unix socket.
 
 A frame is a prefix (four bytes that name this grammar, the head's length as uint32, the body's as uint64, both
 little-endian), a head as strict JSON, and a body: the values of the arrays that the head lists, in its order, as raw

@@ -20,7 +20,7 @@ from pathlib import Path
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 _DUMPABLE, _NO_NEW_PRIVILEGES, _SET_FILTER, _FILTER_MODE = 4, 38, 22, 2
 _FAMILY, _TYPE = 16, 24
-"""The places of a call's first two arguments in what a filter sees."""
+"""The offsets of a call's first two arguments in the data that a filter sees."""
 _LOAD, _AND, _IS, _LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _DENY = 0x00050000 | errno.EPERM
@@ -46,10 +46,10 @@ _SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6", "raw", "raw6")
 
 
 def isolate(reaches_system_log: bool = False) -> str:
-    """Isolate this process in the strongest way that the kernel permits; returns what holds.
+    """Isolate this process as strongly as the kernel permits; returns `namespace`, `filter` or `none`.
 
-    `reaches_system_log`: the process may connect to Unix sockets; otherwise it answers those who connect to it, and no
-    resolver, bus or container daemon of the machine can be asked to send anything.
+    `reaches_system_log`: the process may connect to Unix sockets. Otherwise it only answers connections, and can ask no
+    resolver, bus or container daemon of the machine to send anything.
     """
     alone = _enter_own_network() or _has_empty_network()
     _filter_sockets(reaches_system_log)
@@ -59,7 +59,7 @@ def isolate(reaches_system_log: bool = False) -> str:
 
 
 def permitted() -> str:
-    """What would hold in a process that is started now, by trying it in one. Raises `OSError` if none can start."""
+    """The isolation that a new process would get, tried in one. Raises `OSError` if none can start."""
     command = [sys.executable, "-m", "medfedvqa.vault.isolation"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip() or "none"
 
@@ -135,7 +135,7 @@ class _Program(ctypes.Structure):
 
 
 def _filter_sockets(connects: bool) -> None:
-    """Refuse sockets of all families but Unix's, what would get at sockets of others (see `_CALLS`), and tracing."""
+    """Refuse all sockets but Unix ones, calls that reach others' sockets (see `_CALLS`), and tracing."""
     libc = ctypes.CDLL(None, use_errno=True)
     if platform.machine() in _CALLS and hasattr(libc, "prctl"):
         instructions = b"".join(struct.pack("<HBBI", *step) for step in _steps(*_CALLS[platform.machine()], connects))
@@ -146,7 +146,7 @@ def _filter_sockets(connects: bool) -> None:
 
 
 _Step = tuple[int, int, int, int]
-"""An instruction, the steps to skip if it is true and if not, and its number."""
+"""An instruction's code, the steps to skip if it is true and if not, and its operand."""
 
 
 def _steps(machine: int, calls: dict[str, int], denied: tuple[int, ...], connects: bool) -> Iterator[_Step]:

@@ -1,4 +1,4 @@
-"""Where a site's vault is: its configuration, the federation's root certificate, and the socket at which it answers."""
+"""The place of a site's vault: its configuration, the federation's root certificate, and the socket that it serves."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ class VaultPlace:
 
     @classmethod
     def read(cls, arguments: list[str]) -> "VaultPlace":
-        """Raises `ValueError` for other arguments than `command` gives."""
+        """The place in arguments that `command` made. Raises `ValueError` for others."""
         config, site, folder, *root = arguments
         if len(root) > 1:
             raise ValueError

@@ -1,6 +1,6 @@
-"""What the vault does with a courier's frames: it opens the job, answers its tasks, and closes it.
+"""Handles a courier's frames in the vault: opens the job, answers its tasks, and closes it.
 
-The courier is not trusted: of a job it brings the signed files, of a task the message, and the site's own code decides.
+The courier is not trusted: it brings a job's signed files and a task's message, and the site's own code decides.
 """
 
 import logging
@@ -53,7 +53,7 @@ from medfedvqa.version import code_digest
 _SILENCE = 20.0
 """Seconds after which a connection ends that has not said what it is for: the vault serves a bounded number at once."""
 _GRAIN = 10.0
-"""Seconds: a refusal for which data were looked at leaves at a whole multiple of them after the question."""
+"""Seconds: a refusal that follows a look at data leaves at a whole multiple of this time after the task came."""
 
 _MOST_COUNTS = 256
 """Answers that one entry of the byte ledger counts."""
@@ -222,7 +222,7 @@ class JobTasks:
             self.answer(wire, frame)
 
     def answer(self, wire: Wire, frame: Frame) -> None:
-        """Reply to one task. Of a failure the reply has a code and nothing else; the rest is in the site's own log."""
+        """Reply to one task. A failure's reply holds a code and nothing else; the rest is in the site's own log."""
         began = time.monotonic()
         try:
             if self._runtime is None:
@@ -259,30 +259,30 @@ class JobTasks:
         return code
 
     def close(self) -> None:
-        """The job is over."""
+        """Close the job, if it was opened."""
         if self._runtime is not None:
             self._runtime.close()
 
 
 class SentBytes:
-    """Counts what a process of the vault sends of one job: the byte ledger, whose entry the site's log gets."""
+    """Counts what a process of the vault sends for one job, and logs the counts as entries of the byte ledger."""
 
     def __init__(self, write: Callable[[WireWindow], None] = lambda window: None) -> None:
-        """`write` puts counts into the log. Raises what it raises."""
+        """`write` puts counts into the log; its errors are passed on."""
         self._write = write
         self._session, self._entries = secrets.token_hex(8), 0
         self._answers: list[ResultCount] = []
         self.mailed = 0
 
     def answer(self, task: str, round: int, tensors: Tensors, audit_bytes: bytes, nbytes: int) -> None:
-        """An answer left in a frame of this many bytes."""
+        """Count an answer that left in a frame of `nbytes` bytes."""
         values = sum(array.nbytes for array in tensors.values())
         self._answers.append(ResultCount(task, round, 1, len(tensors), values, len(audit_bytes), nbytes))
         if len(self._answers) == _MOST_COUNTS:
             self.log()
 
     def log(self, last: bool = False) -> None:
-        """Write an entry of what was counted since the one before; without any, nothing. `last`: no other follows."""
+        """Write the counts since the last entry, if any. `last`: also ends earlier entries, without counts too."""
         if self._answers or self.mailed or last and self._entries:
             counts = tuple(self._answers)
             self._write(WireWindow(VAULT, self._session, self._entries, last, results=counts, mailed=self.mailed))
@@ -309,7 +309,7 @@ class _AttemptMail:
     sent: SentBytes
 
     def send(self, to: str, message: bytes) -> None:
-        """Returns before the message is delivered."""
+        """Send a message; returns before it is delivered."""
         try:
             self.wire.send("mail", data=message, attempt=self.name, site=to)
             self.sent.mailed += len(message)

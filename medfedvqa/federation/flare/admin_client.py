@@ -58,7 +58,7 @@ def open_session(user: str, kit: str, timeout: float) -> Session:
 
 
 def end_session(session: Session) -> None:
-    """Log out and disconnect. The server may be gone, so that nothing is raised, and a minute is the limit."""
+    """Log out and disconnect, within about a minute. Raises nothing, since the server may be gone."""
     session.api.unset_command_timeout()  # nobody waits long for the answer to a logout
     ending = Thread(target=_end, args=(session,), daemon=True)
     ending.start()
@@ -71,7 +71,7 @@ def end_session(session: Session) -> None:
 
 
 def _end(session: Session) -> None:
-    # What FLARE raises when the server is gone is of many kinds.
+    # FLARE raises many kinds of errors when the server is gone.
     with contextlib.suppress(Exception):
         session.close()
 
@@ -87,7 +87,7 @@ _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (InvalidJobDefinition, "the server does not accept the job's folder: export it again with this version"),
     (JobNotFound, "the server knows no job of this id"),
 )
-"""Answers that stay the same however often one asks."""
+"""Errors that a repeated request would meet again, each with the sentence for the user."""
 
 _Result = TypeVar("_Result")
 
@@ -126,7 +126,7 @@ class AdminClient:
         return str(self._request(lambda session: session.submit_job(str(job_folder.resolve()), submit_token=token)))
 
     def status(self, job_id: str) -> str:
-        """FLARE's word for where the job is; it begins with FINISHED once the job is over."""
+        """FLARE's status of the job; it begins with FINISHED once the job is over."""
         return str(self._request(lambda session: session.get_job_status(job_id)))
 
     def abort(self, job_id: str) -> None:

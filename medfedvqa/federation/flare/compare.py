@@ -1,4 +1,4 @@
-"""What changed between the FLARE that is installed and another version, in all that this project reaches behind.
+"""Compares the sources of FLARE that this project depends on, between the installed version and another one.
 
     python -m medfedvqa.federation.flare.compare 2.9.1
 
@@ -55,7 +55,7 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def differences(old: Path, new: Path, version: str) -> Iterator[str]:
-    """A text for each reach whose source below `new` is that of no tested version, and for each module that is gone."""
+    """A text for each reach whose source below `new` matches no tested version, and for each missing module."""
     for place, rows in _places().items():
         source = source_in(new, place)
         if source is not None and sha256(source) in rows[0].digests:

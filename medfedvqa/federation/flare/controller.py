@@ -20,7 +20,7 @@ class FederationController(Controller):
         self.job = job
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Before the first task: no server without its guard, but FLARE's simulator has none."""
+        """Require the server's guard before the first task, except in FLARE's simulator."""
         if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
             require_server_guard()
 
@@ -30,7 +30,7 @@ class FederationController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A late answer to a task that is over is dropped."""
+        """Drop a late answer to a task that is over."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """See `serve_on_flare`."""

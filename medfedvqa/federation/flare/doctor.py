@@ -1,6 +1,6 @@
 """`medfedvqa doctor` checks the startup kit of a site, a server or an administrator, without starting anything.
 
-A check is a question, and what to do where the answer is bad: see `first`. Each party has a list of them.
+A check is a list of conditions, each with a problem and a remedy: see `first`. Each party has a list of them.
 """
 
 import os
@@ -81,7 +81,7 @@ def kind_of(kit: Path) -> str:
 
 
 def examine(kit: Path, server: bool = False, running: bool = False) -> list[Check]:
-    """All checks of a kit that work from outside.
+    """All checks of a kit that can be made without starting the party.
 
     With `server`, they include whether the server answers and has the same time; with `running`, whether the party
     runs. Raises `ConfigError` if the folder is no startup kit, or for `running` with an administrator's kit.
@@ -121,7 +121,7 @@ def accept_changes(kit: Path) -> None:
 
 
 def _examine_site(kit: Path, server: bool, running: bool) -> list[Check]:
-    """All checks of a site's kit that work from outside."""
+    """All checks of a site's kit."""
     startup, settings = kit / "startup", site_settings(kit)
     name = settings.get("client", {}).get("fqsn") if isinstance(settings.get("client"), dict) else None
     config, check = _site(kit, name if isinstance(name, str) else kit.name)
@@ -174,7 +174,7 @@ def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
 
 
 def _isolation(config: SiteConfig) -> Check:
-    """Whether the kernel would keep the network from a process that is started now, as the vault is."""
+    """Whether the kernel can deny the network to a new process, as it must for the vault."""
     if config.isolation == "none":
         problem = "site.yml lets a process with a network read the rows"
         return Check("isolation", problem, "write `isolation: kernel`, unless this machine permits no other", True)
@@ -303,7 +303,7 @@ def _policy(config: SiteConfig) -> Check:
 
 
 def _examine_server(kit: Path, server: bool, running: bool) -> list[Check]:
-    """All checks of a server's kit that work from outside. `running` says that it should serve already."""
+    """All checks of a server's kit. `running` says that it should serve already."""
     startup = kit / "startup"
     party = subject_of(startup / "server.crt")
     address, places = _server_address(startup, party), _store(kit)
@@ -383,7 +383,7 @@ def _port(startup: Path, address: Address | None) -> Check:
 
 
 def _examine_admin(kit: Path, server: bool) -> list[Check]:
-    """All checks of an administrator's kit that work from outside."""
+    """All checks of an administrator's kit."""
     startup = kit / "startup"
     settings = _admin_settings(startup)
     return [
@@ -436,7 +436,7 @@ def _role(startup: Path) -> Check:
 
 
 def _federation(startup: Path, project: Any) -> Check:
-    """Check the federation, after whose project FLARE names the root certificate."""
+    """Check that the root certificate belongs to the kit's federation: FLARE names it after the project."""
     other = "the kit's settings name another federation than its root certificate"
     return first(
         "federation",

@@ -39,7 +39,7 @@ SET_CLOCK = "set the clock, best by NTP"
 
 _SPACE = 1 << 30  # bytes
 _LEFT, WARNED = timedelta(days=30), timedelta(days=60)
-"""A certificate that ends sooner fails the kit, or is a caution."""
+"""A certificate with less than the first time left fails the kit; with less than the second, it is a warning."""
 _NEW_CERTIFICATE = "ask the coordinator for a new certificate"
 _LARGEST = 1 << 20
 """The most bytes of a settings, key or certificate file of a kit."""
@@ -48,7 +48,7 @@ _READ = (".json", ".default", ".yml", ".crt", ".pem", ".key")
 
 _PATIENCE = 5.0  # seconds for the whole conversation
 _ANSWER = 1 << 14
-"""The most bytes that are read of an answer."""
+"""The most bytes of an answer that are read."""
 _NOT_YET_VALID, _EXPIRED = 9, 10
 """OpenSSL's codes for a certificate that is not valid at this machine's time."""
 
@@ -71,9 +71,9 @@ def untested_version() -> list[Check]:
 
 
 def unreadable_files(kit: Path) -> list[Check]:
-    """The kit's files that must not be read, because they are no regular files or larger than any settings.
+    """A failed check for each file of the kit that is not regular, or larger than any settings file.
 
-    The search comes before any reading, since a link to a device never ends.
+    This runs before any file is read, since reading through a link to a device may never end.
     """
     remedy = "put back the file that belongs there, or remove it"
     return [
@@ -197,7 +197,7 @@ def certificate_of(path: Path) -> x509.Certificate | None:
 
 
 def subject_of(path: Path, kind: x509.ObjectIdentifier = NameOID.COMMON_NAME) -> str | None:
-    """The value of a kind in the subject of a certificate's file; None if there is not exactly one."""
+    """The one value of a kind in a certificate file's subject; None if there is not exactly one."""
     certificate = certificate_of(path)
     try:
         values = certificate.subject.get_attributes_for_oid(kind) if certificate else []
@@ -271,7 +271,7 @@ def site_settings(kit: Path) -> dict[str, Any]:
 
 
 def address_in(settings: dict[str, Any]) -> Address | None:
-    """Where the server is by these settings; None if they do not say."""
+    """The server's address in a site's settings; None if they lack it."""
     try:
         first = settings["servers"][0]
         return Address.parse(first["service"]["target"], first["identity"])
@@ -309,7 +309,7 @@ def server_checks(startup: Path, stem: str, address: Address | None) -> Iterator
 
 
 def _by_proxy(address: Address, error: Exception) -> Check | None:
-    """The check that fails because of a proxy; None if nothing tells of one."""
+    """The check that fails because of a proxy; None if nothing points to one."""
     closed = isinstance(error, TimeoutError | ConnectionRefusedError | socket.gaierror)
     status = None if closed else proxies.status_at(address.host, address.port)
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:

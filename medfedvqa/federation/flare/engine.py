@@ -27,7 +27,7 @@ from medfedvqa.federation.job import JobSpec
 _SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 _POLL = 0.2  # seconds
 _SPLITS = re.compile(r"""[\s'"\\#]""")
-"""What ends a word of a shell, or joins two."""
+"""Characters at which a shell splits or alters a path."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def run_on_flare(
 ) -> dict[str, Any]:
     """Run `job` with one process per site; results go into `out`, FLARE's own files into `out/flare`.
 
-    `sites`: a `site.yml` with absolute paths, by site name. Once `stop` says so, no new round begins and what
-    was reached is evaluated. Returns the results. Raises `FederationError` if the job fails; `out` then holds
-    what there is.
+    `sites`: a `site.yml` with absolute paths, by site name. Once `stop` returns True, no new round begins and the model
+    reached so far is evaluated. Returns the results. Raises `FederationError` if the job fails; `out` then holds the
+    partial results.
     """
     start = _simulation if engine == "simulator" else _federation
     folder = out.resolve() / "flare"

@@ -26,7 +26,7 @@ from medfedvqa.vault.frames import FrameRefused
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
 
 PATIENCE = 60.0
-"""Seconds without a word from the server after which a site asks again: its question may have died with a process."""
+"""Seconds without an answer after which a site asks the server again: its request may have died with a process."""
 
 
 class SiteExecutor(Executor):
@@ -39,13 +39,13 @@ class SiteExecutor(Executor):
         self._mail: SiteMail | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """The vault's reply to one task. Of a failure it has a code and nothing else."""
+        """The vault's reply to one task; a failure is a code and nothing else."""
         if self._courier is None:
             self._courier = self._new_courier(fl_ctx)
         return carry(self._courier, task_name, shareable)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """From its start the site takes mail of others, if the job has any; at its end the site closes the job."""
+        """Require the guard, open mail and start the vault when a run starts; close mail and job when it ends."""
         if event_type == EventType.START_RUN:
             if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
                 require_guard()

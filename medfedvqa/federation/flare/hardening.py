@@ -1,7 +1,7 @@
-"""The guard of a site's couriers, FLARE's processes at a site: they run this project's jobs, and answer few commands.
+"""The guard limits a site's FLARE processes, its couriers, to this project's jobs and a few commands.
 
-Rows, models, keys and log are in none of them: see `medfedvqa.vault`. The guard keeps who steers FLARE from the other
-files of the account, and uses FLARE's own interfaces only. FLARE makes `SiteGuard` from `local/egress__resources.json`.
+They hold no rows, models, keys or log: see `medfedvqa.vault`. The guard keeps whoever controls FLARE away from the
+account's other files, by FLARE's own interfaces only. FLARE makes `SiteGuard` from `local/egress__resources.json`.
 """
 
 import logging
@@ -51,13 +51,13 @@ class JoinWatch:
         self._timer.daemon = True
 
     def start(self) -> None:
-        """The site is about to register."""
+        """Start the timer: the site is about to register."""
         if self._address is not None and proxies.in_environment(self._address.host):
             _logger.warning("this environment names a proxy. %s", proxies.REMEDY)
         self._timer.start()
 
     def joined(self) -> None:
-        """The site has registered."""
+        """Cancel the timer: the site has registered."""
         self._timer.cancel()
 
     def _explain(self) -> None:
@@ -103,7 +103,7 @@ class SiteGuard(FLComponent):
             except OSError as error:
                 _refuse(f"the kit's folder cannot be written ({error.strerror}): give it to the site's account")
             if self._lock is None:
-                # The server would take the newer one for the site, and give the older one's jobs up.
+                # The server would treat the newer process as the site, and give up the older one's jobs.
                 _refuse("another process of this site lives on this machine: stop it first")
             place = VaultPlace.of_kit(self.kit)
             validator.report_refusals(lambda code, job, digest: report_refusal(place, code, job, digest))
@@ -112,7 +112,7 @@ class SiteGuard(FLComponent):
         _installed.append(self)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Look at what is in force before a site registers, and in a job's process at each class before it is made."""
+        """Verify the guard before a site registers, and in a job's process each class before FLARE instantiates it."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             if missing := _not_in_force(fl_ctx):
                 _refuse(f"not in force: {', '.join(missing)}; provision the kit again")
@@ -150,10 +150,10 @@ def _not_in_force(fl_ctx: FLContext) -> list[str]:
 
 
 class _Listed(RequestProcessor):
-    """A processor of FLARE's that answers requests on the list, for jobs whose ids are ids.
+    """Passes listed requests with a valid job id, or none, to a processor of FLARE, and refuses all others.
 
-    FLARE (2.9) asks the site's rights only if the request asks for that, and a job's id becomes a folder of the kit
-    that is emptied first: `local` would name the settings.
+    FLARE (2.9) checks the site's rights only if the request asks for it. It empties the kit's folder that has the job's
+    id as its name: the id `local` would delete the settings.
     """
 
     def __init__(self, flares: RequestProcessor) -> None:
@@ -173,7 +173,7 @@ class _Listed(RequestProcessor):
 
 
 def answer_no_diagnostics(fl_ctx: FLContext) -> None:
-    """From now on this process's cell is silent; FLARE's tell whoever asks command lines, settings and peers."""
+    """Make this process refuse diagnostic requests; FLARE answers them with command lines, settings and peers."""
 
     def refused(message: Message) -> Message:
         _logger.warning("a question for this site's diagnostics was refused")

@@ -1,4 +1,4 @@
-"""The folder of a job, as sites and server take it: listed files, each bounded, and one schema for what they hold.
+"""Checks and reads a job's folder, at sites and server: listed files only, each of bounded size, in one schema.
 
 Reads the files themselves, so that nothing that FLARE replaces in them has an effect.
 """
@@ -23,7 +23,7 @@ FILES = (SIGNATURES, SIGNER, *(f"{_FOLDER}/{name}" for name in (SIGNATURES, SIGN
 
 
 def check_folder(app: Path) -> dict[str, Any]:
-    """The job of an app's folder in which there is nothing else. Raises `JobRefused`."""
+    """The job in an app's folder, which must hold no other files. Raises `JobRefused`."""
     try:
         _only(app, _SIGNATURES, {_FOLDER})
         _only(app / _FOLDER, _SIGNATURES | _CONFIGURATIONS, set())
@@ -50,7 +50,7 @@ def read_job(app: Path) -> dict[str, Any]:
 
 
 def read_files(app: Path) -> dict[str, bytes]:
-    """The content of those of a job's files that an app has. Raises `JobRefused` if one is a link or too long."""
+    """The contents of the job's files in an app's folder, by path. Raises `JobRefused` for a link or a long file."""
     try:
         return {path: read_bounded(app / path) for path in FILES if (app / path).exists()}
     except NotAllowed as error:
@@ -69,7 +69,7 @@ def parse_job(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def definition(app: Path) -> str | None:
-    """SHA-256, in hex, of the site's configuration file: what names a job in an audit log. None if there is none."""
+    """SHA-256, in hex, of the site's configuration file, by which an audit log names a job. None if unreadable."""
     try:
         return hashlib.sha256(read_bounded(app / _FOLDER / CLIENT)).hexdigest()
     except NotAllowed:

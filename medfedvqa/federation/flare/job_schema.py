@@ -1,6 +1,6 @@
 """The schema of an exported job's two configuration files, key by key.
 
-They serve processes that check the folders of jobs before FLARE reads them, and load no torch. A method's options are
+Processes that check job folders before FLARE reads them use it; it loads no torch. A method's options are
 only bounded here; `JobSpec.from_dict` checks them in the job's process.
 """
 

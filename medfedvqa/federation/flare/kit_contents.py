@@ -1,4 +1,4 @@
-"""The contents of a startup kit with which FLARE (2.9) does nothing but what this project's jobs need.
+"""The settings of a startup kit that limit FLARE (2.9) to what this project's jobs need.
 
 `SiteBuilder` writes them. The processes of sites and servers check them when they start, and end if one is missing.
 """
@@ -102,7 +102,7 @@ class Check:
     problem: str | None = None
     remedy: str = ""
     warning: bool = False
-    """Whether people should know of the problem, which keeps no party from joining."""
+    """Whether the problem is only a warning, and keeps no party from joining."""
     value: str | None = None
     """A fact that people look up; it is no problem."""
 
@@ -118,11 +118,11 @@ class Check:
 
 
 Row = tuple[object, str, str]
-"""A question, whose answer yes, or any text, is the problem that this text names; what to do about it."""
+"""A condition, the problem that exists if it is true or any text, and the remedy."""
 
 
 def first(name: str, *rows: Row, warning: bool = False) -> Check:
-    """The check of this name: the first row whose question has the answer yes says what is wrong."""
+    """The check of this name; it fails with the problem and remedy of the first row whose condition holds."""
     wrong = ((problem, remedy) for holds, problem, remedy in rows if holds)
     return next((Check(name, problem, remedy, warning) for problem, remedy in wrong), Check(name))
 

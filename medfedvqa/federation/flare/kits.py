@@ -29,12 +29,11 @@ _ELSEWHERE = "an-other-party"
 
 
 def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
-    """Do to a site's or server's startup kit what `SiteBuilder` does; returns what was written, relative to the kit.
+    """Apply `SiteBuilder`'s changes to a site's or server's kit; returns the files written, relative to the kit.
 
-    `storage`: of a server, see `SiteBuilder`.
-
-    A site gets the form of `site.yml`, unless it has one. What is prepared already stays as it is. Raises `ConfigError`
-    if this is no such kit, or one whose files are not as FLARE of this version makes them.
+    `storage`: for a server only, see `SiteBuilder`. A site gets a form of `site.yml` unless it has one. Files that are
+    prepared already stay as they are. Raises `ConfigError` if the folder is not such a kit, or its files differ from
+    those that this version of FLARE makes.
     """
     kind = _kind_of(kit)
     if (kit / _OWN_RESOURCES).exists():
@@ -51,7 +50,7 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
 
 
 def party_of(kit: Path) -> Literal["site", "server"]:
-    """Whose startup kit this is. Raises `ConfigError` if it is no kit of a site or a server."""
+    """The kind of party that a startup kit is for. Raises `ConfigError` if it is no kit of a site or a server."""
     return "server" if _kind_of(kit) == "server" else "site"
 
 
@@ -75,7 +74,7 @@ def _owner(path: Path) -> tuple[str, str]:
 
 
 def _config_folder(kit: Path) -> str:
-    """The folder of settings that the start script names: that of `nvflare package` names none."""
+    """The settings folder that the start script names, or `config`, since `nvflare package` names none."""
     script = _content(kit / "startup" / "sub_start.sh") or b""
     named = re.search(rb"config_folder=(\w*)", script)
     return named[1].decode() if named else "config"
@@ -95,7 +94,7 @@ def _project(kind: str, name: str, org: str, config_folder: str) -> dict[str, An
 
 
 def _changed(kit: Path, bare: Path, prepared: Path) -> Iterator[Path]:
-    """The files that the builder adds or edits and that the kit does not have so yet. Raises `ConfigError`."""
+    """The files that the builder adds or edits, without those that the kit has already. Raises `ConfigError`."""
     for path in sorted(path.relative_to(prepared) for path in prepared.rglob("*") if path.is_file()):
         before, after = _content(bare / path), _content(prepared / path)
         current = _content(kit / path)

@@ -110,9 +110,9 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         return command_line(fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS), get_client_job_args())
 
     def _close_jobs(self, workspace: Workspace, *ended: str) -> None:
-        """Have the vault close the site's jobs that no longer run; one that does not run is started.
+        """Have the vault, which is started if necessary, close the site's jobs that no longer run.
 
-        A job may begin while the vault starts: the set of those that run is read when it answers.
+        A job may begin while the vault starts, so the set of running jobs is read when the vault answers.
         """
 
         def close() -> None:

@@ -116,7 +116,7 @@ class LoopbackFederation:
         return matches
 
     def terms(self) -> Terms:
-        """What makes one job fresh for all sites of this federation."""
+        """New terms, which make one job fresh for all sites of this federation."""
         return Terms.fresh(federation_of(self.admin_kit / "startup" / "rootCA.pem"), tuple(self._sites))
 
     def submit(self, job_folder: Path) -> str:
@@ -124,7 +124,7 @@ class LoopbackFederation:
         return self._admin.submit(job_folder)
 
     def status(self, job_id: str) -> str:
-        """FLARE's word for where the job is; it begins with FINISHED once the job is over."""
+        """FLARE's status of the job; it begins with FINISHED once the job is over."""
         return self._admin.status(job_id)
 
     def finished(self, job_id: str) -> bool:
@@ -184,7 +184,7 @@ def _until(timeout: float) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of this machine at which nobody listens, and which no system gives to a connection in the meantime."""
+    """A free port of this machine, outside the ranges from which systems choose ports for connections."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.choice(_PORTS)))

@@ -1,8 +1,8 @@
-"""The jobs that were not over when a server died: the next one continues them.
+"""Continues the jobs that were not over when the earlier server died.
 
 FLARE (2.9) forgets them: after a restart they are RUNNING for ever, without a process, and the sites are told to end
 them. Here the sites keep them, and once these are back the server starts the job's own process again, which continues
-from its journal. A job whose process had ended gets the status that the server before had yet to write.
+from its journal. A job whose process had ended gets the status that the earlier server had not written yet.
 """
 
 import contextlib
@@ -48,17 +48,17 @@ class RunningJob:
         self.job_id, self._root, self._path = job_id, root, root / FOLDER / f"{job_id}.json"
 
     def note(self, clients: Collection[Client]) -> None:
-        """Write the file durably."""
+        """Durably write the sites and their tokens into the file."""
         self._write({"sites": {client.name: client.token for client in clients}})
 
     def end(self) -> None:
-        """The job's process has ended: nothing is left of its journal, which holds single uploads, or of the tokens."""
+        """Delete the journal, which holds single uploads, and the tokens: the job's process has ended."""
         shutil.rmtree(self._root / JOURNAL / self.job_id, ignore_errors=True)
         if self._path.exists():
             self._write({"finished": has_finished(self.results)})
 
     def forget(self) -> None:
-        """The job has its last status."""
+        """Forget a job whose final status is stored: delete its journal and its file."""
         shutil.rmtree(self._root / JOURNAL / self.job_id, ignore_errors=True)
         self._path.unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class RunningJob:
 
 
 def end_as_the_server_did(engine: Any) -> None:
-    """From now on a job whose process at the server has ended well stays finished, whatever its sites report.
+    """Keep a job finished if its process at the server ended well, whatever its sites report.
 
     FLARE (2.9) calls such a job abnormal if a site cannot say how its own process ended: because it died after its last
     answer, or because the server was not there to be told.
@@ -114,10 +114,10 @@ def end_as_the_server_did(engine: Any) -> None:
 
 
 class LostJobs:
-    """The jobs of the server before, until they run again or are given up."""
+    """The jobs of the earlier server, until they run again or are given up."""
 
     def __init__(self, root: Path, engine: Any) -> None:
-        """FLARE tells no site to end these: it counts them with those whose sites still have to report the end."""
+        """Make FLARE count these jobs among those whose end sites still report, so that it ends none."""
         self._root, self._engine = root, engine
         self._jobs = {path.stem: RunningJob(root, path.stem) for path in sorted((root / FOLDER).glob("*.json"))}
         expected = engine.job_runner.get_client_outcome_jobs
@@ -135,7 +135,7 @@ class LostJobs:
             threading.Thread(target=self._wait, name="lost-jobs", daemon=True).start()
 
     def _settle_others(self) -> None:
-        """Jobs that had no process yet are scheduled anew; of one that runs by its status alone nothing is known."""
+        """Of the jobs without a file, schedule dispatched ones again, and mark running ones as abnormal."""
         manager = self._engine.get_component(SystemComponents.JOB_MANAGER)
         with self._engine.new_context() as fl_ctx:
             for job in manager.get_jobs_by_status(_BEGUN, fl_ctx):
@@ -157,7 +157,7 @@ class LostJobs:
             time.sleep(_POLL)
 
     def _continue(self, job: RunningJob, has_sites: bool) -> None:
-        """Start the job's process again if it was running and continues; else the job is over."""
+        """Start the job's process again if it can continue; otherwise end the job."""
         engine = self._engine
         manager = engine.get_component(SystemComponents.JOB_MANAGER)
         with engine.new_context() as fl_ctx:
@@ -183,12 +183,12 @@ class LostJobs:
         self._engine.job_runner.restore_running_job(job.job_id, job.clients(), None, fl_ctx)
 
     def _start_sites(self, stored: Job, job: RunningJob, fl_ctx: FLContext) -> None:
-        """Tell the sites to start their processes, unless the server before had told all."""
+        """Tell the sites to start their processes, unless the earlier server had told them all."""
         if stored.meta.get(JobMetaKey.STATUS.value) != RunStatus.DISPATCHED.value:
             return
         sites = job.clients().values()
         stored.meta[JobMetaKey.JOB_CLIENTS] = [site.to_dict() for site in sites]
-        # A site starts no process without a token of its manager of resources, of which these jobs ask none.
+        # A site starts a process only with a token of its resource manager; these jobs request no resources.
         reserved = self._engine.check_client_resources(stored, {site.name: {} for site in sites}, fl_ctx)
         starts = {name: DispatchInfo("app", {}, token) for name, (enough, token) in reserved.items() if enough}
         self._engine.start_client_job(stored, starts, fl_ctx)

@@ -1,4 +1,4 @@
-"""Packs named arrays into a FLARE message, and reads them from a message that anybody may have sent."""
+"""Packs named arrays into a FLARE message, and reads them from an untrusted one."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

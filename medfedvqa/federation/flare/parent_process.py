@@ -1,4 +1,4 @@
-"""A job's process and the one that started it: an orphan leaves the job to its successor, whoever starts that.
+"""Kills a job's process if the one that started it has died, so that its successor continues the job.
 
 FLARE (2.9) ends the run of a job process whose parent has died, as if the job were over: a site would close the job and
 a server would forget its journal, although their restarted parents continue it.
@@ -12,12 +12,12 @@ _PARENT = "MEDFEDVQA_PARENT"
 
 
 def adopt_children() -> None:
-    """The processes that this one starts know it as their parent."""
+    """Tell all processes that this one starts, by an environment variable, that it is their parent."""
     os.environ[_PARENT] = str(os.getpid())
 
 
 def die_if_orphaned() -> None:
-    """Kill this process if the one that started it has died. It then ends as it would have with the whole machine."""
+    """Kill this process if the one that started it has died, as if the whole machine had."""
     parent = os.environ.get(_PARENT)
     if parent is not None and parent not in (str(os.getppid()), str(os.getpid())):
         os.kill(os.getpid(), signal.SIGKILL)

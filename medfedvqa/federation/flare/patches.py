@@ -3,7 +3,7 @@
 A reach is code of FLARE that a guarded server replaces, writes to, reads, or relies on. Each row holds the SHA-256 of
 that code's source in the tested versions. A server whose FLARE has another source does not start: nobody knows what the
 change does there. A version whose sources are all in the table starts, so that FLARE's fixes can be installed before
-this project has released. A site has no such reach: its rows are in a process without FLARE, and any version serves.
+this project has released. A site has no such reach: its rows are in a process without FLARE, and any version works.
 `python -m medfedvqa.federation.flare.compare VERSION` prints what changed.
 """
 
@@ -23,7 +23,7 @@ _MARK = "_medfedvqa_replaces"
 
 @dataclass(frozen=True)
 class Reach:
-    """What is reached in a server's processes, and why no public hook serves."""
+    """A piece of FLARE's code that a server's processes depend on, and why no public hook serves."""
 
     target: str
     """`module:name` or `module:Class.name`."""
@@ -32,7 +32,7 @@ class Reach:
     digests: Mapping[str, tuple[str, ...]]
     """The tested versions by the SHA-256 of the source."""
     source: str | None = None
-    """The place of the source where it is not the target: for an imported name, and for a state."""
+    """Where the source is, if not at the target: for an imported name, and for an attribute."""
 
     @property
     def name(self) -> str:
@@ -218,7 +218,7 @@ def problem() -> str | None:
 
 
 def missing() -> list[str]:
-    """Functions of FLARE that are to be replaced in a server's processes, and are not."""
+    """The functions of FLARE that a server's processes must replace, but have not replaced."""
     return [reach.name for reach in REACHES if reach.kind == "replaced" and not reach.replaced()]
 
 

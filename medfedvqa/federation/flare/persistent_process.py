@@ -16,18 +16,18 @@ RELAUNCHES = 10
 """The number of times that a job process is started again before its death counts as the job's failure."""
 
 RETURN_PATIENCE = 3600.0
-"""Seconds after its first start in which a process that found no server is started again: then the site closes the
-job."""
+"""Seconds after its first start within which a process that found no server is started again. After that, the site
+closes the job."""
 
 SOUGHT = 55.0
-"""Seconds that a process has lived at least if it ended because it found no server: FLARE's (2.9) seek it for 60."""
+"""The shortest life, in seconds, of a process that ended because it found no server: FLARE (2.9) looks for 60."""
 
 STOPPING = 10.0
-"""Seconds before a process that was asked to end is started again: a service manager, which asks all processes of a
-party at once, has ended the party by then, and the job is its successor's."""
+"""Seconds before a process that was asked to end is started again. A service manager asks all processes of a party at
+once: by then it has ended the party, and the party's next start continues the job."""
 
 _ASKED_TO_END = {-signal.SIGTERM, -signal.SIGINT}
-"""Exit codes that say so. FLARE asks no job process to end by a signal: it kills, by `terminate`."""
+"""Exit codes of a process that was asked to end. FLARE asks none by a signal: it kills, by `terminate`."""
 
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What the guards of sites and servers share, above all settings of FLARE (2.9) that no job, file or variable changes.
+"""Shared by the guards of sites and servers: FLARE (2.9) settings that no job, file or variable can change.
 
 FLARE finds settings by walking a kit's whole folder, in which jobs leave files: a `comm_config.json` in one job
 configures the transport of all later ones. The guards therefore fix the settings in the running process, and limit
@@ -35,8 +35,8 @@ SETTINGS: Mapping[str, Any] = {
 
 
 RIGHTS: Mapping[str, str] = {"report_version": "any"}
-"""What any role may ask of a site or server. FLARE (2.9) puts this command into no category, so that no right of the
-kit's file covers it."""
+"""Rights that every role has at a site or server. FLARE (2.9) puts this command into no category, so that no right in
+the kit's file covers it."""
 
 SERVER_RIGHTS: Mapping[str, str] = {**RIGHTS, "configure_site_log": "none", "configure_job_log": "none"}
 """The same at a server, where nobody may set the level of logs: at DEBUG, FLARE (2.9) writes administrators' session
@@ -118,9 +118,9 @@ def refuse_other_classes(fl_ctx: FLContext, allowed: str, party: str) -> None:
 
 
 def pin_rights(changes: Mapping[str, str]) -> bool:
-    """Give every role these rights, by FLARE's commands, instead of those in the kit; whether that took effect.
+    """Override these rights of every role through FLARE's own functions; returns whether that took effect.
 
-    Kits keep the `authorization.json` that they were provisioned with, and a right that is wrong in it is mended here.
+    Kits keep the `authorization.json` that they were provisioned with; this corrects rights that are wrong in it.
     """
     authorizer = AuthorizationService.get_authorizer()
     policy = authorizer.get_policy() if authorizer is not None else None
@@ -136,6 +136,6 @@ def _folders(kit: Path) -> list[str]:
 
 
 def _setting(name: str, value: int) -> int:
-    """The value that FLARE uses if a file sets this one. FLARE keeps the first value, and ignores later ones."""
+    """The value that FLARE uses if a file sets this one. FLARE keeps a setting's first value and ignores later ones."""
     read = ConfigService.get_bool_var if isinstance(SETTINGS[name], bool) else ConfigService.get_int_var
     return int(read(name, {name: value}))

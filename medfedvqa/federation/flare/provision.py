@@ -104,8 +104,8 @@ done
 [[ -f "$WORKSPACE/daemon_pid.fl" ]] || rm -f "$WORKSPACE/shutdown.fl" "$WORKSPACE/restart.fl"
 
 """
-"""What a kit's `sub_start.sh` does first. FLARE's (2.9) does nothing as long as a process has the supervisor's old pid,
-and its supervisor waits for whatever process has the party's."""
+"""The first lines of a kit's `sub_start.sh`. Without them, FLARE (2.9) does nothing while any process has the
+supervisor's old pid, and its supervisor waits for any process that has the party's old pid."""
 
 _PLACES = {
     "state": "../state",
@@ -118,9 +118,9 @@ _FORM: Mapping[str, Any] = {"reader": None, "organ": None, "methods": []}
 
 
 def _identity(client: Any, ctx: ProvisionContext) -> Identity:
-    """A site's key for secure aggregation, which its kit brings.
+    """A site's key for secure aggregation, copied into its kit.
 
-    The project's state keeps it, as it keeps certificates: kits that are made again have the same one.
+    The project's state keeps it, as it keeps certificates, so kits that are made again get the same key.
     """
     kept = Path(ctx.get_state_dir()) / f"identity-{client.name}.key"
     if not kept.exists():
@@ -130,7 +130,7 @@ def _identity(client: Any, ctx: ProvisionContext) -> Identity:
 
 
 def _distrust_pids(script: Path) -> None:
-    """Let a start script believe only those pids that are of its own kit's processes."""
+    """Make a start script trust a pid file only if it names a process of its own kit."""
     before, marker, after = script.read_text(encoding="utf-8").partition("check_daemon() {")
     if not marker:
         raise FederationError(f"'{script.name}' is not as FLARE 2.9 makes it: install a version that was tested")
@@ -215,7 +215,7 @@ def provision(project: Mapping[str, Any], builders: Sequence[Builder], folder: P
 
 
 def close_state(folder: Path) -> None:
-    """Let only its owner into the folder of a project's state, and at the files in it."""
+    """Restrict a project's state folder, and the files in it, to their owner."""
     folder.chmod(0o700)
     for path in folder.iterdir():
         path.chmod(0o600)

@@ -50,7 +50,7 @@ class MedfedvqaRecipe(Recipe):
 
 
 class _AddressedJob(FedJob):
-    """A job that FLARE deploys to the sites that it names, and whose other sites hear nothing of it."""
+    """A job that FLARE deploys only to the sites that it names."""
 
     def __init__(self, name: str, min_clients: int, sites: tuple[str, ...]) -> None:
         """`sites`: names; none addresses all sites that are connected."""

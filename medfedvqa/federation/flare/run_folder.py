@@ -18,20 +18,20 @@ def has_events(out: Path) -> bool:
 
 
 def has_finished(out: Path) -> bool:
-    """Whether a process of the job wrote its results before it died."""
+    """Whether a process of the job wrote results with the status `finished`."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return bool(json.loads((out / "results.json").read_bytes())["status"] == "finished")
     return False
 
 
 _LAST_BYTES = 1 << 16
-"""How much of a log's end is read."""
+"""Bytes that are read from the end of a log."""
 _LAST_WORD = re.compile(r"^(?:Traceback [^\n]*:\n(?:[ \t].*\n|\n)*|[\w.]+\.py: error: )(\S.*)$", re.MULTILINE)
 """The line with which Python, or a command that refuses its arguments, ends a process."""
 
 
 def last_words(folder: Path) -> Iterator[str]:
-    """For each log of processes in a run's folder: the line with which a process of it ended by an error, if one did.
+    """For each log in a run's folder, the line with which a process last ended by an error, if one did.
 
     They are shown to the person who started the run here, and are written to no log.
     """

@@ -58,9 +58,9 @@ _PERIOD = 30.0  # seconds
 
 
 def return_free_memory() -> None:
-    """From now on what this process does not use any more is freed, and goes back to the system, twice a minute.
+    """Start a thread that, twice a minute, frees unused memory and returns it to the system.
 
-    Where the C library has no functions for it, it is only freed.
+    If the C library has no function to return memory, the thread only frees it.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -86,7 +86,7 @@ _LONGEST = COMPLETED_TASK_TTL + RETRY_WAIT
 """Seconds that an ended stream is remembered, whatever its sender wishes."""
 
 _MOST = 4096
-"""Ended streams that are remembered at a time; beyond them the one that is due first is forgotten."""
+"""The most ended streams that are remembered; beyond them the one that is due first is forgotten."""
 
 
 class _EndedStreams:
@@ -114,7 +114,7 @@ class _EndedStreams:
             _forget(self._next())
 
     def _next(self) -> list[RxTask]:
-        """Waits until some are due."""
+        """Wait until streams are due; removes and returns them."""
         with self._change:
             while not self._due or self._due[0][0] > time.monotonic():
                 self._change.wait(self._due[0][0] - time.monotonic() if self._due else None)
@@ -149,7 +149,7 @@ def _schedule_remove_task(task: RxTask, ttl: float | None = None) -> None:
 
 
 def forget_ended_streams() -> None:
-    """From now on one thread of this process forgets all streams that have ended."""
+    """Have one thread of this process forget all ended streams, in place of FLARE's thread for each."""
     patches.FORGET.replace(_schedule_remove_task)
 
 
@@ -176,13 +176,13 @@ _logger = logging.getLogger(__name__)
 
 
 class UndecodedError(Exception):
-    """A message holds what this process does not decode; says nothing of what."""
+    """A message holds something that this process does not decode; the error does not quote it."""
 
 
 def decode_listed_only(*also: str) -> None:
-    """From now on this process decodes messages only if they hold nothing but the types of `LISTED`, and these.
+    """Make this process decode only messages whose types are all in `LISTED` or `also`.
 
-    An error of decoding, which FLARE tells the sender, says nothing of the message; the local log has the error's name.
+    A decoding error, which FLARE sends to the sender, quotes nothing; the local log has the error's class.
     """
     allowed = LISTED.union(also)
     unpack, section, load = patches.UNPACK.current(), patches.SECTION.current(), patches.LOAD.current()
@@ -219,7 +219,7 @@ def _native_recompose(decomposer: NumpyArrayDecomposer, data: bytes, manager: Da
 
 
 def array_of(data: bytes) -> np.ndarray:
-    """An array as `numpy.save` writes it. Raises `UndecodedError` for what is not plain, or of another length."""
+    """The array that `numpy.save` wrote. Raises `UndecodedError` unless it is plain and its length is right."""
     try:
         stream = io.BytesIO(data)
         if np.lib.format.read_magic(stream) != (1, 0):
@@ -336,7 +336,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _leave_nothing_of_refused_jobs() -> None:
-    """FLARE (2.9) keeps the deployed files of a job that a site, or a check of its signature, refused."""
+    """Delete the deployed files of a job that is refused; FLARE (2.9) keeps them."""
     deploy = patches.DEPLOY_JOB.current()
 
     def deploy_job(runner: Any, job: Job, sites: dict[str, Any], fl_ctx: FLContext) -> Any:
@@ -351,7 +351,7 @@ def _leave_nothing_of_refused_jobs() -> None:
 
 
 def _unpack_small_archives_only() -> None:
-    """FLARE (2.9) unpacks a job's archive, whatever it inflates to, before it asks the validator."""
+    """Refuse large archives: FLARE (2.9) unpacks a job's archive, of any size, before it asks the validator."""
     unpack = patches.UNZIP.current()
 
     def unzip(content: bytes, folder: str) -> None:

@@ -158,7 +158,7 @@ class _TaskAnswers:
         self._change = threading.Condition()
 
     def task(self, name: str, site: str, message: Shareable) -> Task:
-        """A FLARE task whose answer arrives here."""
+        """A FLARE task that delivers its answer to this object."""
         taken, done = partial(self._took, site), partial(self._done, site)
         task = Task(
             name=name, data=message, after_task_sent_cb=taken, result_received_cb=self._received, task_done_cb=done
@@ -167,7 +167,7 @@ class _TaskAnswers:
         return task
 
     def complete(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the quorum, or all answers but the excused.
+        """Wait at most `seconds`; returns whether the quorum, or every site that is not excused, has answered.
 
         Raises `FederationError` as soon as a site fails.
         """

@@ -115,9 +115,8 @@ def service_files(
 ) -> dict[str, str]:
     """The units of a party, by file name.
 
-    `prometheus`: the file of a site's health that a
-    timer writes each minute. `backups`: the folder of a nightly backup of a site, and the key's file. Raises
-    `ConfigError`.
+    `prometheus`: the file with a site's health, which a timer writes each minute. `backups`: the folder of a site's
+    nightly backups, and the key's file. Raises `ConfigError`.
     """
     kit, party = kit.resolve(), party_of(kit)
     name, site = f"medfedvqa-{kit.name}", kit / "local" / "site.yml"
@@ -137,7 +136,7 @@ def service_files(
     }
     if prometheus:
         command = _command("status", "--site", site, "--prometheus", prometheus)
-        # A site that is not well is what the file says, and no failure of this unit.
+        # The file reports an unhealthy site; it is no failure of this unit.
         unit = _unit(kit, party, user, ", its health", ["-" + command[0], *command[1:]], [*places, prometheus.parent])
         files[f"{name}-status.service"] = unit
         files[f"{name}-status.timer"] = _timer(kit.name, "Health", "minutely", "5s")
@@ -188,7 +187,7 @@ def _container(kit: Path, place: Path, image: str, name: str, run: Mapping[str, 
 
 
 def _rows(config: SiteConfig) -> list[Path | None]:
-    """What no process but the vault reads."""
+    """The paths that no process but the vault may read."""
     records = [config.state, config.audit, config.ledger, config.identity, config.audit_key]
     return [config.data.root, *records, store_of(config)]
 
@@ -216,7 +215,7 @@ def _unit(
     network: Mapping[str, str] = NETWORK,
     further: str = "",
 ) -> str:
-    """A unit. `order`: what a process that always runs starts after; None: a timer starts it, and it ends."""
+    """The text of a unit. `order`: the start order of a process that always runs; None for one that a timer starts."""
     runs = order is not None
     return _SERVICE.substitute(
         kind=party,

@@ -95,7 +95,7 @@ class Budget:
 
     spent: float
     authorised: float
-    """The same with what running jobs have set aside."""
+    """The same, including what running jobs have reserved."""
     limit: float | None
     """The epsilon that the policy allows; None without a limit."""
     delta: float
@@ -190,7 +190,7 @@ def _gauge(name: str, meaning: str, value: float | dict[str, int]) -> str:
 
 
 def health_of(config: SiteConfig, site_file: Path) -> SiteHealth:
-    """Look at the site of this `site.yml`, and write nothing."""
+    """The health of the site of this `site.yml`. Writes nothing."""
     kit = site_file.resolve().parent.parent
     now, log, processes = datetime.now(UTC), read_log(config.audit), live_processes(config.audit, kit)
     certificate = certificate_of(kit / "startup" / "client.crt")

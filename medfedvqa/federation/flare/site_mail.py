@@ -1,4 +1,4 @@
-"""Messages from site to site as single frames between FLARE's cells: a transport that knows nothing of what it carries.
+"""Carries messages from site to site as single frames between FLARE's cells, without knowing their content.
 
 What travels is encrypted from end to end, see `privacy.secagg.channel`, with keys that FLARE never sees.
 
@@ -27,7 +27,7 @@ _LONGEST_NAME = 256  # characters of an attempt's name
 _MOST_PARTS = 1 << 20
 """Parts that one site sends another in an attempt: a terabyte."""
 _MOST_BOXES = 4096
-"""Attempts and senders of which mail is kept at a time."""
+"""The most pairs of attempt and sender for which mail is kept at a time."""
 _MOST_BYTES = 1 << 30
 """Bytes of mail that wait at a time for this site to take them; what is beyond is dropped, and asked for again."""
 _ASK_AFTER = 1.0  # seconds in which nothing came; doubled with every question that brings nothing
@@ -60,7 +60,7 @@ class SiteMail:
         self._current = None
 
     def box(self, attempt: str, address: str) -> "_Inbox":
-        """What a peer sent in an attempt, which need not have begun here."""
+        """The inbox for a peer's mail in an attempt, which need not have begun here."""
         with self._lock:
             return self._boxes.setdefault((attempt, address), _Inbox())
 
@@ -76,7 +76,7 @@ class SiteMail:
         return address
 
     def send(self, address: str, attempt: str, number: int, part: bytes, last: bool) -> None:
-        """One part of a message, and how far the peer's own have arrived."""
+        """Send one part of a message, with the number of parts that have arrived from the peer."""
         arrived = self.box(attempt, address).arrived
         self._fire(_PART, address, {_ATTEMPT: attempt, _NUMBER: number, _LAST: last, _ARRIVED: arrived}, part)
 
@@ -125,7 +125,7 @@ def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]
 
 
 class AttemptMail:
-    """The relay of one attempt, as `privacy.secagg.Relay` asks for it. What a peer may lack is kept for it."""
+    """The relay of one attempt, see `privacy.secagg.Relay`. It keeps parts until the peer acknowledges them."""
 
     def __init__(self, mail: SiteMail, name: str) -> None:
         self.name = name
@@ -135,7 +135,7 @@ class AttemptMail:
         self._lock = threading.Lock()
 
     def send(self, to: str, message: bytes) -> None:
-        """Returns before the message is delivered."""
+        """Send a message; returns before it is delivered."""
         address = self._mail.address(to)
         starts = range(0, max(len(message), 1), _PART_BYTES)
         for start in starts:
@@ -154,14 +154,14 @@ class AttemptMail:
         )
 
     def arrived(self, address: str, before: int) -> None:
-        """The peer has all parts before this number."""
+        """Drop the parts before this number: the peer has them."""
         with self._lock:
             parts = self._unacknowledged.get(address, {})
             for number in [number for number in parts if number < before]:
                 del parts[number]
 
     def send_again(self, address: str) -> None:
-        """The first part that the peer is not known to have, if it was sent before."""
+        """Send the first part again that the peer has not acknowledged, if there is one."""
         with self._lock:
             parts = self._unacknowledged.get(address)
             if not parts:
@@ -172,7 +172,7 @@ class AttemptMail:
 
 
 class _Inbox:
-    """Messages of one peer, each once and in order: what is sent again would look replayed to the channel above."""
+    """Messages of one peer, each once and in order: a repeated one would look like a replay to the channel above."""
 
     def __init__(self) -> None:
         self.arrived = 0

@@ -1,4 +1,4 @@
-"""JSON as a stranger wrote it: bounded in every direction, and without what FLARE (2.9) would replace in it.
+"""Parses untrusted JSON: bounded in size and depth, and without variables that FLARE (2.9) would replace in it.
 
 FLARE reads a job's configuration with variables: any string with braces is formatted with those of the process,
 environment variables among them (`{$HOME}`, `{WORKSPACE}`, `{@definition:name=value}`, `${secret:NAME}`). A string
@@ -23,7 +23,7 @@ _READ_BY_FLARE = "default_task_fetch_interval"
 
 
 class NotAllowed(Exception):
-    """The text is not what it may be; the sentence quotes nothing of it."""
+    """A file or its text is not allowed; the message quotes nothing of it."""
 
 
 def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -43,7 +43,7 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
-    """The JSON object that `content` is. Raises `NotAllowed`."""
+    """The JSON object in `content`. Raises `NotAllowed`."""
     try:
         parsed = json.loads(
             content.decode("utf-8"),

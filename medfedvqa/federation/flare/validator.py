@@ -26,7 +26,7 @@ _reports: list[Report] = []
 
 
 def report_refusals(report: Report) -> None:
-    """From now on this process tells `report` of each job that it refuses, as a site does."""
+    """Have this process call `report` for each job that it refuses; sites do so."""
     _reports.append(report)
 
 
