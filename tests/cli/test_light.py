@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -144,7 +144,8 @@ def test_the_example_report_is_verified_without_the_packages_for_training() -> N
 def test_an_edited_figure_is_noticed_without_the_packages_for_training(number: str, tmp_path: Path) -> None:
     """A figure that differs in its fifth digit is broken."""
     told = json.loads((REPORT / "report.json").read_text(encoding="utf-8"))
-    assert edited(told["sections"], number, lambda value: value * (1 + 1e-5))
+    (row,) = (row for row in told["rows"] if row["id"] == f"claim.{number}")
+    row["value"] *= 1 + 1e-5
     (tmp_path / "report.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     done = without("privacy", "verify-report", str(tmp_path), "--json")
     assert done.returncode == 1 and '"broken"' in done.stdout
@@ -177,16 +178,6 @@ def test_a_figure_at_a_delta_below_rounding_is_not_called_broken_without_opacus(
     monkeypatch.setattr(analysis, "LEAST_DELTA", 1e-4)
     assert next(verify._figures(lowered, "")).state is VerdictState.NOT_SHOWN
     assert next(verify._figures(report, "")).state is VerdictState.SHOWN
-
-
-def edited(value: Any, name: str, change: Callable[[float], float]) -> bool:
-    """Change the first number of this name; whether there is one."""
-    if isinstance(value, dict):
-        if isinstance(value.get(name), float) and value[name]:
-            value[name] = change(value[name])
-            return True
-        return any(edited(one, name, change) for one in value.values())
-    return isinstance(value, list) and any(edited(one, name, change) for one in value)
 
 
 def test_a_command_starts_with_little() -> None:

@@ -21,15 +21,15 @@ def test_the_example_verifies_with_the_key_beside_it(medfedvqa: Command) -> None
     """
     done = medfedvqa("privacy", "verify-report", str(EXAMPLE / "chest"), "--key", KEY, "--json")
     parts = {part["name"]: part["state"] for part in json.loads(done.stdout)["parts"]}
-    ran = json.loads((EXAMPLE / "chest" / "report.json").read_text())["sections"]["identity"]["code_versions"]
+    told = {row["id"]: row["value"] for row in json.loads((EXAMPLE / "chest" / "report.json").read_text())["rows"]}
+    ran = told["identity.code_versions"]
     withdrawn = withdrawal_of([CodeIdentity(version, None) for version in ran], withdrawals())
     assert parts["code"] == ("not shown" if withdrawn else "shown") and parts["figures"] == "shown"
     assert done.returncode == (2 if withdrawn else 0), done.stdout
     assert {state for name, state in parts.items() if name not in ("code", "wording")} == {"shown"}
-    told = json.loads((EXAMPLE / "chest" / "report.json").read_text())["sections"]
-    assert told["claim"]["made"] and told["trust"]["aggregation"] == "on shares"
-    assert told["empirical"]["attacked"] and told["empirical"]["same_settings"] and not told["empirical"]["refuted"]
-    assert told["empirical"]["cost_of_privacy"] is not None
+    assert told["claim.made"] and told["trust.aggregation"] == "on shares"
+    assert told["empirical.attacked"] and told["empirical.same_settings"] and not told["empirical.refuted"]
+    assert told["empirical.cost_of_privacy"] is not None
 
 
 def test_an_edited_figure_of_the_example_is_found(medfedvqa: Command, tmp_path: Path) -> None:
@@ -37,7 +37,8 @@ def test_an_edited_figure_of_the_example_is_found(medfedvqa: Command, tmp_path: 
     shutil.copytree(EXAMPLE / "chest", tmp_path / "chest")
     path = tmp_path / "chest" / "report.json"
     told = json.loads(path.read_text("utf-8"))
-    told["sections"]["claim"]["epsilon"] /= 2
+    (row,) = (row for row in told["rows"] if row["id"] == "claim.epsilon")
+    row["value"] /= 2
     path.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", "utf-8")
     assert medfedvqa("privacy", "verify-report", str(tmp_path / "chest"), "--key", KEY).returncode == 1
 
