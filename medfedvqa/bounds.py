@@ -4,6 +4,7 @@ All are far above what any published experiment uses; they only keep a hostile j
 amounts of memory or time. Without torch, as the processes that check job folders never load it.
 """
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -43,6 +44,8 @@ MOST_RATE = 100.0
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
 MOST_ANSWERS = 10_000
 """The most answers that a job's list may have."""
+MOST_FEATURES = 512
+"""Features of a table's row."""
 MOST_TEXT = 200
 """Characters of an answer, and of any other string of a job."""
 MOST_DECAYS = 1_000
@@ -108,3 +111,14 @@ NONCE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 """A random UUID."""
 FINGERPRINT = r"^SHA256(:[0-9A-F]{2}){32}\z"
 """The fingerprint of a certificate, as FLARE's tools print it."""
+
+_NUMBER = r"(-?[0-9]{1,12}(?:\.[0-9]{1,12})?)"
+_FEATURE = re.compile(rf"[a-z][a-z0-9_ -]{{0,60}} {_NUMBER}\.\.{_NUMBER}")
+
+
+def feature_range(name: str) -> tuple[float, float] | None:
+    """The ends of the range that a feature's name states, as `age 18..95`; None for any other text."""
+    stated = _FEATURE.fullmatch(name)
+    if stated is None or not (low := float(stated[1])) < (high := float(stated[2])):
+        return None
+    return low, high

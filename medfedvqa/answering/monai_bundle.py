@@ -27,8 +27,8 @@ TOLERANCE = 1e-4
 
 def check_bundled(model: object) -> PictureNetwork:
     """A model that becomes a bundle. Raises `ConfigError` for one whose network MONAI does not have."""
-    if not isinstance(model, PictureNetwork) or model.spec.name not in MONAI_NETWORKS:
-        raise ConfigError("only a network of MONAI can be exported as a bundle: train one of those")
+    if not isinstance(model, PictureNetwork) or model.spec.name not in MONAI_NETWORKS or model.spec.features:
+        raise ConfigError("only a network of MONAI over pictures can be exported as a bundle: train one of those")
     if model.spec.name.startswith("ResNet"):
         raise ConfigError("no argument gives MONAI's ResNets group normalisation: train a DenseNet for a bundle")
     return model

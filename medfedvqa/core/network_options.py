@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field, StringConstraints, field_validator
 
-from medfedvqa.bounds import MOST_ANSWERS, MOST_PIXELS, MOST_WIDTH, Text, Weight
+from medfedvqa.bounds import MOST_ANSWERS, MOST_FEATURES, MOST_PIXELS, MOST_WIDTH, Text, Weight, feature_range
 from medfedvqa.core.averaging import AveragingConfig
 from medfedvqa.core.task import Task
 from medfedvqa.errors import ConfigError
@@ -55,6 +55,13 @@ class PictureClassification(Task):
             raise ConfigError("each of the 'findings' is answered by no or yes: give 'answers' as no, yes")
 
     def model(self, site: Site, answers: int) -> PictureNetwork:
+        if site.data.features != self.network.features:
+            raise ConfigError(
+                "the job's 'features' are not those of the site's table: give its columns with their ranges"
+                if site.data.features
+                else "the site has pictures and the job's network takes the features of a table: name another set"
+            )
+
         def checked_model() -> PictureNetwork:
             model = PictureNetwork(self.network, answers, site.device)
             check_network(model, self.private)
@@ -84,7 +91,8 @@ class NetworkOptions(AveragingConfig, frozen=True):
     network: NetworkName | None = Field(
         None,
         description="a network over pictures, trained from random values: DenseNet121 to DenseNet264 or ResNet10 to "
-        "ResNet50 of MONAI, or one of an allowed distribution; it goes with the backbone 'none'; null is none",
+        "ResNet50 of MONAI, its FullyConnectedNet over 'features', or one of an allowed distribution; it goes with the "
+        "backbone 'none'; null is none",
     )
     network_arguments: Annotated[dict[ArgumentName, Argument], Field(max_length=16)] = Field(
         default_factory=dict, description="the network's arguments by name, such as init_features, or groups to norm by"
@@ -94,6 +102,17 @@ class NetworkOptions(AveragingConfig, frozen=True):
     findings: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] = Field(
         (), description="findings that a network tells apart, each by yes or no; none: it gives a picture one class"
     )
+
+    features: Annotated[tuple[Text, ...], Field(max_length=MOST_FEATURES)] = Field(
+        (), description="in place of pictures, the features of a table's rows with their ranges, such as 'age 18..95'"
+    )
+
+    @field_validator("features")
+    @classmethod
+    def _have_ranges(cls, features: tuple[str, ...]) -> tuple[str, ...]:
+        if len({*features}) < len(features) or not all(map(feature_range, features)):
+            raise ValueError("a feature stands twice, or states no range: it reads as 'age 18..95'")
+        return tuple(sorted(features))
 
     @field_validator("channels")
     @classmethod
@@ -118,4 +137,5 @@ class NetworkOptions(AveragingConfig, frozen=True):
     def spec(self, name: str) -> NetworkSpec:
         """The network of this name with the other options."""
         arguments = tuple(sorted(self.network_arguments.items()))
-        return NetworkSpec(name, arguments, self.pixels, self.channels, self.findings)
+        pixels, channels = (1, len(self.features)) if self.features else (self.pixels, self.channels)
+        return NetworkSpec(name, arguments, pixels, channels, self.findings, self.features)

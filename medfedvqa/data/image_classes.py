@@ -13,7 +13,7 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from audits.bounded_files import read_bounded
@@ -64,45 +64,60 @@ def classes(root: Path) -> tuple[str, ...]:
 
 def _read_table(root: Path) -> VQAData:
     """The rows of the table, in its order. Raises `DataError` with the number of a line and nothing of it."""
-    try:
-        table = csv.DictReader(io.StringIO(read_bounded(root / TABLE, MAX_ROWS).decode("utf-8-sig")), strict=True)
-        columns, lines = table.fieldnames or [], list(table)
-    except (OSError, ValueError, csv.Error):
-        raise DataError(f"'{TABLE}' cannot be read: it is a table in UTF-8, with commas between its columns") from None
+    columns, lines = read_lines(root / TABLE)
     targets = [name for name in columns if name not in (*COLUMNS, "split")]
-    if not {*COLUMNS} <= {*columns} or not targets or len({*columns}) < len(columns) or "" in columns:
+    if not {*COLUMNS} <= {*columns} or not targets:
         raise DataError(f"'{TABLE}' has the columns {', '.join(COLUMNS)}, and 'label' or one for each finding")
     rows: list[Row] = []
     for number, line in enumerate(lines, 2):
-        if None in line or None in line.values():
-            raise DataError(f"line {number} of '{TABLE}' has another number of columns than the first one")
-        rows += _of_line(root, line, targets, number, len(rows))
+        path = Path(line["picture"].strip())
+        if not path.name or path.is_absolute() or ".." in path.parts:
+            raise DataError(f"line {number} of '{TABLE}' names no picture below the root")
+        rows += labelled_rows(line, targets, f"line {number} of '{TABLE}'", len(rows), root / path, QUESTION)
     if not rows:
         raise DataError(f"'{TABLE}' labels no picture")
     sites = tuple(dict.fromkeys(row.organ for row in rows))
     return VQAData("image-classes", sites, rows, publishes_validation=any(row.split == "validate" for row in rows))
 
 
-def _of_line(root: Path, line: dict[str, str], targets: list[str], number: int, first: int) -> Iterator[Row]:
-    """A picture's row for its label, or one for each finding that the table gives. Raises `DataError`."""
-    name, patient, site = (line[column].strip() for column in COLUMNS)
+def read_lines(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a table and its lines by column. Raises `DataError`."""
+    try:
+        table = csv.DictReader(io.StringIO(read_bounded(path, MAX_ROWS).decode("utf-8-sig")), strict=True)
+        columns, lines = list(table.fieldnames or []), list(table)
+    except (OSError, ValueError, csv.Error):
+        raise DataError(
+            f"'{path.name}' cannot be read: it is a table in UTF-8, with commas between its columns"
+        ) from None
+    if len({*columns}) < len(columns) or "" in columns:
+        raise DataError(f"'{path.name}' has a column without a name, or two of one name")
+    for number, line in enumerate(lines, 2):
+        if None in line or None in line.values():
+            raise DataError(f"line {number} of '{path.name}' has another number of columns than the first one")
+    return columns, lines
+
+
+def labelled_rows(
+    line: Mapping[str, str], targets: Sequence[str], where: str, first: int, image: Path, question: str
+) -> Iterator[Row]:
+    """A row that asks `question` for the label, or one for each finding that the line gives. Raises `DataError`."""
+    patient, site = line["patient"].strip(), line["site"].strip()
     # A patient's pictures are in one part, which depends on no other patient.
     split = line.get("split", "").strip() or _part(f"{site}/{patient}")
-    path = Path(name)
-    if not name or path.is_absolute() or ".." in path.parts or not patient:
-        raise DataError(f"line {number} of '{TABLE}' names no picture below the root, or no patient")
+    if not patient:
+        raise DataError(f"{where} names no patient")
     if not re.fullmatch(ORGAN_NAME, site) or split not in PARTS:
         raise DataError(
-            f"line {number} of '{TABLE}': a site has at most 32 lower-case letters, digits and hyphens, and a split is "
-            f"{', '.join(PARTS)} or empty"
+            f"{where}: a site has at most 32 lower-case letters, digits and hyphens, and a split is {', '.join(PARTS)} "
+            "or empty"
         )
     for target in targets:
         value = line[target].strip()
         if target != "label" and value not in ("", *ANSWER_OF):
-            raise DataError(f"line {number} of '{TABLE}': a finding is 1, 0 or empty")
+            raise DataError(f"{where}: a finding is 1, 0 or empty")
         if value:
-            question, answer = (QUESTION, value) if target == "label" else (target, ANSWER_OF[value])
-            yield Row(first, site, split, True, question, answer, f"{site}/{patient}", root / path)
+            asked, answer = (question, value) if target == "label" else (target, ANSWER_OF[value])
+            yield Row(first, site, split, True, asked, answer, f"{site}/{patient}", image)
             first += 1
 
 

@@ -17,6 +17,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         **{layout.reader: layout.place for layout in LAYOUTS},
         "store": "medfedvqa.data.store_reader:read",
         "image-classes": "medfedvqa.data.image_classes:read",
+        "table": "medfedvqa.data.table:read",
     }
 )
 """By reader, the `module:name` of the function that reads a set from its folder, in a published layout or as the store
@@ -25,8 +26,9 @@ that `medfedvqa ingest` makes. The module is imported when the set is named."""
 READERS = (*FOLDERS, "phantom")
 """The built-in readers. Allowed distributions may bring others, which read a folder: see `medfedvqa.plugins`."""
 
-JOINABLE = tuple(name for name in READERS if name != "store")
-"""The readers whose sets one name can join. A store is bound to its own ledger, so it stays a site of its own."""
+JOINABLE = tuple(name for name in READERS if name not in ("store", "table"))
+"""The readers whose sets one name can join. A store is bound to its own ledger, so it stays a site of its own; a table
+has no pictures."""
 
 _REGISTERED: dict[str, Callable[[Path], VQAData]] = {}
 """Readers that only this process has."""

@@ -67,6 +67,8 @@ class VQAData:
     publishes_validation: bool | frozenset[str] = False
     """Whether the set publishes validation rows, or for which organs. It is a fact about the set that no single
     patient's rows decide."""
+    features: tuple[str, ...] = ()
+    """The names of a table's features, in the order in which `load` gives them; none where rows are about pictures."""
 
     def validates(self, organ: str) -> bool:
         """Whether validation rows of this organ are published."""

@@ -86,6 +86,8 @@ class SiteData:
     """The reader's key of each patient, by the patient's number in `Examples.patients`. Keys never leave."""
     public_answers: bool = False
     """Whether `answers` is a declared list, which no patient's rows can change."""
+    features: tuple[str, ...] = ()
+    """The names of the features of a table's rows; none where rows are about pictures."""
 
     @property
     def parts(self) -> tuple[Examples, Examples, Examples]:
@@ -188,6 +190,7 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
         trained_patients=trained,
         patients=tuple(patients),
         public_answers=answers is not None,
+        features=data.features,
     )
 
 
@@ -229,6 +232,7 @@ def united(sites: Sequence[SiteData]) -> SiteData:
         trained_patients=frozenset(f"{site.organ}/{key}" for site in sites for key in site.trained_patients),
         patients=tuple(f"{site.organ}/{key}" for site in sites for key in site.patients),
         public_answers=public,
+        features=sites[0].features,
     )
 
 

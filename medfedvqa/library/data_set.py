@@ -77,7 +77,7 @@ def load(
 ) -> Data:
     """The data set of this name, or the one that your own function reads.
 
-    `data` is `vqa-rad`, `slake`, `store`, `image-classes` or `phantom`, or several as in `vqa-rad+slake`; or a function
+    `data` is `vqa-rad`, `slake`, `store`, `image-classes`, `table` or `phantom`, or several as in `vqa-rad+slake`; or a function
     from a folder to a `medfedvqa.data.VQAData`, which
     is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
     one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder. `hospitals`: among how many the

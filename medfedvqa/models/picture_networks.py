@@ -46,14 +46,22 @@ _RESIDUAL = (
     "num_classes",
     frozenset({"no_max_pool", "conv1_t_size", "conv1_t_stride", "widen_factor"}),
 )
+CONNECTED = "FullyConnectedNet"
+"""The network of MONAI that takes the features of a table."""
 MONAI_NETWORKS: Mapping[str, tuple[str, str, str, frozenset[str]]] = MappingProxyType(
     {
         **{f"DenseNet{n}": (f"{_MONAI}.densenet:DenseNet{n}", *_DENSE) for n in (121, 169, 201, 264)},
         **{f"ResNet{n}": (f"{_MONAI}.resnet:resnet{n}", *_RESIDUAL) for n in (10, 18, 34, 50)},
+        CONNECTED: (
+            f"{_MONAI}.fullyconnectednet:{CONNECTED}",
+            "in_channels",
+            "out_channels",
+            frozenset({"hidden_channels"}),
+        ),
     }
 )
 """MONAI's networks that a job may name: where each is, what it calls the channels of a picture and its outputs, and the
-arguments that a job may give beside `groups`. All are normalised by groups of channels."""
+arguments that a job may give; networks over pictures also take `groups`, the groups of channels to normalise by."""
 MOST_ARGUMENT, MOST_BLOCKS = 1024, 64
 """The largest number in an argument of MONAI's, and the largest number of blocks in a list."""
 
@@ -97,12 +105,12 @@ def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int)
     """A network, in evaluation mode and without changes in place. Raises `ConfigError`; it quotes no argument."""
     if name in MONAI_NETWORKS:
         keywords = monai_arguments(name, arguments, channels, outputs)
-        build = partial(resolve_name(MONAI_NETWORKS[name][0]), pretrained=False)
+        build = resolve_name(MONAI_NETWORKS[name][0])
     else:
         keywords, build = dict(arguments), partial(builder(name), channels, outputs)
     try:
         network: nn.Module = build(**keywords)
-        if name in MONAI_NETWORKS:
+        if name in MONAI_NETWORKS and name != CONNECTED:
             _norm_by_groups(network, dict(arguments).get("groups", GROUPS))
     except Exception as error:  # whatever a constructor raises for arguments that do not fit
         raise ConfigError(f"the network '{name}' cannot be built of these arguments ({type(error).__name__})") from None
@@ -125,16 +133,19 @@ def _norm_by_groups(network: nn.Module, groups: int) -> None:
 def monai_arguments(name: str, arguments: Mapping[str, Any], channels: int, outputs: int) -> dict[str, Any]:
     """The arguments of one of MONAI's networks. Raises `ConfigError` for one that a job may not give."""
     _, channels_name, outputs_name, allowed = MONAI_NETWORKS[name]
+    allowed, most_listed = (allowed, MOST_ARGUMENT) if name == CONNECTED else (allowed | {"groups"}, MOST_BLOCKS)
     for key, value in arguments.items():
-        numbers, most = (value, MOST_BLOCKS) if isinstance(value, tuple) else ((value,), MOST_ARGUMENT)
-        if key not in {*allowed, "groups"} or len(numbers) > 8 or not all(0 <= number <= most for number in numbers):
+        numbers, most = (value, most_listed) if isinstance(value, tuple) else ((value,), MOST_ARGUMENT)
+        if key not in allowed or len(numbers) > 8 or not all(0 <= number <= most for number in numbers):
             raise ConfigError(
-                f"an argument of '{name}' is one of {', '.join(sorted({*allowed, 'groups'}))}, with numbers up to "
-                f"{MOST_ARGUMENT}, or up to 8 numbers of blocks up to {MOST_BLOCKS}"
+                f"an argument of '{name}' is one of {', '.join(sorted(allowed))}, with numbers up to "
+                f"{MOST_ARGUMENT}, or a list of up to 8 numbers up to {most_listed}"
             )
     given = {key: value for key, value in arguments.items() if key != "groups"}
     norm = "group", {"num_groups": dict(arguments).get("groups", GROUPS)}
     size = {channels_name: channels, outputs_name: outputs}
+    if name == CONNECTED:
+        return {"hidden_channels": (), **given, **size, "act": "RELU", "adn_ordering": "A"}
     return {**given, **size, "spatial_dims": 2, "norm": norm}
 
 
@@ -178,6 +189,8 @@ class NetworkSpec:
     """1: grey, 3: in colour."""
     findings: tuple[str, ...] = ()
     """The findings that it predicts, each with its own output; empty if each picture has one class."""
+    features: tuple[str, ...] = ()
+    """A table's features, which stand for the channels of a picture of one pixel; empty for a network over pictures."""
 
     def outputs(self, answers: int) -> int:
         """The number of outputs for an answer space of this size."""
