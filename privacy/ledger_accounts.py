@@ -9,7 +9,7 @@ from privacy.ledger_replay import Book, LedgerJob, events_of
 
 
 class ChargeState(StrEnum):
-    """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
+    """The state of a job: all last attempts are settled (`charged`), one is not (`begun`), some have yet to begin."""
 
     RESERVED = "reserved"
     BEGUN = "begun"

@@ -71,7 +71,7 @@ class Debit(NamedTuple):
 
 @dataclass
 class LedgerJob:
-    """A job's life at one site: what it planned, what of that never began, and the last attempt at what did."""
+    """A job at one site: its plan, the reserved tasks that have not begun, and the last charge of those that have."""
 
     site: str
     name: str

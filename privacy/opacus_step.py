@@ -38,7 +38,7 @@ class _SiteNoise(DPOptimizer):  # type: ignore[misc]
 
 
 class OpacusStep(PrivateStep):
-    """As `PrivateStep`, which draws the noise and its grid. All gradients of a pass's patients are in memory."""
+    """Like `PrivateStep`, which makes noise and grid, but holds all gradients of a pass's patients in memory."""
 
     def __init__(
         self,

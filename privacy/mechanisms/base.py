@@ -107,7 +107,7 @@ class DPEvent(ABC):
         return kind(**record)
 
     def against(self, colluders: int) -> Self:
-        """The event as seen by an observer whom `colluders` sites tell their noise; only shared noise differs."""
+        """The event for an observer who knows the noise of `colluders` sites; differs only for shared noise."""
         return self
 
     @property

@@ -107,7 +107,7 @@ class Laplace(CountsMechanism):
 
 @dataclass(frozen=True)
 class _LaplaceLoss:
-    """`largest` with probability 1/2; else less by 2 E with E standard exponential, but not below -`largest`."""
+    """A loss: `largest` with probability 1/2; else `largest` - 2 E, E standard exponential, at least -`largest`."""
 
     largest: float
 

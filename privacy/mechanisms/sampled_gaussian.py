@@ -85,7 +85,7 @@ class SampledGaussian(CountsMechanism):
 
     @property
     def is_accountable(self) -> bool:
-        """With less noise every epsilon is in the thousands, and the series behind RDP do not converge."""
+        """Whether noise is at least LEAST_NOISE: with less, epsilon is in the thousands and RDP's series diverge."""
         return self.noise >= LEAST_NOISE
 
     def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
