@@ -48,7 +48,7 @@ def decide(folder: Path, places: Sequence[Path], aside: str) -> None:
 
 
 def finish(folder: Path) -> bool:
-    """Move what a decision left to be moved; whether there was one. Raises `ConfigError` for a damaged list."""
+    """Moves the files of a recorded decision; returns whether one existed. Raises `ConfigError` for a damaged list."""
     if not (folder / PENDING).exists():
         return False
     try:
@@ -69,7 +69,7 @@ def finish(folder: Path) -> bool:
 
 
 def prepare(place: Path, source: Path) -> None:
-    """Move a file or folder from `source` to where it is prepared, also from another disk, and bring it to the disk."""
+    """Moves a file or folder from `source`, also on another disk, to its prepared path, and syncs it to disk."""
     prepared = prepared_at(place)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if prepared.is_dir():

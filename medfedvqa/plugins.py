@@ -139,7 +139,7 @@ def read_passed(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def remember_passed(folder: Path, method: str, has_passed: bool) -> None:
-    """Note that the method of an allowed distribution passed or failed, as the code is now. Raises `PlugInRefused`."""
+    """Records that an allowed distribution's method passed or failed with its present code. Raises `PlugInRefused`."""
     check("methods", method, _allowed)
     (plug_in,) = offering("methods", method)
     passed = read_passed(folder)

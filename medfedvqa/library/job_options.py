@@ -24,7 +24,7 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 def checked_job(job: dict[str, Any], keywords: Set[str] = frozenset()) -> JobSpec:
     """The job's specification. Raises `ConfigError` for unknown names, with the nearest known ones, and for bad values.
 
-    `keywords`: names that a user may have meant beside the options of the method.
+    `keywords`: names besides the method's options that the error may suggest.
 
     Raises `BackboneError` for a name that no backbone has; the loader checks what the name stands for.
     """

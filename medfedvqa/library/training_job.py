@@ -34,8 +34,8 @@ class Job:
     ) -> None:
         """Every other keyword is a field of `JobChoices`, or an option of the method: `secagg=True`, `rounds=10`.
 
-        `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
-        settings of it by name, as `clip`. `split`: `official`, or `patient` for parts that share no patient.
+        `epsilon`: turns on differential privacy by patient; the most that the job may cost each patient, in nats.
+        `dp`: its other settings, such as `clip`. `split`: `official`, or `patient` for parts that share no patient.
         `questions`: `closed`, `open` or `all`. `backbone`: its name; `auto` is the bundled one that has not seen the
         data. `method_options`: options as a mapping, for names that are only known when the program runs.
 

@@ -24,8 +24,8 @@ class Site:
     randomness: Randomness = field(default_factory=SecureRandomness, repr=False)
     """The source of the noise of differential privacy. No seed of a job reaches it."""
     secret: bytes = field(default=b"", repr=False)
-    """What the seeds of tasks depend on besides the job's seed. In a job on shares without differential privacy these
-    are bytes of the site's own, so that no other job repeats an upload. Empty in all others, which can be repeated."""
+    """A secret that seeds of tasks depend on besides the job's seed. In a job on shares without differential privacy it
+    is the site's own, so that no other job repeats an upload. In all other jobs it is empty: they can be repeated."""
     space: PictureSpace = field(default_factory=PictureSpace, repr=False)
     """The store of pictures and of the backbone's outputs for them; without bounds by default."""
     _derived: dict[object, Any] = field(default_factory=dict, repr=False)

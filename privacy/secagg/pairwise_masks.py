@@ -54,7 +54,7 @@ class Masks:
     _common: Mapping[str, bytes]
 
     def apply(self, values: Ring, hide: bool) -> Ring:
-        """The upload, [the same length]; `hide`: also under the group's key, so that only sites can read the sum."""
+        """The masked values, [the same length]; `hide`: under the group's key too, so that only sites read the sum."""
         total = values + Stream(self._own).ring(values.shape)
         for peer, key in self._common.items():
             total = _shifted(total, key, self.group.me < peer)

@@ -20,7 +20,7 @@ from privacy.secagg.ring import Ring
 KEY_BYTES = 32
 
 _PIECE = memoryview(bytes(1 << 16))
-"""The zeros that a stream encrypts at a time. They fit the processor's cache: long streams are four times as fast."""
+"""The zeros that a stream encrypts at a time. They fit the processor's cache, which is four times as fast."""
 
 
 class Stream:
