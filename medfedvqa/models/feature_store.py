@@ -26,7 +26,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """A folder of tensors, named by the digest of their inputs. Beyond `most_bytes`, the longest unused are removed."""
+    """A folder of tensors, named by their inputs' digest. Above `most_bytes`, the least recently used are removed."""
 
     folder: Path
     most_bytes: int = MOST_BYTES

@@ -327,7 +327,7 @@ class PictureNetwork(AnswerModel):
 
 
 def check_network(model: PictureNetwork, private: bool) -> None:
-    """Try a network on two drawn pictures. Raises `ConfigError` if one affects the other's output, or changes a buffer.
+    """Tries a network on two random pictures. Raises `ConfigError` if one affects the other, or changes a buffer.
 
     `private`: also check that each picture has its own gradient, layer by layer.
     """

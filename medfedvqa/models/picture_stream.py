@@ -40,7 +40,7 @@ class PictureStream(ABC):
         raise ConfigError("these pictures are not read from files, so no region files belong to them")
 
     def tensor(self, channels: int = 1) -> torch.Tensor:
-        """All pictures, [pictures, 1, size, size], or [pictures, 3, size, size] if any has colour that is asked for."""
+        """All pictures, [n, 1, size, size], or [n, 3, size, size] if colour is asked for and any has it."""
         parts = list(self.parts(channels))
         widest = max(part.shape[1] for part in parts)
         return torch.cat([part.expand(-1, widest, -1, -1) for part in parts])

@@ -75,7 +75,7 @@ class VaultBackbone(JointBackbone):
     def _read(
         self, network: Any, hidden: torch.Tensor, lengths: torch.Tensor, first: int, end: int, tuning: TowerTuning
     ) -> torch.Tensor:
-        """BERT's states before the block `first` to those before `end`; if that is ViLT's, to ViLT's embeddings."""
+        """Takes BERT's states from before `first` to before `end`, or to ViLT's embeddings if `end` is beyond BERT."""
         blocks, visible = network.bert.encoder.layer, present(lengths, hidden.shape[1])
         for index in range(first, min(end, len(blocks))):
             hidden = bert_block(blocks[index], hidden, visible, tuning, index, self.layers)

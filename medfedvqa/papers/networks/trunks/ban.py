@@ -49,7 +49,7 @@ class BilinearGlimpse(nn.Module):
 
 
 class Ban(Trunk):
-    """A GRU's states of words, to each of which every glimpse adds its outcome (Eq. 8); the sum over words is read."""
+    """A GRU reads the words; every glimpse adds its result to each state (Eq. 8). The output sums over words."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
         """`regions`, `words`: widths of what it reads; `width`: of its states, 1,024 in the paper."""
