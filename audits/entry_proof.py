@@ -93,7 +93,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:
-    """Of the newest checkpoints that cover an entry, the one with the most signers, with all its signatures."""
+    """The checkpoint with the most signers among the newest that cover an entry, with all its signatures."""
     newest: OrderedDict[str, Note] = OrderedDict()
     for note in NoteFile(folder / CHECKPOINTS):
         if Checkpoint.parse(note.text).size > seq:

@@ -273,7 +273,7 @@ class _LogFacts:
     uncounted: int | None = None
     """The first entry whose counts of bytes are malformed."""
     unread: int | None = None
-    """The first entry of which only a newer version can read everything."""
+    """The first entry that only a newer version can read completely."""
     findings: int = 0
     unlike_own: int | None = None
     unlike_others: list[int] = field(default_factory=list)

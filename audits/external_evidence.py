@@ -86,7 +86,7 @@ class Claims:
     key: SucceededKey | None
     """The log's own key, as far as it is known."""
     other_keys: bool
-    """Whether others know the log by another key, or hold checkpoints that one signed."""
+    """Whether others know the log by another key, or hold checkpoints signed by another key."""
     parties: tuple[str, ...]
     """Who cosigned, by keys that others vouch for."""
 

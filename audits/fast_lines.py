@@ -21,7 +21,7 @@ from audits.field_types import LARGEST, Fit, is_optional
 
 
 class LogLine(NamedTuple):
-    """The fields of an entry that the verifier needs. Of a newer format number, only the first seven are filled."""
+    """The fields of an entry that the verifier needs. For a newer format number, only the first seven are filled."""
 
     seq: int
     prev_hash: str

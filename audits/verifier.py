@@ -23,8 +23,8 @@ class Verdict:
     `entries` counts the valid entries, and `head` is the hash of the last of them; `first_bad` is the position (from 0)
     of the first invalid one, and `reason` says why. `torn_bytes` counts bytes after the last line feed: a crash left
     them of an entry that was never acknowledged, which is no tampering. A chain that was cut at its end still holds:
-    keep `head` elsewhere to notice. `newer` is the first entry of which only a newer version of this software knows
-    all members: chain and tree cover it, and nothing else is claimed.
+    keep `head` elsewhere to notice. `newer` is the first entry with members that only a newer version of this software
+    knows: chain and tree cover it, and nothing else is claimed.
     """
 
     entries: int

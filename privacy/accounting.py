@@ -117,7 +117,7 @@ def fitting(limit: float, delta: float, already: Sequence[DPEvent], rounds: Sequ
 
 
 def privacy_curve(events: Iterable[DPEvent]) -> tuple[tuple[float, float], ...]:
-    """Pairs of epsilon and delta, at each of which all `events` together are differentially private.
+    """Pairs of epsilon and delta. All `events` together are (epsilon, delta)-differentially private at each pair.
 
     Composed once for all of `CURVE`, by PRV, or by RDP where PRV has no figure; infinite epsilons are left out.
     """

@@ -161,7 +161,7 @@ class Averaging(Stepwise[Config]):
 
     @property
     def task(self) -> Task:
-        """What the sites learn, as this job trains it."""
+        """The task that the sites learn, with or without differential privacy as in this job."""
         return self.config.task.under(self.dp is not None)
 
     @property

@@ -73,8 +73,8 @@ class History:
 
 
 KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")
-"""The models of which a site keeps one (`core.kept_model.Keeping.kept`), in order of preference: finished after
-the last release, as received in it, the ensemble of the received model and one trained alone, and two trained alone."""
+"""A site keeps one of these models (`core.kept_model.Keeping.kept`), in order of preference: finished after the last
+release, as received in it, the ensemble of the received model and one trained alone, and two trained alone."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
 def accuracy_figure(results: Results, history: History) -> "Figure":
     """Validation accuracy by round, as running means of each site (thin) and of all sites.
 
-    Averages on the test rows stand beside it: the baselines as lines, the method as a dot with its 95 % interval.
+    It also shows averages on the test rows: the baselines as lines, the method as a dot with its 95 % interval.
     """
     from matplotlib.ticker import MaxNLocator
 

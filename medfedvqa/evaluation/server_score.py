@@ -15,11 +15,11 @@ class ServerScore:
     questions: int
     """Public test questions."""
     correct: int
-    """Those that the model answers right."""
+    """The questions that the model answers right."""
     pictures: int = 0
     """Public test pictures; 0 without retrieval."""
     captions: int = 0
-    """Their different captions."""
+    """The distinct captions of these pictures."""
     image_to_text: tuple[int, ...] = ()
     """The pictures whose caption is among the first 1, 5 and 10 of all captions."""
     text_to_image: tuple[int, ...] = ()

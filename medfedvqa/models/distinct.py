@@ -37,7 +37,7 @@ class DistinctQuestions(NumberedQuestions):
 def distinct(
     indices: torch.Tensor, owners: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The distinct indices (per owner), each row's position among them, and the owner of each distinct index."""
+    """The distinct indices (for each owner), each row's position among them, and each distinct index's owner."""
     if owners is None:
         return *torch.unique(indices, return_inverse=True), None
     pairs, item = torch.unique(torch.stack([owners.to(indices.device), indices]), dim=1, return_inverse=True)

@@ -118,7 +118,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class TableRow:
-    """The cells of a row, the first of which names it. Links can lead to its anchor."""
+    """The cells of a row; the first names the row. Links can lead to its anchor."""
 
     cells: tuple[Cell, ...]
     anchor: str | None = None

@@ -250,7 +250,7 @@ def _accuracy(entry: dict[str, Any]) -> Accuracy:
 
 
 def _binding(config: SiteConfig) -> StoreBinding:
-    """How ledger and store are bound to each other. Raises `LedgerError` if the store is bound to another ledger."""
+    """Whether ledger and store name each other. Raises `LedgerError` if the store is bound to another ledger."""
     store = store_of(config)
     if store is None:
         return StoreBinding(from_store=False, bound=False, compared=False)

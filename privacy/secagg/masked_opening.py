@@ -24,7 +24,7 @@ _ONE, _TOP, _MINUS_ONE = np.uint64(1), np.uint64(63), np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class MaskedSecret:
-    """`shown` plus, for each of `terms`, a public factor times a dealt number, of which the member has a share.
+    """`shown` plus, for each of `terms`, a public factor times the member's share of a dealt number.
 
     All have the shape of `shown`, or broadcast to it.
     """

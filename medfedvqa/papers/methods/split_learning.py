@@ -58,12 +58,12 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
         return tuple(TaskSpec(_loss_name(number), up, down) for number in range(1, self.config.steps + 1))
 
     def site_shapes(self, shape: BackboneShape) -> Shapes:
-        """Those of the trunk with its projection, and of the layer from the server's output to the answers."""
+        """The shapes of the trunk with its projection, and of the layer from the server's output to the answers."""
         return head_shapes(shape, self.config.tuned, self.config.width) | self._tail
 
     @property
     def server_shapes(self) -> Shapes:
-        """Those of the part in the middle."""
+        """The shapes of the part in the middle."""
         return self.server.middle_shapes
 
     def server_part(self, seed: int) -> MiddlePart:

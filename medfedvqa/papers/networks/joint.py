@@ -136,7 +136,7 @@ class JointBackbone(Backbone):
         return weights / weights.sum(dim=1, keepdim=True)
 
     def _tuned(self, batch: JointBatch, tuning: Tuning) -> TowerTuning:
-        """What is tuned in the tower. Raises `ConfigError` for tuning below the cache."""
+        """The tuned parts of the tower. Raises `ConfigError` for tuning below the cache."""
         tuned = tuning.tower(JOINT)
         tuned.above(batch.rows.first)
         return tuned

@@ -67,7 +67,7 @@ class RegionFiles:
         yield torch.stack(part) if part else torch.empty(0, self.most, self.width + BOX + 1)
 
     def unpacked(self, packed: torch.Tensor, boxed: bool) -> Regions:
-        """Packed regions as trunks take them; `boxed`: whether the site's files have boxes."""
+        """Unpacks regions into the input format of trunks; `boxed`: whether the site's files have boxes."""
         boxes = packed[..., self.width : -1] if boxed else None
         return Regions(packed[..., : self.width], packed[..., -1] > 0, boxes)
 

@@ -64,7 +64,7 @@ class VaultBackbone(JointBackbone):
     def _words_and_patches(
         self, network: Any, rows: JointRows, tuning: TowerTuning
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ViLT's first block takes."""
+        """The input of ViLT's first block."""
         pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
         if rows.first < 0:
             pictures, questions = embedded_patches(network.vilt, pictures), embedded(network.bert, questions)

@@ -23,7 +23,7 @@ from medfedvqa.research.benchmark.single_run import Machine, centralised, federa
 
 
 def has_joiners(job: JobSpec, regime: Regime) -> bool:
-    """Whether a joining hospital has a defined model: a whole model of the others, or one of its own rows."""
+    """Whether a joining hospital has a well-defined model: a complete one from the others, or one from its own rows."""
     method = job.build()
     if isinstance(method, Averaging) and method.shares:
         return bool(method.config.own == "nothing" and method.config.mixing == "none")

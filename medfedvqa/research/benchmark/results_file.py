@@ -103,7 +103,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     budget: dict[str, Any]
     """The options of all systems."""
     job: dict[str, Any]
-    """The other settings of the jobs, as far as they are not the default ones."""
+    """The other settings of the jobs that differ from their defaults."""
     regime: str = ALL_ROWS
     """How the rows were divided among sites."""
     system: str

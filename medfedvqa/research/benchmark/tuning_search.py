@@ -44,7 +44,7 @@ class Trial:
     candidate: Candidate
     rounds: int
     validation: float
-    """Mean over sites of the accuracy on validation rows in 0..1, of the round whose model a site tests."""
+    """Validation accuracy in 0..1, as the mean over sites, in the round of the model that each site tests."""
     seconds: float
     """Processor seconds of the whole run, all sites."""
 

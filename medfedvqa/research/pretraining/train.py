@@ -78,7 +78,7 @@ def train(
 ) -> CLIP:
     """Trains, and resumes from `checkpoint` if it exists. Returns the CLIP.
 
-    `start`: first weights of the whole CLIP. `text`: weights whose text tower is taken over, of the first two editions;
+    `start`: first weights of the whole CLIP. `text`: weights to take the text tower from, for the first two editions;
     without it they learn only the tasks that need no words. Neither the text tower nor a published part is trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -173,7 +173,7 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:
-    """Parameters that are trained: all but published parts and the text tower, whose projection meets the pictures.
+    """The trained parameters by learning rate and decay: no published parts; of the text tower only its projection.
 
     On a published network, the components stay fixed and the blocks learn at a hundredth of the rate, so that their
     contribution does not hide the weaker components.

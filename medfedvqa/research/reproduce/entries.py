@@ -32,7 +32,7 @@ class PrintedSetting:
 
 @dataclass(frozen=True)
 class Absent:
-    """Nothing runs, for this reason."""
+    """The reason why nothing runs."""
 
     reason: str
 
@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Systems of the benchmark beside a printed table, whose rows name them."""
+    """Systems of the benchmark beside a printed table. The table's rows name the systems."""
 
     printed: PrintedTable
     budget: Mapping[str, Any] = field(default_factory=dict)

@@ -18,8 +18,8 @@ class BilinearMaps(nn.Module):
         super().__init__()
         rank = RANK_TIMES * width
         self.words, self.regions = nn.Linear(width, rank), nn.Linear(regions, rank)
-        # A convolution by channel multiplies each channel by one weight a glimpse, in a form of which private training
-        # knows each row's part.
+        # A depthwise convolution multiplies each channel by one weight per glimpse. Private training knows each row's
+        # share of its gradient.
         self.glimpses = nn.Conv2d(rank, rank * GLIMPSES, 1, groups=rank, bias=False)
 
     def forward(self, words: torch.Tensor, regions: Regions, present: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,7 @@ class TrunkBatch:
     regions: Regions
     """The regions of each row's picture."""
     words: TokenEmbeddings
-    """Those of each row's question."""
+    """The word embeddings of each row's question."""
     answers: torch.Tensor
     """int64 [rows]."""
 

@@ -1,4 +1,4 @@
-"""What several trunks share: masked attention, its units with residuals, and pooling by attention."""
+"""Building blocks of several trunks: masked attention, units with residuals, and pooling by attention."""
 
 from abc import ABC, abstractmethod
 
