@@ -1,6 +1,6 @@
-"""What may leave a site, the gate it leaves through, the log of what did, and what attacks on it prove.
+"""A site's policy of what may leave, the gate it leaves through, the audit log of what left, and attacks on it.
 
-This page holds what the other packages use; everything else is imported from its module.
+This module exports the names that other packages use; everything else is imported from its own module.
 """
 
 from typing import TYPE_CHECKING

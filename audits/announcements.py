@@ -1,6 +1,6 @@
-"""What a site's people read without opening the audit log: that a job was refused, or that the log has a finding.
+"""Announcements to a site's staff, outside of the audit log: a job was refused, or the log has a finding.
 
-An announcement has the code of a refusal and its fixed sentence, and nothing of a job, an answer or a message.
+An announcement holds a refusal's code and its fixed sentence, and nothing from a job, an answer or a message.
 """
 
 import logging

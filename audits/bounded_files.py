@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_TEXT = 1 << 20
-"""Bytes of a file that people write, or that lists keys."""
+"""The most bytes of a file that people write, or of a list of keys."""
 MAX_NOTES = 1 << 28
-"""Bytes of a file of notes that others hold."""
+"""The most bytes of a file of signed notes that others hold."""
 MAX_DOCUMENT = 1 << 26
-"""Bytes of a JSON document, such as results or a report."""
+"""The most bytes of a JSON document, such as results or a report."""
 
 
 def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
-    """The file, opened for reading. Raises `OSError` if it is not a plain file, or a link to one; never waits."""
+    """Opens a plain file, or a link to one, for reading. Raises `OSError` for anything else; never blocks."""
     _check(os.stat(path).st_mode)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:

@@ -1,7 +1,7 @@
 """The byte ledger in the audit log: counts of bytes that left, compared with releases and named overhead.
 
-The process that reads a site's rows, the vault, has one way out, its socket. It counts what it answers there to a job's
-tasks, and the sealed mail for other sites. In logs of version 0.2.0 and before, no process is a vault: FLARE's
+The process that reads a site's rows, the vault, has one way out, its socket. It counts the bytes of its answers to a
+job's tasks and of sealed mail for other sites. In logs of version 0.2.0 and before, no process is a vault: FLARE's
 processes counted the frames that they handed to the network, and the payload that they meant to send.
 
 An entry's `wire` holds `process` (`vault`; `site` or `job` before), `session` (one for each start of a process),
@@ -57,7 +57,7 @@ SITE, JOB, VAULT = "site", "job", "vault"
 
 
 class Traffic(StrEnum):
-    """The closed vocabulary of what crosses the network."""
+    """The kinds of traffic that may cross the network."""
 
     HANDSHAKE = "handshake"
     PRESENCE = "presence"
@@ -107,7 +107,7 @@ class FrameCount:
     """Counts of frames of one kind of traffic. `job` is None for the site's own frames; `leaves`: they leave the site.
 
     `nbytes`: bytes of whole frames; `payload`: bytes without headers; `largest`: bytes of the longest frame.
-    `announced`: payload bytes that were handed over to be sent; any payload beyond them was added below that point.
+    `announced`: payload bytes that were handed over to be sent; a lower layer added any payload beyond them.
     """
 
     traffic: Traffic
@@ -405,7 +405,7 @@ class Reconciler:
             self._released.pop(job, None)
 
     def _result(self, seq: int, job: str, result: ResultCount) -> None:
-        """Requires a result to match a release in its bytes for each message, with at most LOG_BYTES beside them."""
+        """Notes a finding unless a release has the result's bytes per message; at most LOG_BYTES may be audit data."""
         release = result.round, result.nbytes // result.messages, result.tensors
         if result.nbytes % result.messages == 0 and release in self._released[job]:
             self._values += result.nbytes

@@ -63,7 +63,7 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, text: str) -> "Checkpoint":
-        """Raises `NoteError` unless the text is a checkpoint, written in the one way."""
+        """Reads a checkpoint. Raises `NoteError` unless the text is exactly what `text` would write."""
         try:
             origin, size, root, *extensions = text.removesuffix("\n").split("\n")
             note = cls(origin, int(size), base64.b64decode(root, validate=True), tuple(extensions))
@@ -144,7 +144,7 @@ class NoteFile:
         return self._latest
 
     def append(self, notes: Iterable[Note]) -> None:
-        """Adds notes and returns once they are on disk; cuts off what a crash left. Raises `NoteError`, `OSError`."""
+        """Adds notes and returns once they are on disk; first cuts off a torn note. Raises `NoteError`, `OSError`."""
         new_notes = list(notes)
         latest = self.latest()
         with open(self.path, "ab") as file:

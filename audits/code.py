@@ -20,12 +20,12 @@ class CodeKind(StrEnum):
     PROJECT = "project"
     """This project's packages: over the name and content of their Python files."""
     PLUG_IN = "plug-in"
-    """A distribution that the site installed besides: over the name and content of its files on disk."""
+    """A further distribution that the site installed: over the name and content of its files on disk."""
     DEPENDENCY = "dependency"
     """A distribution that the project or a plug-in requires: over its RECORD, the installer's list of files and their
     digests."""
     MODULE = "module"
-    """A module or package of no distribution: over its content. It has no name; a path would tell of the site."""
+    """A module or package of no distribution: over its content. It has no name: a path could identify the site."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
@@ -56,7 +56,7 @@ class CodePart:
 
     @property
     def order(self) -> tuple[int, str, str, str]:
-        """Where the part stands among others."""
+        """The part's sort key."""
         return [*CodeKind].index(self.kind), (self.name or "").lower(), self.version or "", self.sha256 or ""
 
 

@@ -2,7 +2,7 @@
 
 Sources: RFC 9942 (COSE Receipts, with the tree RFC9162_SHA256), RFC 9052 (COSE_Sign1), RFC 8949, section 4.2.1 (CBOR).
 The payload is the root of the log's tree. It is detached: a reader computes it from the entry and the path. The entry
-is its line without `leaf_hash` and line feed, which is what the tree's leaf is the hash of.
+is its line without `leaf_hash` and line feed: the bytes that the tree's leaf is the hash of.
 """
 
 import base64
@@ -44,11 +44,11 @@ class Receipt:
 
     @property
     def protected(self) -> bytes:
-        """The header that is signed."""
+        """The protected header, as CBOR."""
         return cbor({_ALG: _EDDSA, _KID: self.kid.encode(), _VDS: _RFC9162_SHA256})
 
     def signed_bytes(self, root: bytes) -> bytes:
-        """What the signature is over: the structure of RFC 9052, section 4.4."""
+        """The bytes that the signature covers: the structure of RFC 9052, section 4.4."""
         return cbor(["Signature1", self.protected, b"", root])
 
     def __bytes__(self) -> bytes:
@@ -57,7 +57,7 @@ class Receipt:
 
     @classmethod
     def parse(cls, encoded: bytes) -> "Receipt":
-        """Reads what `bytes` made. Raises `NoteError` for anything else."""
+        """Reads a receipt. Raises `NoteError` unless `bytes` of it gives the same encoding."""
         try:
             cursor = _Cursor(encoded[:MAX_RECEIPT])
             cursor.skip(_TAG, _ARRAY)
@@ -97,9 +97,9 @@ def issue(folder: Path, seq: int, key: AuditKey) -> tuple[bytes, bytes]:
 
 
 def check_receipt(encoded: bytes, entry: bytes, keys: Collection[VerifierKey]) -> dict[str, Any]:
-    """The entry's record, for a reader who trusts this one key. Raises `NoteError`, `LogError`.
+    """The entry's record. Raises `NoteError` unless each of `keys` verifies the receipt, `LogError` for no entry.
 
-    The receipt's signature is over the root alone, so that nothing vouches for the tree's size.
+    The signature covers the tree's root alone, so nothing vouches for the tree's size.
     """
     receipt = Receipt.parse(encoded)
     leaf = sha256(b"\0" + entry).digest()
@@ -114,7 +114,7 @@ def check_receipt(encoded: bytes, entry: bytes, keys: Collection[VerifierKey]) -
 
 
 def cbor(value: Any) -> bytes:
-    """Deterministic CBOR of what a receipt is made of; the keys of a map have to be in order."""
+    """Deterministic CBOR of None, int, bytes, str, dict or list. A dict's keys must be in order already."""
     if value is None:
         return b"\xf6"
     if isinstance(value, int):
@@ -137,7 +137,7 @@ def _head(major: int, number: int) -> bytes:
 
 
 class _Cursor:
-    """Reads CBOR; an end that comes too early raises `IndexError`, another type `ValueError`."""
+    """Reads CBOR. Raises `IndexError` if the input ends too early, and `ValueError` for an unexpected type."""
 
     def __init__(self, encoded: bytes) -> None:
         self._encoded, self.at = encoded, 0

@@ -1,7 +1,7 @@
 """SQLite files with durable state: a block's writes are on disk when it ends, all of them or none.
 
-A file is refused, with a sentence that says what to do, if another program, or a newer version, made it, if it is
-damaged, if another file takes its place while it is in use, or if it cannot be read and written.
+A file is refused if another program or a newer version made it, if it is damaged, if another file replaces it while it
+is in use, or if it cannot be read and written. The error says what to do.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Layout:
     """The tables of one kind of file, and what its errors say."""
 
     name: str
-    """What the file is, as in 'the budget ledger'."""
+    """The file's name in errors, such as 'the budget ledger'."""
     until: str
     """What must not happen while the file cannot be used."""
     remedy: str
@@ -60,7 +60,7 @@ class Layout:
 
 
 class Database:
-    """The file at `path`, which is made if there is none; of mode 0600. Not to be carried over a fork.
+    """The SQLite file at `path`, created with mode 0600 if it does not exist. Do not use it across a fork.
 
     Every method raises the layout's error if the file cannot be used.
     """
@@ -83,18 +83,18 @@ class Database:
                 raise
 
     def close(self) -> None:
-        """Gives the file back; all that was written is on disk already."""
+        """Closes the connection; all writes are on disk already."""
         self._connection.close()
 
     def check_tables(self) -> None:
-        """Whether the tables and their guards are those of the layout."""
+        """Raises the layout's error unless the file has the layout's tables and guards."""
         with self._layout.errors("read"):
             [mode], schema = self._connection.execute("PRAGMA journal_mode").fetchone(), self._schema()
         if (mode, schema) != ("wal", set(self._layout.schema)):
             raise self._layout.damaged()
 
     def check_pages(self) -> None:
-        """Whether SQLite takes all pages of the file for sound, which takes time in proportion to its size."""
+        """Raises the layout's error unless SQLite's `quick_check` finds all pages sound. Reads the whole file."""
         with self._layout.errors("read"):
             if self._connection.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
                 raise self._layout.damaged()
@@ -110,7 +110,7 @@ class Database:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that locks other writers out from its start.
 
-        What was written is on disk when the block ends, and nothing of it is if the block raises.
+        All writes are on disk when the block ends; none are if the block raises.
         """
         with self._layout.errors("written"):
             self._check_place()
@@ -118,7 +118,7 @@ class Database:
                 yield self._connection
 
     def copy(self, change: str) -> bytes:
-        """The bytes of a consistent copy of the file, to which the statement `change` was applied."""
+        """The bytes of a consistent copy of the file, after the SQL statement `change` ran in the copy."""
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             with self._layout.errors("copied"):
                 self._connection.backup(copy)

@@ -1,6 +1,6 @@
 """The cohorts of sites over which a site's inputs were summed, read from the site's own audit log.
 
-The log is the only record of them, so they cannot be rolled back separately from the log."""
+The log is their only record, so nobody can roll them back without the log."""
 
 import fcntl
 import os
@@ -50,7 +50,7 @@ class EarlierSums:
             os.close(file)
 
     def cohorts(self, job: str, round: int, but_last: bool = False, every_round: bool = False) -> set[frozenset[str]]:
-        """The cohorts whose sums may contain the same input that this site gives to a sum of this job and round.
+        """The cohorts whose sums may contain the same input of this site as a sum of this job and round.
 
         They are the cohorts of all other jobs, of this round, and of the job's rounds with the same message from the
         server. `but_last`: the last cohort of this round does not count. `every_round`: all of the job's rounds count.
@@ -73,7 +73,7 @@ class EarlierSums:
                 file = path.stat().st_ino
                 for line in lines_of(path, offset=self._offsets.get(file, 0)):
                     if not line.endswith(b"\n"):
-                        break  # What a crash left, or what is being written.
+                        break  # A crash left the line torn, or a process is writing it.
                     self._offsets[file] = self._offsets.get(file, 0) + len(line)
                     if _MEMBER in line:
                         self._take(parse_line(line))
@@ -96,7 +96,7 @@ class EarlierSums:
                 cohorts.append(sites)
 
     def _take_message(self, record: Mapping[str, Any]) -> None:
-        """Keeps a round's first message with tensors, the only message of the round that is trained with."""
+        """Keeps a round's first message with tensors: sites train with no other message of the round."""
         if record["outcome"] != Outcome.REFUSED and record["peer"] != SITES and record["tensors"]:
             message = tuple(sorted((tensor["name"], tensor["sha256"] or "") for tensor in record["tensors"]))
             self._messages.setdefault((record["job"], record["round"]), message)

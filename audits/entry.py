@@ -13,7 +13,7 @@ from audits.field_types import Fit, members_of
 
 
 class Event(StrEnum):
-    """The closed vocabulary of what is logged."""
+    """The events that are logged."""
 
     OPEN = "open"
     RECEIVE = "receive"
@@ -68,9 +68,9 @@ _OPTIONAL = {"optional": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event; the one grammar of a line, from which both readers are made.
+    """One event. This class is the only grammar of a line: both readers are derived from it.
 
-    Every field is in every line, `null` where it does not apply; optional ones are left out there. `time` is UTC,
+    Every field is in every line, `null` where it does not apply; optional ones are then left out. `time` is UTC,
     `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message, `nbytes` the sum
     over `tensors`; `policy`, `exchange`, `code_digest` and `model_digest` are SHA-256 in hex.
     Where values are shared (`masked`, peer `sites`), `nbytes` counts values, not shares, and `sharing` says among whom.
@@ -102,7 +102,7 @@ class Entry:
     epsilon_after: float | None = None
     outcome: Outcome | None = None
     reason: str | None = None
-    """A sentence for people; what programs need has a field of its own."""
+    """A sentence for people. Facts for programs have their own fields."""
     format: int = FORMAT
     wire: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     admission: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
@@ -112,11 +112,11 @@ class Entry:
     sharing: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
     """The computation on shares that the entry belongs to: its attempt, sites and stage; see `Sharing`."""
     export: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
-    """What an entry `exported` is about: SHA-256, in hex, and bytes of the file of weights."""
+    """The exported file of weights, in an entry `exported`: its SHA-256, in hex, and its number of bytes."""
     isolation: Isolation | None = field(default=None, metadata=_OPTIONAL)
     """How the process that answers the job is kept from the network, where a job is admitted, opened or refused."""
     expiry: Mapping[str, Any] | None = field(default=None, metadata=_OPTIONAL)
-    """The expiry of entries: how many, after how many days, and what shows that these have passed."""
+    """The expiry of entries: how many, after how many days, and what shows that the days have passed."""
 
     def record(self) -> dict[str, Any]:
         """The entry as the JSON object that its line holds."""
@@ -126,7 +126,7 @@ class Entry:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Entry":
-        """The entry that `record` describes. Raises `LogError` if it is no record of a format that is known."""
+        """The entry that `record` describes. Raises `LogError` if the record has no known format."""
         try:
             return cls(
                 **{
@@ -144,7 +144,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Envelope:
-    """What entries of all formats have, also of those to come: enough to follow the chain and the tree."""
+    """The fields of entries of all formats, future ones included: enough to follow the chain and the tree."""
 
     seq: int
     prev_hash: str
@@ -165,13 +165,13 @@ def leaf_hash(record: Mapping[str, Any]) -> str:
 
 
 def hashed_bytes(line: bytes, leaf_hash: str) -> bytes:
-    """What a line's `leaf_hash` is over: the line without that member and without the line feed."""
+    """The bytes that a line's `leaf_hash` covers: the line without that member and without the line feed."""
     return line.removesuffix(b"\n").replace(b'"leaf_hash":"%s",' % leaf_hash.encode(), b"", 1)
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`;
-    `NewerFormat` if it is, and holds what this version does not know; `OlderFormat` if it has no format number."""
+    """The record in a line. Raises `LogError` unless it is canonical, complete and hashes to its `leaf_hash`. Raises
+    `NewerFormat` for a sound line with members unknown to this version, `OlderFormat` without a format number."""
     record, newer = parse_any(line)
     if newer:
         raise NewerFormat
@@ -179,7 +179,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
-    """The record in a line, also of a newer format, and whether it holds what this version does not know.
+    """The record in a line, also of a newer format, and whether it has members or words unknown to this version.
 
     Raises `LogError` as `parse_line` does.
     """
@@ -190,7 +190,7 @@ def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         raise LogError("the line is no entry") from None
-    # Taking the hash out of the line must leave the body: one encoding serves both checks, and fixes every byte.
+    # The line without its hash must equal the body: one encoding serves both checks, and fixes every byte.
     if not fit or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry is")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:

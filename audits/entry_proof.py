@@ -67,10 +67,10 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
 
 
 def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
-    """Checks a bundle for a reader who trusts these keys, each of which must have signed or cosigned.
+    """Checks a bundle that every one of the given keys must have signed or cosigned.
 
-    The keys in the bundle itself are for people to compare; they prove nothing. Raises `NoteError`, or
-    `NewerFormat`.
+    The keys in the bundle itself are for people to compare; they prove nothing. Raises `NoteError` unless the proof
+    holds, `LogError` for a malformed entry and `NewerFormat` for a newer bundle.
     """
     try:
         if len(bundle) > MAX_BUNDLE:
@@ -93,7 +93,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
 
 
 def _checkpoint(folder: Path, seq: int) -> Note:
-    """Of the newest checkpoints that cover an entry, the one with the most signers, with all its signatures."""
+    """The checkpoint with the most signers among the newest that cover an entry, with all its signatures."""
     newest: OrderedDict[str, Note] = OrderedDict()
     for note in NoteFile(folder / CHECKPOINTS):
         if Checkpoint.parse(note.text).size > seq:

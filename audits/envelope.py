@@ -1,7 +1,7 @@
 """Signed statements about files: in-toto statements in DSSE envelopes, which other tools check as well.
 
 Sources: DSSE 1.0 (secure-systems-lab/dsse, protocol and envelope), in-toto Statement v1. The signature is Ed25519 by
-the key that signs the site's log; what is signed begins with `DSSEv1`, which no note and no cosignature does.
+the key that signs the site's log. The signed bytes begin with `DSSEv1`, as no note and no cosignature does.
 """
 
 import base64
@@ -46,7 +46,7 @@ def seal_statement(statement_json: Mapping[str, Any], key: AuditKey) -> dict[str
 
 
 def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
-    """The statement in an envelope that this key has signed, whoever else signed it. Raises `NoteError`."""
+    """The statement in an envelope. Raises `NoteError` unless this key has signed it, alone or with others."""
     try:
         if len(envelope) > MAX_ENVELOPE:
             raise ValueError
@@ -68,7 +68,7 @@ def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
 
 
 def subjects(content: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 by the name of each file that a statement is about. Raises `ValueError` for what is no name or digest."""
+    """The SHA-256 of each file in a statement, by file name. Raises `ValueError` for a malformed name or digest."""
     digests = {subject["name"]: subject["digest"]["sha256"] for subject in content["subject"]}
     for name, digest in digests.items():
         if not isinstance(name, str) or not _DIGEST.fullmatch(digest):

@@ -1,11 +1,11 @@
-"""What an attack on a trained model proves about its epsilon: exact tails, no assumption on data, model or attack.
+"""A lower bound on epsilon from an attack's guesses: exact tails, no assumption on data, model or attack.
 
-Each of m canaries, whole synthetic patients, is put into a site's training with probability 1/2, independently. Who
-sees what leaves guesses for r of them whether they were in. Under (epsilon, delta)-DP few guesses can be right.
+Each of m canaries, whole synthetic patients, enters a site's training with probability 1/2, independently. An attacker
+who sees all that leaves guesses for r of them whether they were in. Under (epsilon, delta)-DP few guesses can be right.
 
 Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023 (arXiv 2305.08846), Theorem 5.2
-and Appendix D. Canaries of independent runs count together: all runs are one mechanism, in which each canary is
-protected as in its own.
+and Appendix D. Canaries of independent runs are added up: all runs together are one mechanism, which protects each
+canary as its own run does.
 """
 
 import math
@@ -48,10 +48,10 @@ class Guesses:
 
 
 def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Guesses:
-    """Guess "in" for the highest and "out" for the lowest scores, `share` of all canaries together, half of it each.
+    """Guesses "in" for the highest and "out" for the lowest scores, each for half of `share` of all canaries.
 
-    `scores`: the attack's, larger where a canary looks trained with, [canaries]. `members`: the truth. Equal scores
-    are taken in order. Raises `EmpiricalError` for scores that are not finite, or a share outside of (0, 1].
+    `scores`: [canaries], larger where the attack takes a canary to be in. `members`: the truth, [canaries]. Ties keep
+    their order. Raises `EmpiricalError` for scores that are not finite, or a share outside of (0, 1].
     """
     values, truth = np.asarray(scores, np.float64), np.asarray(members, bool)
     if values.shape != truth.shape or values.ndim != 1 or not np.isfinite(values).all():
@@ -66,7 +66,7 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """The largest probability that (epsilon, delta)-DP gives to this many correct guesses, by any attack (Theorem 5.2).
 
-    Without delta they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). With it, the bound grows by
+    At delta = 0 they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). Otherwise the bound grows by
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0 and 0 <= delta <= 1):
@@ -81,7 +81,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float) -> float:
     """The smallest epsilon that the guesses do not refute: the true one is at least this with `confidence`.
 
-    0 where nothing is proved. A statement about the mechanism from below only: a weak attack proves nothing.
+    0 where nothing is proved. It is only a lower bound: a weak attack proves nothing.
     Raises `EmpiricalError` unless 0 < confidence < 1, and as `p_value` does.
     """
     level = _level(confidence)
@@ -91,7 +91,7 @@ def epsilon_lower_bound(guesses: Guesses, delta: float, confidence: float) -> fl
 
     if not refuted(0.0):
         return 0.0
-    # The first that stands, not any that does: all below it are refuted, so that they need no correction.
+    # Stop at the first epsilon that is not refuted: all below it are, so the tests need no correction.
     low = 0.0
     while low + STEP < MOST_EPSILON and refuted(low + STEP):
         low += STEP
@@ -116,12 +116,12 @@ def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]
 
 
 def rate_p_value(right: int, of: int, reference: float) -> float:
-    """How likely at least this many of independent trials are right if each is so with probability `reference`."""
+    """The probability that at least `right` of `of` independent trials succeed, each with probability `reference`."""
     return min(1.0, math.fsum(binomial(of, reference)[right:]))
 
 
 def log_odds(rate: float) -> float:
-    """The epsilon at which the best guess is right this often; 0 below one half, infinite at 1."""
+    """The epsilon at which the best guess is right at this rate: ln(rate / (1 - rate)), 0 below 1/2, infinite at 1."""
     if rate >= 1:
         return math.inf
     return max(0.0, math.log(rate / (1 - rate))) if rate > 0 else 0.0

@@ -22,7 +22,7 @@ class MessageRefused(AuditError):
 
 
 class JobRefused(AuditError):
-    """A site refuses a job; others receive `code`, and the text is for the site's own people."""
+    """A site refuses a job. Others receive only `code`; the text is for the site's staff."""
 
     def __init__(self, code: Refusal, detail: str = "") -> None:
         super().__init__(f"the job was refused: {detail or code.sentence}")
@@ -30,7 +30,7 @@ class JobRefused(AuditError):
 
 
 class PolicyError(AuditError):
-    """A site's policy is malformed; says which key and what belongs there."""
+    """A site's policy is malformed; the text names the key and its permitted values."""
 
 
 class LogError(AuditError):
@@ -62,14 +62,14 @@ class ForkFound(NoteError):
 
 
 class ProofFromElsewhere(NoteError):
-    """A proof that does not hold, from a sender who did not know which checkpoint was cosigned here."""
+    """A proof that does not hold because its sender did not know which checkpoint was cosigned here."""
 
 
 class ReleaseFault(StrEnum):
-    """The closed set of sentences that explain a refusal.
+    """The fixed sentences that explain a refusal.
 
-    They are filled with declared facts only. An undeclared name, and the shape that a tensor was found to have,
-    may carry data themselves (a shape is often a row count), and refusals are reported to the server.
+    They are filled with declared facts only, because refusals are reported to the server. An undeclared name or a
+    tensor's actual shape may itself carry data: a shape is often a row count.
     """
 
     TASK = "the method declares no such task"

@@ -1,9 +1,8 @@
-"""Text of others, escaped for the medium on which it is shown: terminal, page, paper, Markdown, syslog, FHIR.
+"""Escapes untrusted text for its output: terminal, HTML, PDF, Markdown, syslog, FHIR.
 
-Names and sentences in a log, a report, a kit or a job were chosen by somebody else. A character that does not show
-itself (a control character, one that turns the order of others around, one without width, a space that is not the usual
-one) is written as `\\u001b`, or as `\\U000e0001` beyond 16 bits. A text that is too long loses its middle, and says how
-much of it is left out.
+Somebody else chose the names and sentences in a log, a report, a kit or a job. An invisible character (a control
+character, one that reverses the order of others, one without width, an unusual space) is written as `\\u001b`, or as
+`\\U000e0001` beyond 16 bits. In a text that is too long, the number of characters left out replaces the middle.
 A backslash stays as it is, so that escaping twice changes nothing; the log itself tells a backslash from an escape.
 """
 
@@ -12,15 +11,15 @@ import unicodedata
 from html import escape
 
 NAME, SENTENCE = 120, 2_000
-"""Characters of a name and of a sentence that are shown; both may come from others."""
+"""The most characters shown of a name and of a sentence that may come from others."""
 FHIR_STRING = 1 << 20
-"""Characters of a string in FHIR (R4, 2.24.0.1)."""
+"""The most characters of a string in FHIR (R4, 2.24.0.1)."""
 SYSLOG_VALUE = 1 << 15
-"""Characters of a parameter in a syslog message."""
+"""The most characters of a parameter in a syslog message."""
 _MARK = 32
-"""Room for the text that replaces what is left out: at least its number of characters."""
+"""Characters reserved for the text that replaces the middle."""
 _MOST_MARKS = 3
-"""Marks on one letter that are shown: no script needs more, and many of them cover the lines above and below."""
+"""The most combining marks shown on one letter: no script needs more, and many would cover the neighbouring lines."""
 _BLANK = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
     + "".join(map(chr, range(0xFE00, 0xFE10)))
@@ -28,7 +27,7 @@ _BLANK = frozenset(
 )
 """Characters whose Unicode category is printable but that show nothing."""
 _SPACES = (" ", "\u00a0")
-"""A space, and the one at which no line is broken, which the program itself writes between figures."""
+"""The space, and the no-break space, which the program itself writes between figures."""
 _MARKDOWN = re.compile(r"([\\`*\[\]<>&|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|://|(?<=www)\.|@)")
 _MARKDOWN_BEGIN = re.compile(r"^(\d*)(?=[#+=.)-])")
 _SYSLOG = re.compile(r'(["\\\]])')
@@ -42,8 +41,8 @@ def visible(text: str, allowed: str = "") -> str:
 def bounded(text: str, most: int, allowed: str = "", runs: bool = False) -> str:
     """Like `visible`, but at most `most` characters long: a longer text loses its middle.
 
-    `runs`: whether of several spaces in a row all stay as they are. Else the first does, so that they cannot move what
-    follows to where something else is expected.
+    `runs`: whether several spaces in a row stay as they are. Otherwise only the first stays and the others are escaped,
+    so that spaces cannot shift the following text into another column.
     """
     if len(text) <= most:
         if text.isascii() and text.isprintable() and (runs or "  " not in text):
@@ -73,7 +72,7 @@ def for_html(text: str, most: int = SENTENCE) -> str:
 
 
 def for_pdf(text: str, most: int = SENTENCE) -> str:
-    """Text for a PDF, without line breaks and without marks of the program that sets it."""
+    """Text for a PDF, without line breaks."""
     return bounded(text, most)
 
 
@@ -83,17 +82,17 @@ def for_markdown(text: str, most: int = SENTENCE) -> str:
 
 
 def for_syslog(text: str) -> str:
-    """A parameter's value: nothing in it ends the line, and then as RFC 5424 asks (6.3.3)."""
+    """A parameter's value: without characters that end the line, then escaped by RFC 5424, 6.3.3."""
     return _SYSLOG.sub(r"\\\1", bounded(text, SYSLOG_VALUE, runs=True))
 
 
 def for_fhir(text: str) -> str:
-    """A string of FHIR, which may hold line feeds, tabs and no other control characters."""
+    """A FHIR string, in which line breaks and tabs stay and other control characters are escaped."""
     return bounded(text, FHIR_STRING, "\t\n\r", runs=True)
 
 
 def _fitting(pieces: list[str], room: int) -> list[str]:
-    """The first pieces, as many as fit."""
+    """The first pieces that fit into `room` characters together."""
     for place, piece in enumerate(pieces):
         room -= len(piece)
         if room < 0:

@@ -27,11 +27,11 @@ from audits.witness import KEYS, read_keys
 
 # Verdicts on the times in a log. Only text that is not a time is reported as broken.
 #
-# A wrong clock, the site's own or another party's, looks like an entry that was dated anew.
+# A wrong clock, the site's or another party's, cannot be told from a changed date.
 
 
 def times_part(times: Times) -> VerdictPart:
-    """Whether the dates of the entries are plausible, without the times that others cosigned."""
+    """Whether the dates of the entries are plausible by themselves, without others' cosigned times."""
     if times.malformed is not None:
         return VerdictPart("times", BROKEN, "the entry's time is not one that this format has", times.malformed)
     if times.earlier is not None:
@@ -48,7 +48,7 @@ def times_part(times: Times) -> VerdictPart:
 
 
 def cosigned_times_parts(times: Times) -> Iterator[VerdictPart]:
-    """Whether the dates of the entries fit the times that other parties signed; nothing if none is known."""
+    """Whether the dates of the entries fit the times that other parties signed; yields nothing if none is known."""
     name = "cosigned times"
     if not times.cosigned.sizes:
         return
@@ -81,7 +81,7 @@ def retention_parts(walk: Walk, cosigned: CosignedTimes) -> Iterator[VerdictPart
         )
 
 
-# The checkpoints that lie beside a log.
+# The checkpoints stored next to a log.
 
 _COSIGNED = 64
 """The number of newest cosigned checkpoints that are examined: each covers all entries before it."""
@@ -99,7 +99,7 @@ class OwnCheckpoints:
         """`first`: the first entry that is still in the log; those before it have expired."""
         self._file, self._first = NoteFile(folder / CHECKPOINTS), first
         self.over_expired: list[Note] = []
-        """The first cosigned checkpoints that cover all entries that have expired."""
+        """The first cosigned checkpoints that cover all expired entries."""
         self.newest, self.cosigned, self.unreadable = self._gather()
         self._heads = iter(()) if self.unreadable else self._file.heads()
         self.next_size, self._next_root = self._advance(0)
@@ -135,7 +135,7 @@ class OwnCheckpoints:
 
     @property
     def size(self) -> int:
-        """How many entries the newest checkpoint covers."""
+        """The number of entries that the newest checkpoint covers; 0 without one."""
         return Checkpoint.parse(self.newest.text).size if self.newest else 0
 
     def dated(self) -> Iterator[Checkpoint]:
@@ -187,17 +187,17 @@ def examine(
     running: Collection[str] = (),
     network: bool = True,
 ) -> Examination:
-    """Judge the log of `site` in `folder`, offline.
+    """Examines the log of `site` in `folder`, offline.
 
-    `against`: files of notes, and folders, that others hold. `key`: the site's, where it is known for sure; else that
-    which lies with the log. `running`: jobs that are known not to be over. `network`: False for jobs in one process,
-    which put nothing on a network.
+    `against`: other parties' files of notes, and folders. `key`: the site's key from a trusted source; without it, the
+    key stored next to the log counts. `running`: jobs that are known not to be over. `network`: False for jobs in one
+    process, which put nothing on a network.
 
     Raises `LogError` if there is no log, or what it is compared with cannot be read.
     """
     evidence = ExternalEvidence.gather(against, folder)
     tiles = TileVerifier(folder)
-    # Checkpoints first: those of a log that grows may then cover less than is read of it, and never more.
+    # Checkpoints first: while a log grows they may then cover fewer entries than are read, and never more.
     checkpoints = OwnCheckpoints(folder, Walk(folder).first_entry())
     walk = Walk(folder, tiles)
     known_key = key or _known_key(folder, site, evidence)
@@ -241,7 +241,7 @@ def examine(
 
 
 def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierKey | None:
-    """The key that lies with the log; without one, the key that others know as the log's, if they know one."""
+    """The key stored next to the log; without one, the key that others know as the log's, if they know one."""
     others = evidence.keys.get(origin_of(site), set())
     return read_keys(folder / KEYS).get(origin_of(site)) or min(others, key=str, default=None)
 
@@ -249,7 +249,7 @@ def _known_key(folder: Path, site: str, evidence: ExternalEvidence) -> VerifierK
 def _cosigned_times(
     folder: Path, site: str, key: SucceededKey | None, checkpoints: OwnCheckpoints, evidence: ExternalEvidence
 ) -> CosignedTimes:
-    """Cosigned times, by the keys that lie with the log and the keys that others vouch for."""
+    """Cosigned times, by the keys stored next to the log and the keys that others vouch for."""
     if key is None:
         return CosignedTimes()
     others = {*read_keys(folder / KEYS).values(), *(other for keys in evidence.keys.values() for other in keys)}
@@ -267,13 +267,13 @@ class _LogFacts:
     receipts: dict[bytes, int]
     ledger: Reconciler = field(default_factory=Reconciler)
     jobs: dict[str, bool] = field(default_factory=dict)
-    """Whether each is open."""
+    """The open jobs, by id."""
     last_release: int = -1
     answered: set[bytes] = field(default_factory=set)
     uncounted: int | None = None
     """The first entry whose counts of bytes are malformed."""
     unread: int | None = None
-    """The first entry of which only a newer version can read everything."""
+    """The first entry that only a newer version can read completely."""
     findings: int = 0
     unlike_own: int | None = None
     unlike_others: list[int] = field(default_factory=list)
@@ -285,7 +285,7 @@ class _LogFacts:
         event, job = line.event, line.job or ""
         if line.newer:
             self.unread = line.seq if self.unread is None else self.unread
-            self.last_release = line.seq  # for all that is known here
+            self.last_release = line.seq  # it may be a release
         if event == Event.RELEASE and line.outcome == Outcome.SENT:
             self.last_release = line.seq
             self.ledger.add_release(job, line.round, line.peer, line.nbytes, len(line.tensors))
@@ -495,13 +495,13 @@ def _others_receipts(walk: Walk, facts: _LogFacts) -> VerdictPart:
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:
-    """Each log of a run with what the rest of the run holds of it; nothing for a single log."""
+    """The folder of each log in a run, and the run's folder to compare it with; none for a single log."""
     alone = set(logs.values()) == {run}
     return {site: (folder, () if alone else (run,)) for site, folder in logs.items()}
 
 
 def check_site(folder: Path, named: str) -> str:
-    """The site that a log says it is of; `named` if it has no entry. Raises `LogError`."""
+    """The site that a log names; `named` if the log is empty. Raises `LogError` if neither names one."""
     for line in Walk(folder):
         return line.site
     if not named:

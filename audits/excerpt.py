@@ -61,7 +61,7 @@ class Excerpt:
     key: str
     """The site's verifier key, as `medfedvqa audit key` shows it."""
     others: tuple[str, ...]
-    """Verifier keys of those who cosigned, as the site knows them."""
+    """The verifier keys of the cosigners, as the site knows them."""
     checkpoint: str
     """The newest signed note over the whole log."""
     cosigned: CosignedCheckpoint | None
@@ -83,10 +83,10 @@ class ExcerptFacts:
 def quote(
     folder: Path, site: str, matches: Callable[[Mapping[str, Any]], bool], others: ExternalEvidence | None = None
 ) -> Excerpt:
-    """The entries in the folder whose record is `matches`, up to the newest checkpoint.
+    """Quotes the log's entries under its newest checkpoint for whose record `matches` is true.
 
-    `others`: what others hold of the log, for a newer cosigned checkpoint than the site's own folder has. Raises
-    `LogError` if there is no log, checkpoint or tree, and `NoteError` if what is there is no such thing.
+    `others`: other parties' evidence, which may have a newer cosigned checkpoint than the site's own folder. Raises
+    `LogError` if there is no log, checkpoint or tree, and `NoteError` if a key or a note is malformed.
     """
     first = Snapshot(folder).first() or 0
     keys = read_keys(folder / KEYS)
@@ -144,7 +144,7 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
 
 
 def quoted_entries(excerpt: Excerpt) -> tuple[Entry, ...]:
-    """The entries, in order. Raises `LogError`, and `NewerFormat` if one holds what this version does not know."""
+    """The entries, in order. Raises `LogError`, and `NewerFormat` if one has members unknown to this version."""
     for entry in excerpt.entries:
         if parse_any(canonical(entry.record) + b"\n")[1]:
             raise NewerFormat("an entry of the audit log")
@@ -183,7 +183,7 @@ def _check_cosigned(excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierK
 def _newest_cosigned(
     notes: Iterable[Note], key: VerifierKey, keys: Collection[VerifierKey], nodes: Nodes, size: int
 ) -> tuple[CosignedCheckpoint | None, list[VerifierKey]]:
-    """The largest checkpoint that others signed with keys that are known, with all their signatures."""
+    """The largest checkpoint that others cosigned with known keys, with all their signatures."""
     joined_notes: OrderedDict[str, Note] = OrderedDict()
     for note in notes:
         joined_notes[note.text] = joined_notes.pop(note.text).joined(note) if note.text in joined_notes else note

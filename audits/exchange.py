@@ -22,29 +22,29 @@ Tensors: TypeAlias = "dict[str, NDArray[Any]]"
 ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _LARGEST = 2.0**1000
-"""The largest limit: any smaller whole number still fits a float."""
+"""The largest bound or norm in a declaration, so that even whole numbers still fit a float."""
 _ROUNDING = 1e-6
 """The relative margin of a scaled norm: rounding to float32 lengthens a vector by less."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,199}")
 
 
 class Kind(StrEnum):
-    """What a tensor is; a site's policy allows or refuses by kind."""
+    """The kind of a tensor, by which a site's policy allows or refuses it."""
 
     PARAMETERS = "parameters"
     STATISTIC = "statistic"
     ACTIVATIONS = "activations"
     REPRESENTATIONS = "representations"
     PUBLIC = "public"
-    """Computed from the job's settings alone: no value of it depends on a site's data."""
+    """Computed from the job's settings alone, independent of any site's data."""
 
 
 SITES = "sites"
-"""The peer of a computation on shares: the other sites of the job together, none of which sees a value by itself."""
+"""The peer of a computation on shares: the job's other sites together. No single one of them sees a value."""
 
 
 class Protection(StrEnum):
-    """What a tensor carries when it crosses the site's border."""
+    """The protection of a tensor that crosses the site's border."""
 
     NONE = "none"
     DP = "dp"
@@ -67,7 +67,7 @@ class Protection(StrEnum):
 class TensorSpec:
     """One tensor of a message. `recipients` are the peers at the other end, whichever way the message goes.
 
-    Shape and dtype are exact. `bounds`, if there are some, are the least and the largest value that it may hold.
+    Shape and dtype are exact. `bounds`: the least and the largest value that it may hold, None for no limits.
     Raises `AuditError` if the declaration itself is malformed.
     """
 
@@ -189,10 +189,10 @@ class Exchange:
     def check(
         self, task: str, direction: Literal["up", "down"], tensors: Mapping[str, Any], peer: str = "server"
     ) -> Tensors:
-        """Copies of a message's tensors, whose names, dtypes, shapes and values all match the task's declaration.
+        """Checks a message against the task's declaration, at the other end of a site's gate; returns its copy.
 
-        For the other end of a site's gate. `peer`: the site's counterpart. Raises `MessageRefused` with
-        every reason, in sentences that hold nothing but declared facts.
+        `peer`: the site's counterpart. Raises `MessageRefused` with all reasons, in sentences that hold only declared
+        facts.
         """
         task_spec = self.task(task)
         specs = [spec for spec in (task_spec.up if direction == "up" else task_spec.down) if peer in spec.recipients]
@@ -221,7 +221,7 @@ class Exchange:
 
 
 def canonical(value: Any) -> bytes:
-    """The one encoding that is hashed: JSON with sorted keys, no spaces, UTF-8.
+    """The canonical JSON of a value, the only encoding that is hashed: sorted keys, no spaces, UTF-8.
 
     Raises `ValueError` for numbers that are not finite and text that is not Unicode, `TypeError` for other types.
     """
@@ -236,7 +236,7 @@ def wire_dtype(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _copies(specs: Iterable[TensorSpec], tensors: Mapping[str, Any]) -> tuple[Tensors, list[str]]:
-    """Copies of the tensors that are as declared, by `TensorSpec.checked_copy`, and the reasons why others are not."""
+    """Checked copies of the tensors that match their declaration, and the reasons why the others do not."""
     copies: Tensors = {}
     reasons = []
     for spec in specs:

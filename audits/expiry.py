@@ -15,7 +15,7 @@ class Basis(StrEnum):
     DATE = "date"
     """Today's date, as a person at the site gave it."""
     UNKNOWN = "unknown"
-    """Something that only a newer version knows; here it shows nothing."""
+    """A basis that only a newer version knows; to this version it shows nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Audit logs in the forms that hospitals' archives take in: FHIR AuditEvents, JSON lines, syslog.
+"""Exports audit logs in formats that hospitals' archives accept: FHIR AuditEvents, JSON lines, syslog.
 
-Every form says only what the log says. Memory does not grow with the log.
+Every format holds only the facts in the log. Memory does not grow with the log.
 """
 
 import os
@@ -21,14 +21,14 @@ from audits.verifier import read, verify
 
 # An entry as a FHIR R4 (4.0.1) AuditEvent.
 #
-# The resource's id is the entry's hash, so that it leads back to the log and a second import changes nothing. What FHIR
-# has no element for stands in `entity.detail`, under the name that it has in the log.
+# The resource's id is the entry's hash, so that it leads back to the log and a second import changes nothing. Facts for
+# which FHIR has no element are in `entity.detail`, under their names in the log.
 
 DICOM = "http://dicom.nema.org/resources/ontology/DCM"
 ENTITY_TYPES = "http://terminology.hl7.org/CodeSystem/audit-entity-type"
 ENTITY_ROLES = "http://terminology.hl7.org/CodeSystem/object-role"
 URN = "urn:medfedvqa:"
-"""Begins the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (names)."""
+"""Prefix of the project's own systems: `event`, `refusal` (codes); `site`, `peer`, `actor`, `job`, `entry` (names)."""
 
 Json = dict[str, Any]
 
@@ -64,7 +64,7 @@ _ELSEWHERE = frozenset(
 
 
 def audit_event(entry: Entry) -> Json:
-    """The entry as an AuditEvent, with every fact of the entry in one place each."""
+    """The entry as an AuditEvent, which holds each fact of the entry once."""
     kind, action = _TYPES.get(entry.event, (_APPLICATION, "E"))
     subtypes = [{"system": URN + "event", "code": str(entry.event)}]
     if entry.event in _SUBTYPES:
@@ -118,7 +118,7 @@ def _tensor(tensor: TensorRecord) -> Json:
 
 
 def _details(facts: Mapping[str, Any]) -> Json:
-    """`detail` of an entity: text, or anything else as JSON; nothing for what does not apply."""
+    """An entity's `detail`: text as it is, other values as JSON, without empty ones."""
     details = [
         {"type": name, "valueString": for_fhir(str(value) if isinstance(value, str) else canonical(value).decode())}
         for name, value in facts.items()
@@ -197,7 +197,7 @@ class ExportFormat(StrEnum):
     FHIR = "fhir"
     """FHIR R4 AuditEvent, one resource a line (NDJSON, as FHIR's bulk interfaces take it)."""
     JSONL = "jsonl"
-    """The log's own records: whoever receives one can compute its hash again."""
+    """The log's own records, from which a reader can recompute the hashes."""
     SYSLOG = "syslog"
     """RFC 5424, one message for the entry and one for each of its tensors."""
 

@@ -1,4 +1,4 @@
-"""What others hold of a site's log: checkpoints that they cosigned, keys that they know, and the server's receipts."""
+"""Other parties' evidence about a site's log: cosigned checkpoints, known keys, and the server's receipts."""
 
 import hashlib
 from collections import defaultdict
@@ -20,7 +20,7 @@ from audits.verifier import Walk
 from audits.witness import EVIDENCE, KEYS, WITNESSED, read_keys
 
 RECEIPTS = "receipts"
-"""The folder of the server's log of what it received, in a run's output."""
+"""The folder, in a run's output, of the server's log of messages that it received."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ExternalEvidence:
     notes: defaultdict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     """Checkpoints by origin."""
     receipts: list[Path] = field(default_factory=list)
-    """Folders of logs of what a server received."""
+    """Folders of servers' logs of received messages."""
     successions: list[Succession] = field(default_factory=list)
     """Successions of keys, of any log."""
 
@@ -80,26 +80,26 @@ class Claims:
     """The evidence about one site's log, with the signatures checked by the keys that are known for it."""
 
     sizes: dict[int, bytes]
-    """Roots by size that the log's own key signed and others hold; two for one size do not come here."""
+    """Roots by size that the log's own key signed and others hold, without the sizes in `forks`."""
     forks: tuple[int, ...]
     """Sizes for which two roots are signed with the log's own key."""
     key: SucceededKey | None
     """The log's own key, as far as it is known."""
     other_keys: bool
-    """Whether others know the log by another key, or hold checkpoints that one signed."""
+    """Whether others know the log by another key, or hold checkpoints signed by another key."""
     parties: tuple[str, ...]
     """Who cosigned, by keys that others vouch for."""
 
     @property
     def covered(self) -> int:
-        """How many entries the largest checkpoint in others' hands covers."""
+        """The number of entries under the largest checkpoint that others hold; 0 without one."""
         return max(self.sizes, default=0)
 
 
 def claims_on(site: str, key: SucceededKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> Claims:
-    """`own_notes`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
+    """Checks others' evidence about the log of `site` with `key`. Without a key, only `other_keys` can be found.
 
-    Without a key nothing that is signed can be believed: then others only know the log by another key, if they do.
+    `own_notes`: the log's own checkpoints, whose cosignatures count if others vouch for the cosigner's key.
     """
     origin, own_notes = origin_of(site), list(own_notes)
     roots: defaultdict[int, set[bytes]] = defaultdict(set)
@@ -125,7 +125,7 @@ def claims_on(site: str, key: SucceededKey | None, own_notes: Iterable[Note], ev
 
 
 def _other_keys(origin: str, key: SucceededKey | None, own_notes: Iterable[Note], evidence: ExternalEvidence) -> bool:
-    """Whether others know the log by another key, or hold a note of it by another key, or by a replaced key after its
+    """Whether others know the log by another key, or hold a note signed by another key, or by a retired key beyond its
     last valid size.
 
     Where no key is known, "another key" is any key that did not sign the log's own notes.
@@ -150,9 +150,9 @@ def _cosigners(note: Note, evidence: ExternalEvidence) -> set[str]:
 
 
 def receipts_of(site: str, folder: Path) -> dict[bytes, int]:
-    """The digests of what a server's log says that it received from a site, and the number of each receipt.
+    """The digest of each message that a server's log says it received from a site, with the receipt's number.
 
-    Raises `LogError` if the receipts' own chain does not hold.
+    Raises `NoteError` if the receipts' own chain does not hold.
     """
     digests: dict[bytes, int] = {}
     walk = Walk(folder)

@@ -1,8 +1,7 @@
-"""Lines of a log, read fast: into a struct of `msgspec` that is made from the grammar, and by `parse_any` where that
-does not fit.
+"""Reads lines of a log fast, with a `msgspec` struct that is derived from the grammar; other lines with `parse_any`.
 
-A line is taken the fast way only if the struct, written again, gives the same bytes. Everything else (a newer format,
-a damaged line) goes to `parse_any`, which says what is wrong with it, if anything is.
+The fast way counts only if the struct, encoded again, gives the same bytes. Every other line (of a newer format, or
+damaged) goes to `parse_any`, whose error says what is wrong with it.
 """
 
 import json
@@ -22,7 +21,7 @@ from audits.field_types import LARGEST, Fit, is_optional
 
 
 class LogLine(NamedTuple):
-    """What the verifier needs of an entry. In an entry of a higher format number, only the first seven are filled."""
+    """The fields of an entry that the verifier needs. For a newer format number, only the first seven are filled."""
 
     seq: int
     prev_hash: str
@@ -30,9 +29,9 @@ class LogLine(NamedTuple):
     site: str
     time: str
     entry: bytes
-    """The bytes that `leaf_hash` is over."""
+    """The bytes that `leaf_hash` covers."""
     newer: bool
-    """Whether the entry holds what this version does not know."""
+    """Whether the entry has members or words unknown to this version."""
     event: str | None = None
     outcome: str | None = None
     job: str | None = None
@@ -41,7 +40,7 @@ class LogLine(NamedTuple):
     peer: str | None = None
     nbytes: int = 0
     tensors: Sequence[Any] = ()
-    """Objects that `msgspec.json.encode` writes as they stand in the line."""
+    """Objects that `msgspec.json.encode` writes exactly as in the line."""
     wire: Mapping[str, Any] | None = None
     expiry: Mapping[str, Any] | None = None
 

@@ -7,9 +7,9 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 LARGEST = 1 << 63
-"""Whole numbers are smaller, so that databases and arrays can hold them."""
+"""The magnitude of whole numbers is at most this, so that they fit int64 in databases and arrays."""
 MOST_DEPTH = 32
-"""Levels of objects and lists within a field, so that every reader can walk through it."""
+"""The most nested levels of objects and lists in a field, so that every reader can walk through it."""
 
 
 class Fit(IntEnum):
@@ -48,10 +48,9 @@ class Members:
 
 
 def members_of(kind: type, number: int) -> Members:
-    """The members of the objects that stand for a dataclass in lines of this format.
+    """The members of a dataclass's JSON objects in lines of format `number`.
 
-    A field whose metadata have `since` is not in formats before that one; one with `optional` is left out where it is
-    `None`.
+    Metadata `since`: the first format with the field. Metadata `optional`: the field is left out where it is `None`.
     """
     hints = get_type_hints(kind)
     members = sorted(
@@ -94,7 +93,7 @@ def _check(hint: Any, number: int, never_null: bool = False) -> Check:
 
 
 def _word(vocabulary: Collection[str]) -> Check:
-    """One of a closed vocabulary, to which a newer version may have added."""
+    """The check of a word from a closed vocabulary; an unknown word may come from a newer version."""
     return lambda value: (Fit.YES if value in vocabulary else Fit.NEWER) if type(value) is str else Fit.NO
 
 

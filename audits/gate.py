@@ -33,7 +33,7 @@ class JobContext:
     """The facts about the job in every entry: its id, method, model, code and submitter.
 
     `actor`: SHA-256 of the certificate that the job is signed with, as hex; empty if nobody signed it.
-    `code`: the parts of which `code_digest` is the digest; the entry of the opened job names them, and `isolation`.
+    `code`: the parts that `code_digest` covers. The entry that opens the job names them, and `isolation`.
     """
 
     job: str
@@ -51,7 +51,7 @@ class LogCharge:
     """The ledger's charge for a message, as the message's log entry states it.
 
     `event`: the mechanism, its noise and where in the ledger the charge stands, as plain JSON. The epsilons are those
-    of the cohort's worst patient over all jobs, in nats.
+    of the cohort's worst-off patient over all jobs, in nats.
     """
 
     event: Mapping[str, Any]
@@ -99,7 +99,7 @@ class Gate:
         self._log.append(Event.OPEN, **self._standing, **self._opened)
 
     def refuse_job(self, code: Refusal, detail: str = "") -> NoReturn:
-        """Logs that the site does not continue with the job, and raises `JobRefused`; `detail` stays at the site."""
+        """Logs that the site leaves the job, and raises `JobRefused`; `detail` stays at the site."""
         fields = {"outcome": Outcome.REFUSED, "reason": detail or code.sentence, "admission": {"code": code.value}}
         self._log.append(Event.REFUSAL, **self._standing, **fields)
         raise JobRefused(code, detail)
@@ -117,12 +117,12 @@ class Gate:
         charge: LogCharge | None = None,
         sharing: Sharing | None = None,
     ) -> Tensors:
-        """The message to send: read-only, C-contiguous, little-endian copies whose bytes are those in the log.
+        """Checks and logs a message; returns the read-only, C-contiguous, little-endian copies to send, as logged.
 
-        The last call on the site's side: when it returns, the entry is on disk. Raises `ReleaseRefused`, after logging
-        the refusal, unless the message is exactly what the task declares and the policy allows, with a charge for what
-        is declared under differential privacy; `LogError` if the entry cannot be written. `sharing`: the computation
-        on shares that the message belongs to.
+        A site calls it last: when it returns, the entry is on disk. Raises `ReleaseRefused`, after logging the
+        refusal, unless the message is exactly what the task declares and the policy allows, with a charge if the task
+        declares differential privacy; `LogError` if the entry cannot be written. `sharing`: the computation on shares
+        that the message belongs to.
         """
         return self._pass(_OUT, task, round, dict(tensors), recipient, charge, sharing)
 
@@ -134,9 +134,9 @@ class Gate:
         sharing: Sharing,
         charge: LogCharge | None = None,
     ) -> Tensors:
-        """The values that a computation on shares may take in, checked and logged as `release` does; call it first.
+        """The input of this site to a computation on shares, checked and logged as by `release`; call it first.
 
-        They are logged without digests: no message holds them, and a digest could be guessed back to them.
+        The values are logged without digests: no message holds them, and they could be guessed from a digest.
         """
         return self._pass(_OUT, task, round, dict(tensors), SITES, charge, sharing)
 
@@ -145,7 +145,7 @@ class Gate:
         return self._pass(_IN, task, round, dict(tensors), SITES, None, sharing)
 
     def receive(self, task: str, round: int, tensors: Mapping[str, NDArray[Any]], sender: str = "server") -> Tensors:
-        """The message to use, checked, copied and logged as `release` does. Raises `ReceiptRefused`, `LogError`."""
+        """The received message, checked, copied and logged as by `release`. Raises `ReceiptRefused`, `LogError`."""
         return self._pass(_IN, task, round, dict(tensors), sender)
 
     def _pass(
@@ -207,7 +207,7 @@ class Gate:
         return copies, reasons
 
     def _missing_protection(self, specs: Iterable[TensorSpec], charge: LogCharge | None) -> Iterator[str]:
-        """Why tensors may not leave with the protection that they carry."""
+        """The reasons why tensors may not leave with their declared protection; none if they may."""
         for spec in specs:
             if spec.protection.private and charge is None:
                 yield ReleaseFault.UNCHARGED.format(name=spec.name)
@@ -233,7 +233,7 @@ class Gate:
 
 
 def round_number(value: object) -> int | None:
-    """The number of a round; None for anything else, truth values and floats included."""
+    """The number of a round, 0 to 2^31 - 1; None for anything else, such as a bool or a float."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
@@ -261,5 +261,5 @@ def _record_without_digest(spec: TensorSpec, array: NDArray[Any]) -> TensorRecor
 
 
 def _record_of_refused(spec: TensorSpec) -> TensorRecord:
-    """The record of a refused tensor, without a digest: values that stay could be guessed from their digest."""
+    """The record of a refused tensor, without a digest, from which the values could be guessed."""
     return TensorRecord(spec.name, spec.shape, spec.dtype, 0, None, spec.kind, spec.protection)

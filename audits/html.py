@@ -1,4 +1,4 @@
-"""HTML in which text is escaped unless it was made here."""
+"""Makes HTML in which all text is escaped."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from audits.escaping import for_html
 
 
 class Html(str):
-    """Markup: what `tag` made of escaped text."""
+    """Markup made by `tag` and `join`, which escape text; it is not escaped again."""
 
     __slots__ = ()
 
@@ -18,8 +18,8 @@ _VOID = frozenset(("link", "meta", "input", "img"))
 def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
     """One element. Children and values that are not `Html` are escaped, children that are `None` are left out.
 
-    `class_` and `for_` lose their last underscore, others inside become hyphens; `True` is an attribute without a
-    value, `None` and `False` none.
+    Attribute names lose a last underscore (`class_`), and inner ones become hyphens. `True` gives an attribute without
+    a value; `None` and `False` leave it out.
     """
     said = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{join([value])}"')
@@ -32,6 +32,6 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
 
 
 def join(children: Iterable[Child], between: str = "") -> Html:
-    """Children one after the other, escaped as by `tag`."""
+    """Concatenates children, escaped as by `tag`, with `between` as the separator."""
     shown = (child if isinstance(child, Html) else for_html(str(child)) for child in children if child is not None)
     return Html(for_html(between).join(shown))

@@ -9,7 +9,7 @@ class VerdictState(StrEnum):
     """The state of a part of a verdict; a verdict has the worst state of its parts."""
 
     NOT_COMPARED = "not compared"
-    """Nothing depends on it, and so the verdict does not."""
+    """The part was not compared, and the verdict does not depend on it."""
     SHOWN = "shown"
     NOT_SHOWN = "not shown"
     BROKEN = "broken"
@@ -21,7 +21,7 @@ EXIT_CODES = {NOT_COMPARED: 0, SHOWN: 0, BROKEN: 1, NOT_SHOWN: 2}
 
 @dataclass(frozen=True)
 class VerdictPart:
-    """One thing that was checked; `entry` is the first that shows the damage."""
+    """One check and its result; `entry` is the first entry that shows the damage."""
 
     name: str
     state: VerdictState

@@ -1,8 +1,8 @@
 """How a log gets a new key: the old key and the new one both sign that the second succeeds the first.
 
-Whoever knows the old key follows the statement to the new one, and still takes the old key's signatures of the entries
-before it. A thief of the old key could sign one as well, exactly as he could sign checkpoints: a succession is for keys
-that are replaced in time, and not for stolen ones.
+Whoever knows the old key follows the statement to the new one, and still accepts the old key's signatures of earlier
+entries. A thief of the old key could sign such a statement too, as well as checkpoints: a succession is for keys that
+are replaced in time, not for stolen ones.
 """
 
 import re
@@ -24,8 +24,8 @@ _TEXT = re.compile(r"(\S+)\nkey succession\nfrom (\S+)\nto (\S+)\nsize (0|[1-9][
 
 @dataclass(frozen=True)
 class Succession:
-    """A key of a log, the one that succeeds it, and the number of entries up to which the first one's signatures
-    count."""
+    """A log's old key, the new key that succeeds it, and the largest number of entries whose checkpoints the old key
+    may sign."""
 
     old: VerifierKey
     new: VerifierKey
@@ -34,7 +34,7 @@ class Succession:
 
     @classmethod
     def parse(cls, note: Note) -> "Succession":
-        """Raises `NoteError` unless the note is such a statement and both keys have signed it."""
+        """Reads a succession. Raises `NoteError` unless the note is one that both keys have signed."""
         match = _TEXT.fullmatch(note.text)
         if match is None:
             raise NoteError("this note is no succession of keys")
@@ -46,7 +46,7 @@ class Succession:
 
 @dataclass(frozen=True)
 class SucceededKey(VerifierKey):
-    """A log's newest key, which also vouches for what its predecessors signed while they counted."""
+    """A log's newest key. It also accepts its predecessors' signatures from the time when they were valid."""
 
     retired: tuple[Succession, ...] = ()
 
@@ -67,7 +67,7 @@ class SucceededKey(VerifierKey):
 
 
 def signed_succession(old: AuditKey, new: AuditKey, size: int) -> Note:
-    """The statement, signed by both keys, when the log has `size` entries."""
+    """The statement, signed by both keys, for a log that has `size` entries now."""
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     text = f"{old.public.name}\nkey succession\nfrom {old.public}\nto {new.public}\nsize {size}\ntime {now}\n"
     return old.sign(text).joined(new.sign(text))

@@ -1,4 +1,4 @@
-"""Names that a package imports at their first use: those that its file imports for type checkers alone."""
+"""Imports a package's names at their first use. They are the names that its file imports under `TYPE_CHECKING`."""
 
 import ast
 import sys
@@ -24,7 +24,7 @@ def places(file: str) -> dict[str, tuple[str, str]]:
 
 
 def at_first_use(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of the package in this file: it imports a module when one of its names is used."""
+    """`__getattr__` and `__dir__` for `package`, whose `__init__` is `file`: modules are imported at first use."""
 
     def find(name: str) -> Any:
         if name not in places(file):

@@ -1,9 +1,9 @@
 """The audit log: one hash-chained line of canonical JSON per event, on disk before anything leaves.
 
 `audits.entry.Entry` is the grammar of a line. An entry's `leaf_hash` is SHA-256 over a zero byte and the canonical
-entry without its `leaf_hash`; its `prev_hash` is the `leaf_hash` of the entry before, 64 zeros for the first. Whatever
-follows the last line feed is what a crash left of an entry that was never acknowledged: the next append cuts it off and
-says so in an entry of its own.
+entry without its `leaf_hash`; its `prev_hash` is the `leaf_hash` of the entry before, 64 zeros for the first. Bytes
+after the last line feed are the torn line of an entry that a crash interrupted before it was acknowledged: the next
+append cuts them off and adds an entry about it.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ from audits.tiles import WIDTH
 
 # Group commit: of several threads that append at once, one writes the entries of all, and they share one fsync.
 #
-# A thread that finds nobody writing writes. Whoever comes meanwhile waits, and when the write is done, the first of
-# them writes for all who wait by then. Before that it gives those whose entries were in the last group the time to come
-# back with their next ones. So one thread alone never waits for others, and many pay for few fsyncs.
+# A thread that finds no other writing writes. Threads that come meanwhile wait. After the write, the first of them
+# writes for all that wait by then, but first leaves the threads of the last group a moment to return with their next
+# entries. So a single thread never waits for others, and many threads share few fsyncs.
 
 _PATIENCE = 0.005
-"""The most seconds that a group waits for as many requests as the last group had; that group's write time if less."""
+"""The most seconds that a group waits for as many requests as the last one had; the last write time if that is less."""
 Draft = tuple[Event, Mapping[str, Any]]
 """An event, and the fields that its caller gives."""
 
@@ -77,7 +77,7 @@ class Request:
 
 
 class GroupCommit:
-    """Hands the requests of all threads to one of them, one group after the other."""
+    """Lets one thread at a time write the requests of all threads, group by group."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -88,7 +88,7 @@ class GroupCommit:
         self._complete = threading.Event()
 
     def commit(self, request: Request, write: Callable[[Sequence[Request]], None]) -> list[Entry]:
-        """The entries of the request, once they are on disk. Raises what kept them from it.
+        """The entries of the request, once they are on disk. Raises the error that kept them from it.
 
         `write` settles each request of a group; those that it leaves open when it raises fail with that error.
         """
@@ -230,17 +230,17 @@ class AuditLog:
             return self._required_anchor.contradicts(Checkpoint.parse(note.text), last.size if last else 0)
 
     def cosigned(self, notes: Iterable[Note], keys: Iterable[VerifierKey]) -> int:
-        """Stores the cosignatures of this log's checkpoints by these keys; how many were new. Raises `LogError`."""
+        """Stores cosignatures of this log's checkpoints by these keys; returns how many were new. Raises `LogError`."""
         with self._thread, _log_errors("written"), self._locked():
             return self._required_anchor.cosigned(notes, keys)
 
     def keep_hashes(self) -> None:
-        """Returns once the leaf hashes of all signed entries are on disk apart from their lines."""
+        """Returns once the leaf hashes of all signed entries are on disk, in a file of their own."""
         with self._thread, _log_errors("written"):
             self._required_anchor.sync()
 
     def drop_expired(self) -> None:
-        """Removes from the public form the bundles with lines that the log has no more. Raises `LogError`."""
+        """Removes from the public form the bundles of lines that the log no longer has. Raises `LogError`."""
         with self._thread, _log_errors("written"), self._locked():
             self._required_anchor.drop_expired()
 
@@ -284,7 +284,7 @@ class AuditLog:
             self._write(block)
 
     def _encode(self, head: "_Head", draft: Draft) -> tuple[Entry, bytes]:
-        """The next entry, and its line; encoded once, since that is most of what an entry costs."""
+        """The next entry, and its line. It is encoded only once, since encoding is most of an entry's cost."""
         unhashed = self._entry(head, *draft)
         before, _, after = canonical(unhashed.record()).partition(b'"leaf_hash":"",')
         leaf = sha256(b"\0" + before + after).hexdigest()
@@ -308,7 +308,7 @@ class AuditLog:
         )
 
     def _write(self, block: "_Block") -> None:
-        """Returns once the block is on disk; its requests are settled then."""
+        """Writes a block, returns once it is on disk, and settles its requests."""
         if not block.lines:
             return
         try:
@@ -358,7 +358,7 @@ class AuditLog:
         return any(os.path.samestat(status, path.stat()) for path in closed_segments(self.folder).values())
 
     def _roll(self) -> "_Head":
-        """Closes the segment and begins another; wherever a crash comes, what is there is the whole log."""
+        """Closes the segment and begins another. The log on disk is complete whenever a crash comes."""
         os.rename(self._path, self.folder / segment_name(first_entry(self._path)))
         before = self._closer
         self._open()
@@ -368,7 +368,7 @@ class AuditLog:
         return self._refresh()[0]
 
     def _refresh(self) -> tuple["_Head", int]:
-        """The head of the chain, and how many bytes of a torn line follow it."""
+        """The head of the chain, and the number of bytes of a torn line after it."""
         status = os.fstat(self._file)
         if not os.path.samestat(status, os.stat(self._path)) or status.st_size < self._head.size:
             raise LogError("the audit log was replaced or shortened while in use: have it verified before you continue")
@@ -384,7 +384,7 @@ class AuditLog:
         return self._head, status.st_size - self._head.size
 
     def _head_before(self) -> "_Head":
-        """Where the last closed segment ends."""
+        """The head of the chain at the end of the last closed segment."""
         for path in reversed(closed_segments(self.folder).values()):
             with open(path, "rb") as file:
                 line, _ = last_line(file.fileno(), os.fstat(file.fileno()).st_size)
@@ -392,7 +392,7 @@ class AuditLog:
         return _Head()
 
     def _links(self, begin: int, end: int) -> Iterator[Link]:
-        """How these entries are chained."""
+        """The previous hash and leaf hash of the entries `begin` to `end` - 1."""
         if begin == end:
             return
         for line in islice(self._lines(begin), end - begin):
@@ -400,7 +400,7 @@ class AuditLog:
             yield bytes.fromhex(record["prev_hash"]), bytes.fromhex(record["leaf_hash"])
 
     def _lines(self, begin: int) -> Iterator[bytes]:
-        """The lines from an entry on."""
+        """The log's lines from entry `begin` on."""
         for entries, file, offset in (self._signed, self._published):
             if (entries, file) == (begin, os.fstat(self._file).st_ino):
                 return lines_of(self._path, offset=offset)
@@ -426,7 +426,7 @@ class AuditLog:
 
 @dataclass(frozen=True)
 class _Head:
-    """Where the chain ends: its size in bytes, its number of entries, its last hash."""
+    """The end of the chain: its file's size in bytes, its number of entries, its last hash."""
 
     size: int = 0
     entries: int = 0
@@ -438,7 +438,7 @@ class _Block:
 
     def __init__(self, head: _Head) -> None:
         self.head, self.begin = head, head.size
-        """`head`: where the chain ends once the lines are written."""
+        """`head`: the end of the chain once the lines are written."""
         self.lines = bytearray()
         self._entries: list[tuple[Request, list[Entry]]] = []
 
@@ -468,7 +468,7 @@ class _Block:
 
 
 def _check_readable(line: bytes) -> None:
-    """Raises `ValueError` for a line that no reader accepts as an entry: it would break the log for good."""
+    """Raises `ValueError` for a line that readers reject: once written, it would break the log for good."""
     try:
         readable = not read_line(line).newer
     except LogError:

@@ -54,7 +54,7 @@ def first_entry(path: Path) -> int | None:
 
 
 def number_of(line: bytes) -> int | None:
-    """The number of the entry in a log's first line; None if it is not whole. Raises `LogError`."""
+    """The number of the entry in a segment's first line; None if the line is incomplete. Raises `LogError`."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -67,7 +67,7 @@ def number_of(line: bytes) -> int | None:
 
 
 def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
-    """The lines from an entry on, over all segments. Raises `LogError` if they are not there, `OSError`."""
+    """The lines from entry `begin` on, over all segments. Raises `LogError` if they are missing, `OSError`."""
     files = list(closed_segments(folder).items())
     growing = first_entry(folder / LOG_NAME) if (folder / LOG_NAME).exists() else None
     if growing is not None:
@@ -80,7 +80,7 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
 
 
 def last_line(file: int, size: int) -> tuple[bytes, int]:
-    """The last whole line of a file of that size, and the offset of its end; empty if there is none.
+    """The last complete line of a file of `size` bytes, and the offset of its end; empty and 0 if there is none.
 
     Raises `LogError` if it is longer than any entry.
     """
@@ -98,9 +98,9 @@ def last_line(file: int, size: int) -> tuple[bytes, int]:
 
 
 def lines_of(path: Path, skip: int = 0, offset: int = 0) -> Iterator[bytes]:
-    """Lines of a segment, with their line feeds, none longer than one byte more than an entry may take.
+    """Lines of a segment from `offset` on, with their line feeds, each of at most MAX_LINE + 1 bytes.
 
-    `skip`: how many whole lines from `offset` on are left out. Raises `OSError`.
+    `skip`: the number of lines to leave out first. Raises `OSError`.
     """
     with open_plain(path, 1 << 18) as file:
         file.seek(offset)
@@ -116,7 +116,7 @@ def lines_in(file: BinaryIO, size: int = 1 << 62) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def held_still(folder: Path) -> Iterator[None]:
-    """While the block runs, no process adds an entry or a checkpoint to the log: it waits. Raises `OSError`."""
+    """While the block runs, processes that would add an entry or a checkpoint to the log wait. Raises `OSError`."""
     path = folder / LOG_NAME
     while True:
         with open_plain(path) as file:

@@ -2,5 +2,5 @@
 
 
 def quantity(number: int, singular: str, plural: str = "") -> str:
-    """Such as `1 entry` or `21 entries`; `plural` is `singular` with an s, if it is not given."""
+    """A number with its noun, such as `1 entry` or `21 entries`. `plural`: by default `singular` with an s."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"

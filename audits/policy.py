@@ -15,7 +15,7 @@ MOST_EPSILON = 10.0
 
 @dataclass(frozen=True)
 class Offer:
-    """What a job offers to protect its sites. `delta` and `unit` are those of its differential privacy, if any.
+    """The protection that a job offers its sites. `delta` and `unit` are those of its differential privacy, if any.
 
     With secure aggregation, at least `members` sites compute: those of the `committee`, if the job names one.
     `crypten_means`: they compute means with CrypTen; `masked_means`: the server computes means of masked uploads.
@@ -50,13 +50,13 @@ class SitePolicy:
     require_dp: bool = False
     """Whether everything that depends on data must leave under differential privacy."""
     max_epsilon: float | None = None
-    """What all jobs together may cost any patient, in nats at a delta of `delta` or less: see `epsilon_limit`."""
+    """The most that all jobs may cost any patient, in nats at a delta of `delta` or less: see `epsilon_limit`."""
     max_epsilon_per_job: float | None = None
-    """What one job may cost any patient."""
+    """The most that one job may cost any patient, in nats."""
     delta: float = 1e-5
     """The largest delta that a job may use."""
     unit: str = "patient"
-    """Who is protected."""
+    """The privacy unit."""
     colluders: int | None = None
     """How many other sites may reveal their part of shared noise to the server: the limits of epsilon hold even if all
     of these do. None trusts no other site, so jobs whose sites share noise are refused."""
@@ -73,7 +73,7 @@ class SitePolicy:
     require_crypten: bool = False
     """Whether means on shares must be computed by members with CrypTen, not under masks."""
     min_difference: int = 2
-    """The fewest sites whose inputs, combined, may follow from all sums without privacy that this site was in."""
+    """The fewest sites whose combined inputs may follow from this site's sums without differential privacy."""
     min_count: int = 10
     """The fewest patients about whom a count, or a share of one, may leave in clear: see `withholds`."""
     allowed_backbones: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class SitePolicy:
 
     @property
     def epsilon_limit(self) -> float | None:
-        """What all jobs together may cost: a site that requires differential privacy always has a limit."""
+        """The most that all jobs together may cost; a site that requires differential privacy always has a limit."""
         return self.max_epsilon or (MOST_EPSILON if self.require_dp else None)
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class SitePolicy:
         return hashlib.sha256(canonical(content)).hexdigest()
 
     def allows(self, method: str, spec: TensorSpec) -> str | None:
-        """`None` if the method's tensor may cross the border to all the peers it is declared for, else the reason."""
+        """`None` if the method's tensor may cross the border to all of its declared peers, else the reason."""
         if method not in self.methods:
             return ReleaseFault.METHOD.format(method=method)
         if spec.kind not in self.kinds:
@@ -140,12 +140,12 @@ class SitePolicy:
         return None
 
     def withholds(self, spec: TensorSpec, patients: int) -> bool:
-        """Whether a figure about this many patients stays at the site: exact, and about too few (1 is no limit)."""
+        """Whether a figure stays at the site: exact, and about fewer than `min_count` patients (1 is no limit)."""
         in_clear = spec.kind is Kind.STATISTIC and spec.protection is Protection.NONE
         return in_clear and patients < self.min_count > 1
 
     def refusal(self, job: Offer) -> tuple[Refusal, str] | None:
-        """`None` if a job offers all that the site demands, else why it does not run here: the code and the reason."""
+        """`None` if a job offers all that the site demands, else the code and the reason of its refusal."""
         if self.require_dp and job.delta is None:
             return Refusal.PRIVACY, ReleaseFault.DP
         if job.delta is not None and job.delta > self.delta:
@@ -179,8 +179,8 @@ UNCOUNTED: dict[str, Any] = {
     **{field.name: field.default for field in fields(SitePolicy) if field.name not in _FIRST},
     **{"min_difference": 2, "min_count": 10, "repeats": 3, "data_refusals": 3, "max_mixture_share": 1.0},
 }
-"""Values that no digest counts, since version 0.1.0 had no such settings. The numbers stay even if defaults change, so
-that the digests in signed logs remain those of their policies."""
+"""Settings that version 0.1.0 lacked, with the values that no digest counts. The numbers stay even if defaults change,
+so that digests in signed logs still match their policies."""
 
 
 def _read_value(key: str, value: Any) -> Any:

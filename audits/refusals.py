@@ -1,6 +1,6 @@
-"""The closed list of reasons why a site refuses or stops a job; nobody outside of the site receives anything else.
+"""The fixed reasons why a site refuses or stops a job, all that anybody outside of the site learns about it.
 
-A code reveals nothing of data, environment or job text. The details stay in the site's own log.
+A code reveals nothing about data, environment or job text. The details stay in the site's own log.
 """
 
 import logging
@@ -132,6 +132,6 @@ def refuses_job(event: str, outcome: str | None) -> bool:
 
 
 def known_code(admission: Mapping[str, Any] | None) -> Refusal | None:
-    """The code that an entry's `admission` names, if it is one of the list."""
+    """The code in an entry's `admission`; None if this version does not know it."""
     code = (admission or {}).get("code")
     return Refusal(code) if isinstance(code, str) and code in frozenset(Refusal) else None

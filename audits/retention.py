@@ -1,7 +1,7 @@
 """Deletes lines of a log after the retention period: closed segments go, the hashes of their entries stay.
 
-The machine's clock alone never makes a line expire: it may be wrong by years. Times that other parties signed have to
-show that the retention has passed, or a person has to give today's date, which the log then says.
+The machine's clock alone never makes a line expire: it may be wrong by years. Times that other parties signed must
+show that the retention has passed, or a person must give today's date, which is then logged.
 """
 
 import datetime as calendar
@@ -39,12 +39,12 @@ class ExpiryResult:
 
     deleted: int
     waiting: int
-    """Files that are past their retention by the machine's clock alone, and are kept."""
+    """Closed files past their retention by the machine's clock alone, which are kept."""
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """A closed file, its last entry, and the latest time that its entries have."""
+    """A closed file, the number of its last entry, and the latest time of its entries."""
 
     path: Path
     end: int
@@ -60,17 +60,16 @@ def expire(
 ) -> ExpiryResult:
     """Deletes the lines of the oldest closed segments, in order, whose last entry is older than `days`.
 
-    An entry is as old as the time from its own date, or if that is later, from the first cosigned time of a checkpoint
-    over it, to the newest cosigned time, or if that is earlier, to the machine's time. `keys`: others' keys that are
-    pinned; those beside the log count as well. `date`: today's date as a person gives it; cosigned times are not
-    needed then, and the log says so.
+    An entry's age begins at its own date or at the first cosigned time of a checkpoint over it, whichever is later. It
+    ends at the newest cosigned time or at the machine's time, whichever is earlier. `keys`: others' pinned keys; those
+    next to the log count as well. `date`: today's date by a person, which is logged and replaces cosigned times.
 
-    Their leaf hashes are on disk, and an entry says so, before a line goes: proofs and the chain outlast the lines.
-    Raises `LogError`, also if the date is not the machine's or lies before a cosigned time.
+    Before lines are deleted, their leaf hashes are on disk and an entry records the expiry: proofs and the chain
+    outlast the lines. Raises `LogError`, also if the date is not the machine's or lies before a cosigned time.
     """
     now = now or datetime.now(UTC)
     log.checkpoint()
-    log.drop_expired()  # what an expiry that was interrupted has left
+    log.drop_expired()  # leftovers of an interrupted expiry
     old = list(_older(log, now - timedelta(days=days)))
     if not old:
         return ExpiryResult(0, 0)
@@ -88,7 +87,7 @@ def expire(
 
 
 def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
-    """The first closed segments, up to one that has an entry that is not older by its own date."""
+    """The first closed segments with all entries dated before `oldest`."""
     closed = closed_segments(log.folder)
     if not closed:
         return
@@ -100,7 +99,7 @@ def _older(log: AuditLog, oldest: datetime) -> Iterator[_Segment]:
 
 
 def _times(log: AuditLog, others: Collection[VerifierKey], ends: list[int]) -> Iterator[CosignedTime]:
-    """The first cosigned time over each of these entries that the file of checkpoints has, and the newest ones."""
+    """From the file of checkpoints, the first cosigned times that cover each of the entries `ends`, and the newest."""
     newest: deque[bytes] = deque(maxlen=_NEWEST)
     at = 0
     for size, note_text in NoteFile(log.folder / CHECKPOINTS).cosigned():
@@ -119,7 +118,7 @@ def _valid(log: AuditLog, note_text: bytes, others: Collection[VerifierKey]) -> 
 
 
 def _count_proven(old: list[_Segment], times: CosignedTimes, days: int, now: datetime) -> int:
-    """How many of the segments, from the first on, cosigned times show to be past their retention."""
+    """The number of segments, from the first on, that cosigned times show to be past their retention."""
     for number, segment in enumerate(old):
         existed = times.existed(segment.end)
         if existed is None or times.newest is None:

@@ -1,7 +1,7 @@
-"""A snapshot of a log while processes write it, and of the jobs on which processes work at that moment.
+"""A snapshot of a log while processes write it, and of the jobs that run at that moment.
 
-A process that works on a job holds the job's file in the folder `running` beside the log locked while it lives. The
-kernel takes the lock back when the process dies.
+A process that works on a job keeps a lock on the job's file in the folder `running` next to the log. The kernel
+releases the lock when the process dies.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from audits.errors import LogError
 from audits.log_files import LOG_NAME, closed_segments, first_entry, lines_in, lines_of, number_of
 
 RUNNING = "running"
-"""The folder of the jobs' files, beside the log."""
+"""The folder of the jobs' lock files, next to the log."""
 _MOST = 10_000  # files that are looked at
 _PATIENCE = 5.0  # seconds to wait for whoever writes the log
 _PAUSE = 0.01
 
 
 class Snapshot:
-    """The files of a log, and the jobs that run, at the moment when this is made; lines that come later are left out.
+    """The files of a log and its running jobs at the moment of construction; later lines are left out.
 
     Raises `LogError` if there is no log to read.
     """
@@ -48,7 +48,7 @@ class Snapshot:
             return first_entry(self._closed[0]) if self._closed else number_of(next(self._newest(), b""))
 
     def lines(self) -> Iterator[bytes]:
-        """Lines with their line feeds, over all files; none longer than one byte more than an entry may take.
+        """The lines of all files, with their line feeds, each of at most MAX_LINE + 1 bytes.
 
         Raises `LogError`.
         """
@@ -61,16 +61,16 @@ class Snapshot:
             yield from self._newest()
 
     def _newest(self) -> Iterator[bytes]:
-        """The lines of the file that grows, up to where it ended."""
+        """The lines of the growing file, up to its end at the moment of the snapshot."""
         if self._growing is not None:
             self._growing.seek(0)
             yield from lines_in(self._growing, self._size)
 
 
 def _locked(folder: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
-    """The file that grows, which nobody writes until the stack ends; None if there is none.
+    """The growing file, locked against writers until the stack ends; None if there is none.
 
-    Whoever holds the lock for seconds is not waited for: then a job that starts meanwhile may be overlooked.
+    After `_PATIENCE` seconds it is read without the lock; then a job that starts meanwhile may be overlooked.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -90,7 +90,7 @@ def _locked(folder: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
 
 
 def _is_free(file: BinaryIO) -> bool:
-    """Whether nobody else holds the file locked for writing; then nobody can until it is given back."""
+    """Takes a shared lock, which keeps writers out; False if a writer holds the file locked."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,9 +101,9 @@ def _is_free(file: BinaryIO) -> bool:
 
 
 def running_jobs(folder: Path) -> frozenset[str]:
-    """The ids of the jobs on which a process works that writes the log in this folder.
+    """The ids of the jobs that running processes work on, by the locked files in the log's folder.
 
-    A file that this account may not read counts as one without a process.
+    A file that this account may not read counts as not locked.
     """
     files = islice((folder / RUNNING).iterdir(), _MOST) if (folder / RUNNING).is_dir() else ()
     return frozenset(path.name for path in files if is_held(path))

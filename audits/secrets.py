@@ -1,4 +1,4 @@
-"""Files that a site makes once: its secrets, and others that are never replaced."""
+"""Files that a site creates once and never replaces, such as its secrets."""
 
 import os
 import stat
@@ -12,13 +12,13 @@ SECRET_BYTES = 32
 
 
 class SecretError(Exception):
-    """A secret's file cannot be trusted; the text, which names no path, continues after the secret's name."""
+    """A secret's file cannot be trusted. The text names no path; callers put the secret's name before it."""
 
 
 def place_new(path: Path, fill: Callable[[Path], object]) -> bool:
-    """Puts a file of mode 0600 there, whole or not at all; False if there is one already, which stays as it is.
+    """Creates the file `path` with mode 0600, whole or not at all; False if it exists already and stays as it is.
 
-    `fill` writes into the empty file that it is given, and brings it to the disk.
+    `fill` writes into the empty file at the path that it receives, and syncs it to disk.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     os.close(descriptor)
@@ -38,7 +38,7 @@ def place_new(path: Path, fill: Callable[[Path], object]) -> bool:
 
 
 def make_secret(path: Path, secret: bytes | None = None) -> bool:
-    """A new secret, by default of the system's randomness; False if there is a file already, which stays as it is."""
+    """Creates a file with a secret, by default 32 random bytes; False if it exists already and stays as it is."""
 
     def fill(draft: Path) -> None:
         with draft.open("wb") as file:

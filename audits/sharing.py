@@ -1,4 +1,4 @@
-"""Among whom values are shared: how entries of a computation on shares describe it, as an object and as a sentence."""
+"""The description of a computation on shares in log entries, as an object and as a sentence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ class Stage(StrEnum):
     BEGUN = "begun"
     """The first attempt with this input."""
     REPEATED = "repeated"
-    """Takes the place of the last attempt with the same input, which can no longer come to a result."""
+    """Replaces the last attempt with the same input, which can no longer give a result."""
     OPENED = "opened"
-    """The result is of exactly these sites."""
+    """The result covers exactly these sites."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Among whom one attempt at a computation on shares runs; its entries hold it, and give the sentence as their
-    reason.
+    """One attempt at a computation on shares, with its participants. Its log entries hold it, and its sentence as
+    their reason.
 
-    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: by
-    whom, how these were chosen, and who together could open what; empty where an entry before has said so. `private`:
-    whether the inputs are under differential privacy.
+    `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: a
+    phrase about the computing sites, their choice, and who together could open what; empty if an earlier entry has
+    it. `private`: whether the inputs are under differential privacy.
     """
 
     attempt: str

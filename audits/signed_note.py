@@ -22,7 +22,7 @@ _SIGNED, _COSIGNED = 1, 4  # types of keys
 _PUBLIC_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
 _NAME = re.compile(r"[^\s+\x00-\x1f\ud800-\udfff]{1,200}")
 _LONE = re.compile(r"[\ud800-\udfff]")
-"""Halves of characters, which no UTF-8 has and JSON can name."""
+"""Lone surrogates, which JSON can hold and UTF-8 cannot."""
 DASH = "\u2014 "
 
 
@@ -42,7 +42,7 @@ class VerifierKey:
 
     @classmethod
     def parse(cls, text: str) -> "VerifierKey":
-        """Reads what `str` wrote, and the form in which witnesses outside give theirs (type 4). Raises `NoteError`."""
+        """Reads the form that `str` writes, and the form of outside witnesses' keys (type 4). Raises `NoteError`."""
         try:
             name, key_id, encoded = text.strip().split("+", 2)
             raw = base64.b64decode(encoded, validate=True)
@@ -77,7 +77,7 @@ class VerifierKey:
 
     @property
     def hint(self) -> str:
-        """The key's name and id, as they stand in a signature and in the key's text form."""
+        """The key's name and id, as in the key's text form."""
         return f"{self.name}+{self._id(_SIGNED).hex()}"
 
     @property
@@ -108,13 +108,13 @@ class AuditKey:
     """A private Ed25519 key, kept in a file that only its owner can read, and the name under which it signs."""
 
     def __init__(self, name: str, private: Ed25519PrivateKey) -> None:
-        """Raises `NoteError` if no key may have the name."""
+        """Raises `NoteError` for a name that a key cannot have."""
         self._private = private
         self.public = VerifierKey(key_name(name), private.public_key().public_bytes_raw())
 
     @classmethod
     def at(cls, path: Path, name: str) -> "AuditKey":
-        """The key in the file, made if there is none, with mode 0600.
+        """The key in the file, which is created with mode 0600 if it does not exist.
 
         Raises `NoteError` if others may read the file, if it holds no key, or if none can be made.
         """
@@ -138,7 +138,7 @@ class AuditKey:
         return Note(text, ((self.public.name, signature),))
 
     def signature(self, message: bytes) -> bytes:
-        """This key's Ed25519 signature of a message, which must not begin as a note or a cosignature does."""
+        """This key's Ed25519 signature of a message, which must not begin like a note or a cosignature."""
         return self._private.sign(message)
 
     def cosign(self, note: "Note", time: int) -> "Note":
@@ -150,7 +150,7 @@ class AuditKey:
 
 @dataclass(frozen=True)
 class Note:
-    """A text, which ends in a line feed, and signatures: whose, and key id with what the key made of the text."""
+    """A text, which ends in a line feed, and its signatures: the signer's name, and the key id and signature bytes."""
 
     text: str
     signatures: tuple[tuple[str, bytes], ...]
@@ -173,7 +173,7 @@ class Note:
         return [raw for signer, raw in self.signatures if signer == name and raw[:_ID_BYTES] == key_id]
 
     def ids_of(self, name: str) -> frozenset[bytes]:
-        """The ids of the keys of that name that signed, as the signatures say."""
+        """The key ids in the signatures under this name, unchecked."""
         return frozenset(raw[:_ID_BYTES] for signer, raw in self.signatures if signer == name)
 
     def joined(self, other: "Note") -> "Note":
@@ -191,7 +191,7 @@ def _signature(line: str) -> tuple[str, bytes]:
         raw = base64.b64decode(encoded, validate=True)
     except (ValueError, binascii.Error):
         raise NoteError("this is no signed note") from None
-    # A second way to write the same bytes would be a second note.
+    # Only one encoding is accepted, or the same signatures would make several notes.
     if not line.startswith(DASH) or base64.b64encode(raw).decode() != encoded or len(raw) <= _ID_BYTES:
         raise NoteError("this is no signed note")
     return key_name(name), raw

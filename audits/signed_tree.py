@@ -16,11 +16,11 @@ Link = tuple[bytes, bytes]
 """An entry's `prev_hash` and `leaf_hash`."""
 _REWRITTEN = "the audit log is not the one that was signed before: it was rewritten, have it verified"
 _RECENT = 256
-"""Checkpoints whose cosignatures are remembered, so that none is stored twice."""
+"""The number of recent checkpoints for which stored cosignatures are remembered, so that none is stored twice."""
 
 
 class Anchor:
-    """Tree and checkpoints of the log in `folder`. Its owner holds the log's lock where it calls."""
+    """Tree and checkpoints of the log in `folder`. Callers must hold the log's lock."""
 
     def __init__(self, folder: Path, key: AuditKey) -> None:
         """Raises `OSError`."""
@@ -42,14 +42,14 @@ class Anchor:
         return Checkpoint.parse(self._last.text) if self._last else None
 
     def sign(self, size: int, head: bytes, links: Callable[[int], Iterable[Link]]) -> Note:
-        """The checkpoint of the log as it is: `size` entries, the last of which has the hash `head`.
+        """Signs a checkpoint of the present log, with `size` entries and the last leaf hash `head`, if any are new.
 
-        `links` gives the entries from one on. Raises `LogError` if they do not follow those that were signed before.
+        `links(i)` gives the hashes from entry i on. Raises `LogError` unless they continue the signed entries.
         """
         last = self.last()
         before = last.size if last else 0
         if not self._sound and not (last is None or self._tree.holds(before, last.root)):
-            self._tree.extend(0, self._checked_leaves(0, links))  # made anew, it has to have the root that was signed
+            self._tree.extend(0, self._checked_leaves(0, links))  # the rebuilt tree must have the signed root
         if self._tree.extend(before, self._checked_leaves(before, links)) != size or self._leaf_before(size) != head:
             raise LogError(_REWRITTEN)
         if last and not (self._sound or self._tree.holds(before, last.root)):
@@ -65,7 +65,7 @@ class Anchor:
     def publish(self, note: Note, lines: Lines, lag: int = 1, anew: bool = False) -> bool:
         """Updates the log's public form to a checkpoint of at least `lag` more entries; returns whether it did.
 
-        `anew`: rebuilds all of it. `lines`: gives the log's lines from an entry on. Raises `LogError`, `OSError`.
+        `anew`: rebuilds all of it. `lines(begin)`: the log's lines from entry `begin` on. Raises `LogError`, `OSError`.
         """
         if anew:
             self._tiles.remove()
@@ -124,13 +124,13 @@ class Anchor:
 
 
 def signed_size(folder: Path) -> int:
-    """How many entries the newest checkpoint in the folder covers; 0 if there is none. Raises `NoteError`."""
+    """The number of entries under the newest checkpoint in the folder; 0 without one. Raises `NoteError`."""
     note = NoteFile(folder / CHECKPOINTS).latest()
     return Checkpoint.parse(note.text).size if note else 0
 
 
 def expired_leaves(folder: Path, count: int) -> Iterator[bytes]:
-    """The leaf hashes of the first entries, whose lines are gone. Raises `LogError`."""
+    """The leaf hashes of the first `count` entries, which have no lines any more. Raises `LogError`."""
     with _open_tree(folder) as tree:
         for index in range(count):
             yield tree.node(0, index)

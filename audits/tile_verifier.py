@@ -30,8 +30,8 @@ _ANEW = "make the public form anew with 'medfedvqa audit publish --anew'"
 
 
 class TileVerifier(Frontier):
-    """Builds a log's tree while the log is read, and compares each full tile, and each last tile of the published
-    checkpoint, once the tree reaches its end. Memory does not grow with the log.
+    """Builds a log's tree while the log is read. It compares each full tile, and each last tile of the published
+    checkpoint, as soon as the tree reaches the tile's end. Memory does not grow with the log.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class TileVerifier(Frontier):
         self._note: Note | None = None
         self._root, self._published = b"", 0
         self._rows: list[list[bytes]] = [[]]
-        """Nodes of the tile that is not full yet, by level."""
+        """The nodes of the tile that is not full yet, for each level."""
         self._entries: list[bytes | None] = []
         """Entries under the nodes of level 0; None for one that has expired, or is too long for a bundle."""
         self._fault: VerdictPart | None = None
@@ -65,9 +65,9 @@ class TileVerifier(Frontier):
         return complete
 
     def parts(self, site: str, key: VerifierKey | None, broken: bool) -> Iterator[VerdictPart]:
-        """The verdict, once the log was read; none if nothing is published.
+        """Yields the verdict after the log was read; nothing if there is no public form.
 
-        `broken`: the log could not be read to its end. `key`: the site's, if it is known.
+        `broken`: the log could not be read to its end. `key`: the site's key, if it is known.
         """
         if self._note and self._fault is None:
             self._check_note(self._note, site, key)
@@ -86,7 +86,7 @@ class TileVerifier(Frontier):
             self._set_fault("the published checkpoint is not signed by the site's key")
 
     def _compare_full(self, complete: list[bytes]) -> None:
-        """Compares the tiles that end with this leaf, which completes the nodes `complete`."""
+        """Compares the tiles that end with the last leaf. `complete`: the nodes that this leaf completed, by level."""
         level = 0
         while len(self._rows[level]) == WIDTH:
             self._compare(level)

@@ -1,4 +1,4 @@
-"""Writes the public form of a log: all that a checkpoint needs is on disk before the checkpoint is published."""
+"""Writes the public form of a log. The tiles and bundles of a checkpoint are on disk before it is published."""
 
 import os
 import shutil
@@ -32,14 +32,14 @@ from audits.tree import Nodes, TreeFile
 from audits.witness import replace_durably
 
 Lines = Callable[[int], Iterable[bytes]]
-"""The lines of a log from an entry on."""
+"""Maps the number of an entry to the log's lines from that entry on."""
 
 
 class TileWriter:
-    """Keeps the public form of the log in `folder`. Its owner holds the log's lock where it calls.
+    """Writes the public form of the log in `folder`. Callers must hold the log's lock.
 
-    Full tiles are written once. Partial ones are kept until the full tile is published: a client may hold a checkpoint
-    that was published meanwhile.
+    Full tiles are written once. Partial ones are kept until the full tile is published, because a client may hold a
+    checkpoint that was published meanwhile.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,11 +50,10 @@ class TileWriter:
         self._size = 0
 
     def publish(self, note: Note, tree: TreeFile, lines: Lines, lag: int = 1) -> bool:
-        """Publishes a checkpoint of the log, if it covers `lag` entries more than the published one; whether it did.
+        """Publishes a checkpoint if it covers `lag` entries more than the published one; returns whether it did.
 
-        `tree` and `lines` are those of the log that was signed. A bundle is left out if lines of it have expired, or
-        are not those that were signed, or are too long: which of these it was is for the verifier to say. Raises
-        `LogError`, `OSError`.
+        `tree` and `lines` belong to the signed log. A bundle is left out if a line of it has expired, is not the signed
+        one, or is too long; the verifier finds out which. Raises `LogError`, `OSError`.
         """
         size = Checkpoint.parse(note.text).size
         if size - self._size < lag:
@@ -71,7 +70,7 @@ class TileWriter:
         return True
 
     def cosigned(self, note: Note) -> None:
-        """Adds signatures to the published checkpoint, if it is the one that they are of. Raises `OSError`."""
+        """Adds the note's signatures to the published checkpoint, if it has the same text. Raises `OSError`."""
         try:
             published = published_note(self._home)
         except NoteError:
@@ -83,13 +82,13 @@ class TileWriter:
                 replace_durably(self._home / PUBLISHED, str(published.joined(new)))
 
     def remove(self) -> None:
-        """Removes the public form, so that the next checkpoint makes all of it anew. Raises `OSError`."""
+        """Removes the public form, so that the next checkpoint rebuilds it. Raises `OSError`."""
         if self._home.exists():
             shutil.rmtree(self._home)
         self._size = 0
 
     def drop_expired(self) -> None:
-        """Removes the bundles that hold lines that the log has no more. Raises `LogError`, `OSError`."""
+        """Removes the bundles with lines that the log no longer has. Raises `LogError`, `OSError`."""
         if not self._home.exists():
             return
         for index in range(first_bundle(self._folder)):
@@ -157,7 +156,7 @@ class TileWriter:
         self._folders.clear()
 
     def _drop_partials(self, before: int, size: int) -> None:
-        """Removes the partial tiles whose full tile is published, also what a crash has left of them."""
+        """Removes partial tiles if the full tile is published, also those that a crash left behind."""
         for level, count in rows(size):
             for index in range(max((before >> HEIGHT * level) // WIDTH - 1, 0), count // WIDTH):
                 for name in (level, ENTRIES) if level == 0 else (level,):
@@ -176,7 +175,7 @@ def _bundle(entries: Iterable[bytes | None], width: int) -> bytes | None:
 
 
 def _open_like_log(path: str, flags: int) -> int:
-    """A bundle is read by nobody who may not read the lines."""
+    """Opens with the log's mode: only accounts that may read the lines may read a bundle."""
     return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
 

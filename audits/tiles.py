@@ -2,9 +2,8 @@
 
 Source: C2SP tlog-tiles. A tile at level L holds 256 nodes of the tree, 8 * L levels above its leaves; the last one of
 a level may hold fewer, and has its width in its name. A bundle holds the 256 entries under a tile of level 0, each
-behind its length in two bytes. An entry there is the bytes that its `leaf_hash` is over: its line without that member
-and without the line feed. An entry of more than 65,535 bytes fits in no bundle: the bundle that would need it is left
-out.
+after its length in two bytes. An entry there is the bytes that its `leaf_hash` covers: its line without that member and
+without the line feed. An entry of more than 65,535 bytes fits in no bundle: the bundle that would hold it is left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,19 +20,19 @@ from audits.signed_note import MAX_NOTE, Note
 from audits.tree import HASH_BYTES, Frontier, Nodes, root_of
 
 PUBLIC = "tlog"
-"""The folder of the public form, beside the log."""
+"""The folder of the public form, next to the log."""
 PUBLISHED = "checkpoint"
 ENTRIES = "entries"
 HEIGHT = 8
 WIDTH = 1 << HEIGHT
 MAX_ENTRY = (1 << 16) - 1
-"""Bytes of an entry in a bundle."""
+"""The most bytes of an entry in a bundle."""
 MAX_BUNDLE = WIDTH * (2 + MAX_ENTRY)
 _DAMAGED = "the log's tree is damaged: remove its file 'tree', which is made anew as long as no line has expired"
 
 
 def tile_path(level: int | str, index: int, width: int = WIDTH) -> str:
-    """Where a tile lies, or with the level `ENTRIES` a bundle: `tile/0/x001/x234/067`, `tile/0/067.p/8`."""
+    """The path of a tile, or of a bundle at level `ENTRIES`: `tile/0/x001/x234/067`, `tile/0/067.p/8`."""
     name = f"{index % 1000:03d}"
     while index := index // 1000:
         name = f"x{index % 1000:03d}/{name}"
@@ -42,7 +41,7 @@ def tile_path(level: int | str, index: int, width: int = WIDTH) -> str:
 
 
 def rows(size: int) -> Iterator[tuple[int, int]]:
-    """Each level of tiles that a tree of that size has, and how many nodes there are in its tiles."""
+    """Each level of tiles in a tree of `size` leaves, and the number of nodes in that level's tiles."""
     level = 0
     while size:
         yield level, size
@@ -50,7 +49,7 @@ def rows(size: int) -> Iterator[tuple[int, int]]:
 
 
 def tile_of(nodes: Nodes, level: int, index: int, width: int) -> bytes:
-    """The nodes of a tile. Raises `LogError` if the tree's file does not hold them, or others than were signed."""
+    """The nodes of a tile. Raises `LogError` if the tree's file lacks them or contradicts itself."""
     first, height = index * WIDTH, HEIGHT * level
     try:
         hashes = [nodes(height, first + number) for number in range(width)]
@@ -66,7 +65,7 @@ def tile_of(nodes: Nodes, level: int, index: int, width: int) -> bytes:
 
 
 def entry_of(line: bytes, leaf: bytes) -> bytes | None:
-    """The bytes of a line that its leaf hash is over; None if the hash is not of this line."""
+    """The bytes of a line that its leaf hash covers; None if `leaf` is not the hash of this line."""
     entry = hashed_bytes(line, leaf.hex())
     return entry if sha256(b"\0" + entry).digest() == leaf else None
 
@@ -88,13 +87,13 @@ def entries_in(bundle: bytes) -> Iterator[bytes]:
 
 
 def read_tile(home: Path, level: int, index: int, width: int) -> bytes:
-    """The nodes of a tile, also of one that has become wider since. Raises `OSError`."""
+    """The first `width` nodes of a tile, also if the tile has become full since. Raises `OSError`."""
     content, wider = _read(home, level, index, width, WIDTH * HASH_BYTES)
     return content[: width * HASH_BYTES] if wider else content
 
 
 def read_bundle(home: Path, index: int, width: int) -> list[bytes]:
-    """The entries of a bundle, also of one that has become wider since; one more if there are too many.
+    """The first `width` entries of a bundle, also if it has become full since; one more if it holds too many.
 
     Raises `OSError`, `ValueError`.
     """
@@ -122,7 +121,7 @@ def first_bundle(folder: Path) -> int:
 
 
 def _read(home: Path, level: int | str, index: int, width: int, limit: int) -> tuple[bytes, bool]:
-    """The content of a tile or bundle, and whether it is the full one in the place of a partial one."""
+    """The content of a tile or bundle, and whether it is the full one, which has replaced the partial one."""
     try:
         return read_bounded(home / tile_path(level, index, width), limit), False
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Whether the times in a log can be right: in order, without leaps, none in the future, none against others' times.
+"""Checks the times in a log: in order, without leaps, none in the future, none that contradict others' signed times.
 
-The entries under a checkpoint that others hold cannot be redated. Whoever has the site's key can redate later entries,
-which is noticed only if they then lie before that checkpoint. A clock that is set back looks the same.
+Entries under a checkpoint that others hold cannot be redated. Whoever has the site's key can redate later entries; this
+is noticed only if their new dates lie before that checkpoint. A clock that was set back looks the same.
 """
 
 import re
@@ -14,13 +14,13 @@ from audits.checkpoint import Checkpoint
 from audits.fast_lines import LogLine
 from audits.signed_note import Note, VerifierKey
 
-# When other parties signed checkpoints of a log: dates that the site's own clock cannot change.
+# The times at which other parties signed checkpoints of a log, which the site's own clock cannot change.
 #
 # A cosignature (C2SP tlog-cosignature) holds the time at which its party saw the checkpoint. It shows that every entry
-# below that checkpoint existed by then, and, as the newest one, that this much time has passed.
+# under that checkpoint existed by then. The newest one also shows how much time has passed at least.
 
 TOLERANCE = timedelta(minutes=5)
-"""Clocks are corrected by less than this, and differ by less."""
+"""Smaller differences and corrections of clocks are normal."""
 _LAST = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 
 
@@ -50,7 +50,7 @@ def cosigned_times(notes: Iterable[Note], key: VerifierKey, others: Iterable[Ver
 
 
 class CosignedTimes:
-    """What the cosigned times of one log show together."""
+    """The cosigned times of one log."""
 
     def __init__(self, times: Iterable[CosignedTime] = ()) -> None:
         ordered = sorted(set(times), key=lambda cosigned: (cosigned.size, cosigned.time, cosigned.party))
@@ -68,11 +68,11 @@ class CosignedTimes:
         return self._by_size.keys()
 
     def first(self, size: int) -> datetime:
-        """When the checkpoint of this size was first cosigned."""
+        """The time when the checkpoint of this size was first cosigned."""
         return self._by_size[size][0]
 
     def last(self, size: int) -> datetime:
-        """When the checkpoint of this size was last cosigned."""
+        """The time when the checkpoint of this size was last cosigned."""
         return self._by_size[size][-1]
 
     def existed(self, entry: int) -> datetime | None:
@@ -94,7 +94,7 @@ def _first_backwards(ordered: Iterable[CosignedTime]) -> int | None:
 LEAP = timedelta(days=366)
 """The longest plausible time between two entries, unless others' signed times cover a longer one."""
 TRAVEL = timedelta(days=31)
-"""A checkpoint is cosigned within this time: the server may wait for the slowest site of a round."""
+"""The longest plausible time until a checkpoint is cosigned: the server may wait for the slowest site of a round."""
 _TIME = re.compile(
     r"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])T"
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z",
@@ -109,7 +109,7 @@ class Times:
         self.malformed: int | None = None
         """The first entry without a valid time."""
         self.earlier: int | None = None
-        """The first entry that, or whose checkpoint, is dated before an earlier entry or checkpoint."""
+        """The first entry that is dated before an earlier entry or checkpoint, or has a checkpoint that is."""
         self.back = timedelta()
         """By how much `earlier` is dated back."""
         self.cosigned_earlier: int | None = None
@@ -149,7 +149,7 @@ class Times:
         return next((entry for entry, time in self._leaps if newest is None or time - newest > TOLERANCE), None)
 
     def future(self, now: datetime) -> int | None:
-        """The entry that is dated last, if that is after `now`."""
+        """The entry with the latest date, if that is more than `TOLERANCE` after `now`; else None."""
         latest = moment(self._latest) if self._latest_entry is not None else None
         return self._latest_entry if latest and latest - now > TOLERANCE else None
 
@@ -181,7 +181,7 @@ class Times:
 
 
 def moment(time: str) -> datetime | None:
-    """The time that a text in a log states; None if it is no time."""
+    """Parses a time of the log's format, to UTC; None if the text is not one."""
     if not _TIME(time):
         return None
     try:

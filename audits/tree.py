@@ -1,7 +1,7 @@
-"""Merkle trees over the leaf hashes of a log, and the two proofs that they give.
+"""Merkle trees over the leaf hashes of a log, with inclusion and consistency proofs.
 
 Source: RFC 9162 (Certificate Transparency version 2.0), sections 2.1.1 to 2.1.4. A leaf is 32 bytes, an entry's
-`leaf_hash`; a node is SHA-256 over a byte 1 and the two below it; a tree without leaves has SHA-256 of nothing.
+`leaf_hash`; a node is SHA-256 over a byte 1 and its two children; the root of an empty tree is SHA-256 of no bytes.
 """
 
 import os
@@ -14,10 +14,10 @@ from audits.bounded_files import open_plain
 HASH_BYTES = 32
 EMPTY_ROOT = sha256().digest()
 _HOLE = bytes(HASH_BYTES)
-"""No node's hash, and what a file without end reads as."""
+"""The bytes of a hole in the file, which are no node's hash."""
 
 Nodes = Callable[[int, int], bytes]
-"""The hash of the leaves from `index << level` on, `1 << level` of them, given level and index."""
+"""Maps level and index to the root over the `1 << level` leaves from `index << level` on."""
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
@@ -26,10 +26,10 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """The right edge of a growing tree: as many hashes as its size has binary ones, enough for every later root."""
+    """The right edge of a growing tree: one hash for each binary 1 of its size, enough to compute every later root."""
 
     def __init__(self, size: int = 0, edge: Iterable[bytes] = ()) -> None:
-        """`edge`: the roots of the whole subtrees of a tree of that size, from the largest."""
+        """`edge`: the roots of the complete subtrees of a tree of that size, the largest first."""
         self.size = size
         self._edge = list(edge)
 
@@ -40,9 +40,9 @@ class Frontier:
         return cls(size, [nodes(level, (size >> level) - 1) for level in levels])
 
     def append(self, leaf: bytes, entry: bytes | None = None) -> list[bytes]:
-        """Adds a leaf; the nodes that are whole with it, from the leaf upwards.
+        """Adds a leaf; returns the nodes that it completes, from the leaf upwards.
 
-        `entry`: what the leaf is the hash of, for trees that compare it; None if only the leaf is known.
+        `entry`: the hashed bytes, for subclasses that compare them; None if only the leaf is known.
         """
         complete, size = [leaf], self.size
         while size & 1:
@@ -69,7 +69,7 @@ def root_of(nodes: Nodes, size: int) -> bytes:
 
 
 def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[bytes]:
-    """Shows that leaf `index` is one of the first `size`; section 2.1.3.1. Raises `ValueError` if it is not."""
+    """The proof that leaf `index` is one of the first `size`; section 2.1.3.1. Raises `ValueError` if it is not."""
     if not 0 <= index < size:
         raise ValueError("the tree has no such leaf")
     proof, begin, end = [], 0, size
@@ -85,9 +85,9 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[bytes]:
 
 
 def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
-    """Shows that the first `old` of `new` leaves are those of the older tree; section 2.1.4.1.
+    """The proof that the tree of `new` leaves begins with the tree of `old` leaves; section 2.1.4.1.
 
-    Empty where there is nothing to show: from no leaf, and from a tree to itself. Raises `ValueError` for `old > new`.
+    It is empty for `old` = 0 and `old` = `new`. Raises `ValueError` for `old > new`.
     """
     if not 0 <= old <= new:
         raise ValueError("a tree is consistent with smaller ones only")
@@ -106,12 +106,12 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
 
 
 def includes(leaf: bytes, index: int, size: int, proof: Iterable[bytes], root: bytes) -> bool:
-    """Whether the proof shows that the tree has this leaf there; section 2.1.3.2."""
+    """Whether the proof shows that the tree has `leaf` at `index`; section 2.1.3.2."""
     return inclusion_root(leaf, index, size, proof) == root
 
 
 def inclusion_root(leaf: bytes, index: int, size: int, proof: Iterable[bytes]) -> bytes | None:
-    """The root of the tree that has this leaf there, by the proof; None if no proof of that length can show it."""
+    """The root that the proof gives for `leaf` at `index`; None if the proof does not have the right length."""
     if not 0 <= index < size:
         return None
     at, last, current = index, size - 1, leaf
@@ -153,14 +153,14 @@ def consistent(old: int, new: int, old_root: bytes, new_root: bytes, proof: Iter
 
 
 class TreeFile:
-    """All nodes of a log's tree in a file, 64 bytes a leaf, in the order in which they become whole.
+    """All nodes of a log's tree in a file, 64 bytes a leaf, in the order in which they become complete.
 
-    The file holds only hashes, which can be computed again from a whole log. So nothing is synced before `sync`, and
-    whoever opens the file compares a root with a signed one.
+    The file holds only hashes, which a complete log gives again. So nothing is synced before `sync`, and whoever opens
+    the file compares a root with a signed one.
     """
 
     def __init__(self, path: Path, write: bool = True) -> None:
-        """Raises `OSError`, also if it is not a plain file."""
+        """Raises `OSError`; with `write=False` also if it is not a plain file."""
         if write:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         else:
@@ -180,14 +180,14 @@ class TreeFile:
         return digest
 
     def holds(self, size: int, root: bytes) -> bool:
-        """Whether the first `size` leaves have that root here."""
+        """Whether the first `size` leaves in the file have this root."""
         try:
             return root_of(self.node, size) == root
         except ValueError:
             return False
 
     def extend(self, size: int, leaves: Iterable[bytes]) -> int:
-        """Writes leaves after the first `size`, over whatever followed these; returns the new number of leaves."""
+        """Writes leaves after the first `size`, over any that follow; returns the new number of leaves."""
         frontier = Frontier.of(self.node, size)
         at, block = HASH_BYTES * nodes_before(size), bytearray()
         for leaf in leaves:

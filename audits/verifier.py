@@ -20,11 +20,11 @@ from audits.tree import Frontier
 class Verdict:
     """Whether the chain holds, and up to where.
 
-    `entries` counts those that hold, and `head` is the hash of the last of them; `first_bad` is the position (from 0)
-    of the first that does not, `reason` why. `torn_bytes` follow the last line feed: what a crash left of an entry
-    that was never acknowledged, which is no tampering. A chain that was cut at its end still holds: keep `head`
-    elsewhere to notice. `newer` is the first entry that holds what only a newer version of this software knows: chain
-    and tree cover it, and nothing else is claimed.
+    `entries` counts the valid entries, and `head` is the hash of the last of them; `first_bad` is the position (from 0)
+    of the first invalid one, and `reason` says why. `torn_bytes` counts bytes after the last line feed: a crash left
+    them of an entry that was never acknowledged, which is no tampering. A chain that was cut at its end still holds:
+    keep `head` elsewhere to notice. `newer` is the first entry with members that only a newer version of this software
+    knows: chain and tree cover it, and nothing else is claimed.
     """
 
     entries: int
@@ -50,7 +50,7 @@ class EntryRow:
 
 @dataclass(frozen=True)
 class TensorTotal:
-    """One declared tensor, one direction, one peer: how often it passed, and its bytes in all."""
+    """The messages and total bytes of one declared tensor in one direction with one peer."""
 
     direction: str
     peer: str
@@ -75,23 +75,23 @@ class Totals:
 class Walk:
     """Follows the chain in a folder over all segments: iterate to the end, then ask for the verdict.
 
-    Lines that expired are made up for by their hashes, if the log itself says that they did.
+    The hashes of expired lines stand in for them, if the log itself records the expiry.
     """
 
     def __init__(self, folder: Path, tree: Frontier | None = None) -> None:
-        """`tree`: an empty one, which grows with the entries. Raises `LogError` if there is no log to read."""
+        """`tree`: an empty tree, to which the entries are added. Raises `LogError` if there is no log to read."""
         self._folder = folder
         self._snapshot = Snapshot(folder)
         self.first, self.entries, self.torn_bytes = 0, 0, 0
         self.head, self.bad = GENESIS, ""
         self.tree = Frontier() if tree is None else tree
         self.expiry: Expiry | None = None
-        """The expiry that reaches farthest, of the entries so far."""
+        """Of the expiries in the entries so far, the one of the most entries."""
         self.newer: int | None = None
-        """The first entry that holds what only a newer version of this software knows."""
+        """The first entry with members that only a newer version of this software knows."""
 
     def __iter__(self) -> Iterator[LogLine]:
-        """The entries that hold, in order, up to the first that does not. Raises `OlderFormat`."""
+        """The valid entries, in order, up to the first that is invalid; then `bad` says why. Raises `OlderFormat`."""
         try:
             self._begin()
             for raw in self._snapshot.lines():
@@ -133,7 +133,7 @@ class Walk:
         return self._snapshot.running
 
     def first_entry(self) -> int:
-        """The number of the first entry that is still there, as it says itself; 0 if it says none."""
+        """The number of the first entry that is still there, as stated in it; 0 if it cannot be read."""
         try:
             return self._snapshot.first() or 0
         except LogError:
@@ -161,7 +161,7 @@ def verify(folder: Path) -> Verdict:
 
 
 def read(folder: Path) -> Iterator[Entry]:
-    """The entries in order, without what a crash left behind the last.
+    """The entries in order, without a torn line at the end.
 
     Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
     """

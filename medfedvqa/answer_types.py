@@ -1,4 +1,4 @@
-"""The types of answers that VQA v2 tells apart (Y. Goyal et al., CVPR 2017)."""
+"""The types of answers in VQA v2 (Y. Goyal et al., CVPR 2017)."""
 
 import re
 
@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"[0-9]+([.,][0-9]+)?|zero|one|two|three|four|five|six|seve
 
 
 def answer_type(answer: str) -> str:
-    """The letter of an answer's type. A number is written in digits or, up to twelve, as a word, and stands alone."""
+    """The letter of an answer's type. A number is in digits or, up to twelve, a word, without further words."""
     folded = fold(answer)
     if folded in ("yes", "no"):
         return ANSWER_TYPES["yes/no"]

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, never half-written; and a lock file that only one process holds at a time."""
+"""Writes files atomically, and locks files between processes."""
 
 import fcntl
 import os
@@ -10,9 +10,9 @@ PRIVATE = 0o600
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666) -> Path:
-    """Write beside `path`, then rename over it; makes the folder. A crash leaves the old file or none.
+    """Writes a temporary file, then renames it to `path`; makes the folder. A crash leaves the old file or none.
 
-    `content` may be an iterable of pieces: each is written as it comes, so the whole is never in memory.
+    `content` may be an iterable of pieces: each is written as it comes, so the whole need not fit in memory.
 
     The process's umask applies to `mode`, as for any new file.
     """
@@ -30,7 +30,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], mode: int = 0o666)
 
 
 def hold(path: Path) -> int | None:
-    """Take the lock on this file until the returned descriptor is closed; None if another process holds the lock."""
+    """Locks this file until the returned descriptor is closed; returns None if another process holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

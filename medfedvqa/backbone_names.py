@@ -13,7 +13,7 @@
 | `NAME+words-300@label`   | any of these but a folder, with words from a local file of vectors this wide  |
 | `NAME+regions-36x2048@label` | the same with at most 36 regions a picture, of 2,048 numbers, for trunks  |
 
-The site says in `site.yml` which file or folder a name with `@` stands for; a job names no path.
+A site's `site.yml` gives the file or folder of each name with `@`; a job names no path.
 """
 
 import json
@@ -61,7 +61,7 @@ _ADDED = (
 """A backbone whose words have vectors from a file, or whose pictures have regions from a folder of files."""
 
 ALTERED_ATTENTION = ("qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner", "scale_attn", "scale_fc")
-"""Options of open_clip's own blocks that change attention, which `towers` does not compute."""
+"""Options of open_clip's own blocks that change attention, which `towers` does not support."""
 
 READ_BY_TIMM_NAME = ("vit_", "vitamin_", "eva_", "eva02_", "convnext_", "fastvit_")
 """Prefixes of the timm models whose picture towers this project can read."""
@@ -94,7 +94,7 @@ class BackboneName:
 
     @property
     def is_folder(self) -> bool:
-        """Whether only a local folder says what the model is."""
+        """Whether the model is known only from a local folder."""
         return self.label is not None and self.architecture.startswith((HUB, FOLDER))
 
 
@@ -224,8 +224,8 @@ def _reasons(configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check(name: str) -> None:
-    """Raises `BackboneError` for a name that cannot be used, as far as the name and open_clip's files say it."""
-    # Whether a distribution's architecture is allowed, `medfedvqa.plugins` decides.
+    """Raises `BackboneError` for a name that cannot be used, as far as the name and open_clip's files show."""
+    # `medfedvqa.plugins` decides whether a distribution's architecture is allowed.
     outside = tuple(point.name for point in entry_points(group="medfedvqa.backbones"))
     parsed = parse(name, outside)
     if parsed.architecture not in outside:
@@ -233,7 +233,7 @@ def check(name: str) -> None:
 
 
 def takes_prompts(configuration: Mapping[str, Any]) -> bool:
-    """Whether prompts can join in both towers: convolutions take none."""
+    """Whether both towers can take prompts: convolutions cannot."""
     vision = configuration["vision_cfg"]
     return not isinstance(vision.get("layers"), list) and not vision.get("timm_model_name", "").startswith(CONVOLUTIONS)
 

@@ -1,7 +1,7 @@
-"""The largest and smallest values that a job may ask for, and the patterns of its names.
+"""The largest and smallest values in a job, and the patterns of its names.
 
-All are far above what any published experiment uses; they only keep a hostile job from asking a site for absurd
-amounts of memory or time. Without torch, as the processes that check job folders never load it.
+The limits are far beyond any published experiment; they only keep a hostile job from demanding absurd amounts of a
+site's memory or time. This module does not import torch, because the processes that check job folders never load it.
 """
 
 import re
@@ -22,7 +22,7 @@ MOST_ROWS = 4_096
 MOST_WIDTH = 8_192
 """Units of a layer."""
 MOST_SPACE = 2_048
-"""Width of a representation, and of layers that stand for each word or each part of a picture."""
+"""Width of a representation, and of layers for each word or each part of a picture."""
 MOST_RANK = 512
 """Rank of low-rank updates."""
 MOST_LAYERS = 256
@@ -72,7 +72,7 @@ Blocks = Annotated[int | None, Field(ge=1, le=MOST_LAYERS)]
 PromptLength = Annotated[int, Field(ge=2, le=MOST_LENGTH)]
 
 EXPANDED = frozenset("{}$")
-"""Characters with which FLARE marks what it replaces by variables of the site's environment."""
+"""Characters that mark text which FLARE replaces by the site's environment variables."""
 
 
 def _plain(text: str) -> str:
@@ -87,7 +87,7 @@ SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 """A site, as the federation names it."""
 ORGAN_NAME = r"[a-z][a-z0-9-]{0,31}"
 OrganName = Annotated[str, StringConstraints(pattern=rf"^{ORGAN_NAME}\z")]
-"""An organ. In a run on one machine it is the name of a site, which others read."""
+"""An organ. In a run on one machine it is the name of a site, and visible to others."""
 Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*\z", max_length=32)]
 """A method, a reader."""
 JOIN = "+"
@@ -95,7 +95,7 @@ JOIN = "+"
 DataName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*(\+[a-z][a-z0-9_-]*)*\z", max_length=64)]
 """A reader, or several with `JOIN` between."""
 BackboneName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/@:+-]*\z", max_length=MOST_TEXT)]
-"""A backbone; never a path of the site, as policies name those."""
+"""A backbone's name; never a path of the site, because policies list backbones by name."""
 
 PublicSet = Annotated[
     Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}\z", max_length=71)] | None,
@@ -105,7 +105,7 @@ PublicSet = Annotated[
 PUBLIC_FOLDER = "MEDFEDVQA_PUBLIC"
 """The environment variable that names the folder of a public set of one's own."""
 PUBLIC_TABLE = "pairs.csv"
-"""The table of its pictures and captions, by which the folder is known."""
+"""The table of pictures and captions in that folder."""
 
 NONCE = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 """A random UUID."""

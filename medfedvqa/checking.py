@@ -1,4 +1,4 @@
-"""Validates options that a user, or a hostile author, wrote; errors name only keys that the model has."""
+"""Validates options from a user or a hostile author; errors name only keys that the model has."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def checked(kind: type[Model], options: Mapping[str, Any], owner: str) -> Model:
-    """Validate a mapping into a frozen model. Raises `ConfigError`, which names each wrong key that the model has.
+    """Validates a mapping into a frozen model. Raises `ConfigError`, which names each of the model's keys with a fault.
 
     The error repeats no value and no unknown key, since the options may come from a stranger.
     """

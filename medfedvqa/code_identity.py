@@ -1,8 +1,8 @@
-"""Which code takes part in a job: the project, what it requires, and whatever else a site has installed for it.
+"""The code that takes part in a job: the project, its requirements, and further code that a site has installed.
 
-The project takes part with its files; each distribution that it requires, and that one requires, with its RECORD, which
-lists the digest of every file. Files of these that the process has loaded are compared with it. A class from
-outside takes part with the modules of its bases and of its attributes, and these with all that their sources import.
+The project is identified by its files; each distribution that it requires, directly or not, by its RECORD, the list of
+its files' digests. Loaded files of these distributions are compared with their RECORD. For a class from outside of the
+project, the modules of its bases and attributes count, and all modules that their sources import.
 """
 
 import re
@@ -46,23 +46,23 @@ EXTRAS = frozenset({"train", "vilt", "words"})
 
 
 class ChangedCode(MedfedvqaError):
-    """The code of a method, or of what it needs, is not what this process has loaded."""
+    """The code of a method or its requirements differs from the code that this process has loaded."""
 
 
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:.*\bextra\s*==\s*['\"]([\w.-]+))?", re.ASCII)
 _loaded: dict[object, frozenset[CodePart]] = {}
 """The code from outside the project that each class or function needed when it was loaded."""
 _compared: dict[str, ModuleType] = {}
-"""The modules that were compared with what was installed, each after it was loaded."""
+"""The loaded modules that were already compared with the installed files."""
 _first_seen: dict[Path, int] = {}
-"""Folders of imports, as they were when this process first looked for code there."""
+"""For each folder of imports, its modification time when this process first looked for code there."""
 
 
 def running_code(*roots: object) -> JobCode:
-    """All code that takes part where these classes, functions and bound methods do.
+    """All code that takes part in a job with these classes, functions and bound methods.
 
-    Raises `CompiledElsewhere`, and `ChangedCode` if a file of the project was changed before it was imported, or one
-    of a distribution that takes part after it was installed.
+    Raises `CompiledElsewhere`, and `ChangedCode` if a file of the project was changed before its import, or a file of
+    a required distribution after its installation.
     """
     if runs_other_code():
         raise ChangedCode("the project's code has changed since this process started: start it again")
@@ -72,7 +72,7 @@ def running_code(*roots: object) -> JobCode:
 
 
 def remember(root: object) -> None:
-    """Notes what a class or function from outside of the project consists of as it is loaded.
+    """Records the code parts of a class or function from outside of the project when it is loaded.
 
     Raises `CompiledElsewhere`.
     """
@@ -81,7 +81,7 @@ def remember(root: object) -> None:
 
 
 def check_unchanged(root: object) -> None:
-    """Raises `ChangedCode` if a class's or function's code was written again after this process loaded it."""
+    """Raises `ChangedCode` if the code of a class or function was changed after this process loaded it."""
     try:
         unchanged = root not in _loaded or _loaded[root] == _outside(root)
     except (CompiledElsewhere, OSError):  # a file may vanish while it is read
@@ -97,7 +97,7 @@ def _is_project(module: str) -> bool:
 
 
 def _own_modules(root: Any) -> set[str]:
-    """Names of the modules in which a class, a function, or a method and what it is bound to, are defined."""
+    """Names of the modules that define a class or a function, or a bound method and its object's class."""
     while isinstance(root, partial):
         root = root.func
     owner = root if isinstance(root, type) else type(getattr(root, "__self__", root))
@@ -124,7 +124,7 @@ def _files_of(modules: Iterable[str]) -> Iterator[Path | None]:
 
 
 def _outside(*roots: object) -> frozenset[CodePart]:
-    """Code outside the project, and outside of what it requires, that these classes and functions reach."""
+    """Code outside of the project and its requirements that these classes and functions reach."""
     needed, parts, reached = {PROJECT, *_needed()}, set[CodePart](), set[Path]()
     own = {path for root in roots for path in _files_of(_own_modules(root)) if path}
     brought = {name_of(owner): owner for path in own if (owner := owner_of(path))}
@@ -187,7 +187,7 @@ def _required(names: frozenset[str]) -> Mapping[str, CodePart]:
 
 
 def _requirements(lines: Iterable[str] | None, extras: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Normalised names of what a distribution asks for, without an extra or for one of these."""
+    """Normalised names of a distribution's requirements, without those of extras other than `extras`."""
     matches = filter(None, map(_REQUIREMENT.match, lines or ()))
     return (normalised(match[1]) for match in matches if match[2] is None or match[2] in extras)
 
@@ -195,7 +195,7 @@ def _requirements(lines: Iterable[str] | None, extras: frozenset[str] = frozense
 def _compare_with_records(names: set[str]) -> None:
     """Raises `ChangedCode` if a loaded module of these distributions is not the file that RECORD lists.
 
-    A module that lies in one of their packages and is not listed was not installed with it.
+    A module in one of their packages that is not listed was not installed with it.
     """
     listed = _listed(*((folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()))
     for name, module in [*sys.modules.items()]:

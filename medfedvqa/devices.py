@@ -1,6 +1,6 @@
-"""Where training runs: the names of devices, and why this machine cannot train on one.
+"""Devices for training: their names, and the reasons why this machine cannot train on one.
 
-torch takes seconds to import, so it is imported only for what a graphics card needs.
+torch takes seconds to import, so it is imported only for graphics cards.
 """
 
 import re
@@ -13,11 +13,11 @@ from typing import Literal
 from medfedvqa.errors import ConfigError
 
 Precision = Literal["float32", "bfloat16"]
-"""The arithmetic of the part of a backbone that no training reaches."""
+"""The arithmetic of the frozen part of a backbone."""
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _NAME = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]{0,3}))?", re.ASCII)
 _NO_HOST_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-"""The beginnings by which torch 2 tells that processor memory is short: it raises a plain `RuntimeError` there."""
+"""Parts of torch 2's messages when processor memory is short, for which it raises a plain `RuntimeError`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def in_words(devices: str) -> str:
 
 
 def exact_float32(device: str) -> None:
-    """Turn TF32 off on a graphics card: torch uses it for convolutions, unless told, and it keeps 10 bits of 23."""
+    """Turns TF32 off on a graphics card. By default torch uses it for convolutions, with 10 of 23 mantissa bits."""
     if device.startswith(CUDA):
         import torch
 
@@ -97,7 +97,7 @@ def exact_float32(device: str) -> None:
 def memory_in_words(device: str, option: str = "", size: int = 1) -> Iterator[None]:
     """Raises `DeviceMemoryError` instead of torch's own errors when the memory is too small.
 
-    `option` is the one that sets how much is computed at once, and `size` its value.
+    `option`: the option that sets how much is computed at once, for the error; `size`: its value.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Fetches the images that a table of questions names from an archive with DICOMweb (PS3.18: QIDO-RS and WADO-RS).
+"""Fetches the images in a table of questions from an archive with DICOMweb (PS3.18: QIDO-RS and WADO-RS).
 
-It writes files into a folder and looks into none of them; `medfedvqa ingest` then reads that folder as any other.
+It writes files into a folder without inspecting them; `medfedvqa ingest` then reads that folder like any other.
 """
 
 import re
@@ -37,7 +37,7 @@ Watch = Callable[[int, int], None]
 
 
 class FetchOutcome(StrEnum):
-    """The outcome of fetching the image that a name means."""
+    """The outcome of fetching the image for a name."""
 
     FETCHED = "fetched"
     PRESENT = "present"
@@ -48,7 +48,7 @@ class FetchOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class InstanceAddress:
-    """Where the archive has an instance."""
+    """The UIDs by which the archive finds an instance."""
 
     study: str
     series: str
@@ -65,12 +65,12 @@ def fetch(
     login: Path | None = None,
     limits: AnswerLimits = _LIMITS,
 ) -> Counter[FetchOutcome]:
-    """Fetch each image that a question names by SOP instance UID or accession number, and count the outcomes.
+    """Fetches each image that a question names by SOP instance UID or accession number, and counts the outcomes.
 
-    A name that means several images, or none, is left to the ingestion, which lists its questions. Images that the
-    folder has are not fetched again. `organs`: the hospital's own, which the questions may name. `plain_http`: whether
-    names and images may cross the network in clear. `login`: a file with `USER:PASSWORD`. Raises
-    `ConfigError` or `DataError`; neither repeats a name, nor the answer of the archive.
+    A name with several images, or none, is left to the ingestion, which lists its questions. Images that are in the
+    folder already are not fetched again. `organs`: the hospital's own organ names, for the questions. `plain_http`:
+    whether names and images may cross the network in clear. `login`: a file with `USER:PASSWORD`. Raises
+    `ConfigError` or `DataError`; neither repeats a name or the archive's answer.
     """
     _check_url(url, plain_http)
     names = named_images(questions, checked_organs(organs))
@@ -148,7 +148,7 @@ def _fetch_one(client: DICOMwebClient, name: str, folder: Path) -> FetchOutcome:
 
 
 def _addresses(client: DICOMwebClient, name: str) -> Iterator[InstanceAddress]:
-    """At most two instances that a name means: the SOP instance UID, else the accession number of their study."""
+    """At most two instances for a name: by SOP instance UID, else by the accession number of their study."""
     if _is_uid(name):
         matches = client.search_for_instances(search_filters={"SOPInstanceUID": name}, limit=2)
         if matches:

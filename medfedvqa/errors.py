@@ -18,7 +18,7 @@ class ConfigError(MedfedvqaError):
 
 
 class FederationError(MedfedvqaError):
-    """A federation could not finish a job; says which site and why, as far as the site told."""
+    """A federation could not finish a job; names the site and its reason, if the site gave one."""
 
 
 class SiteDatabaseError(FederationError):

@@ -1,6 +1,6 @@
-"""What all figures share: colours, style, and how one becomes a file or a part of a page.
+"""Colours and style of all figures, and their conversion to files or parts of pages.
 
-matplotlib is imported when the first figure is made, not before.
+matplotlib is imported with the first figure.
 """
 
 import io
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, told apart by colour-blind readers, without the yellow that white paper swallows."""
+"""Okabe and Ito's palette, safe for colour-blind readers, without the yellow that is hardly visible on white paper."""
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#8C8C8C"
@@ -51,14 +51,14 @@ _VARIABLES = {
 }
 """The variable of the page's style sheet for each colour."""
 _NOT_INLINE = re.compile(r'<style.*?</style>|font-family: [^;"]*;?| id="(?!m[0-9a-f]{10}")[^"]*"', re.DOTALL)
-"""What an SVG inside a page leaves to the page, and names that nothing refers to."""
+"""Styles and fonts of an SVG, which a page sets itself, and ids that nothing refers to."""
 
 _NIGHT = b"<style>@media (prefers-color-scheme: dark) { #figure_1 { filter: invert(0.92) hue-rotate(180deg) } }</style>"
 
 
 @contextmanager
 def styled(style: dict[Any, Any] = STYLE) -> Iterator[None]:
-    """Figures that are made inside, or in a function so decorated, have this style; the user's settings stay."""
+    """Context manager and decorator: figures made inside have this style; the user's settings stay."""
     import matplotlib
 
     with matplotlib.rc_context(style):
@@ -73,9 +73,9 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def settle(figure: "Figure") -> None:
-    """Lay the figure out for good, with nothing clipped, since a page of the report allows no reference to a clip path.
+    """Fixes the figure's layout, without clipping, because a report's page allows no reference to a clip path.
 
-    Lines outside of the axes are drawn, and take no room from them.
+    Lines outside of the axes are drawn but take no room from them.
     """
     from matplotlib.lines import Line2D
 
@@ -96,12 +96,12 @@ def encoded(figure: "Figure", kind: Literal["png", "svg"], fonttype: str = "path
 
 
 def svg_file(figure: "Figure") -> bytes:
-    """The figure as an SVG that stands alone, and turns dark with its reader's screen: its lightness, not its hues."""
+    """The figure as a standalone SVG. On a dark screen its lightness is inverted and its hues stay."""
     return encoded(figure, "svg").replace(b"</defs>", _NIGHT + b"</defs>", 1)
 
 
 def inline_svg(figure: "Figure", label: str) -> str:
-    """A settled figure as an element of a page, in its colours and fonts; `label` is for who does not see it."""
+    """A settled figure as an element of a page, in the page's colours and fonts; `label` is for screen readers."""
     svg = encoded(figure, "svg", "none", label).decode().partition("<svg")[2]
     box = re.search(r'viewBox="[^"]*"', svg)
     shapes = _NOT_INLINE.sub("", svg.partition(">")[2])

@@ -1,4 +1,4 @@
-"""All HTTP requests of this project to other parties' servers: one origin, bounded answers, no implicit settings."""
+"""HTTP requests of this project to other parties' servers: one origin, bounded answers, no implicit settings."""
 
 import os
 import threading
@@ -17,18 +17,18 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from medfedvqa.errors import DataError
 
 CONNECT_SECONDS, SILENT_SECONDS = 10.0, 60.0
-"""The most time for a connection, and between two pieces of an answer."""
+"""The most seconds for a connection, and between two pieces of an answer."""
 MOST_REDIRECTS = 3
 _PORTS = {"http": 80, "https": 443}
 
 
 class AnswerRefused(DataError):
-    """A server's answer was not taken, or the server was not asked. The sentence repeats nothing of it."""
+    """A server's answer was refused, or no request was sent. The sentence repeats nothing from the answer."""
 
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """What one answer may take: bytes, after decoding, and seconds from the request to the last byte."""
+    """The limits of one answer: bytes after decoding, and seconds from the request to the last byte."""
 
     bytes: int = 1 << 28
     seconds: float = 300.0
@@ -37,9 +37,9 @@ class AnswerLimits:
 def guarded_session(
     url: str, limits: AnswerLimits, only_loopback: bool, login: tuple[bytes, bytes] | None
 ) -> requests.Session:
-    """A session that asks only the origin (scheme, host, port) of this URL, also where an answer redirects.
+    """A session that sends requests only to the origin (scheme, host, port) of this URL, also after redirects.
 
-    `only_loopback`: the address that the host's name leads to has to be of this machine. Neither `.netrc` nor proxies
+    `only_loopback`: the host's name must resolve to this machine. Neither `.netrc` nor proxies
     of the environment are used; certificates are checked against `REQUESTS_CA_BUNDLE` if it is set. Requests raise
     `AnswerRefused` and `requests.RequestException`.
     """
@@ -59,7 +59,7 @@ def origin(url: str) -> tuple[str, str, int]:
 
 
 class _Adapter(HTTPAdapter):
-    """Each request, of redirects as well, passes here; one at a time."""
+    """Checks and limits each request, redirected ones included. One request at a time may use it."""
 
     def __init__(self, allowed: tuple[str, str, int], limits: AnswerLimits, only_loopback: bool) -> None:
         self._allowed, self._limits, self._only_loopback = allowed, limits, only_loopback
@@ -74,7 +74,7 @@ class _Adapter(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {scheme: _watched(kind, self) for scheme, kind in kinds.items()}
 
     def opened(self, connected: socket) -> None:
-        """Checks where a socket leads, before anything is sent. Raises `AnswerRefused`."""
+        """Checks a socket's remote address before anything is sent. Raises `AnswerRefused`."""
         address = ip_address(connected.getpeername()[0].partition("%")[0])
         if self._is_late.is_set():
             connected.close()
@@ -85,11 +85,11 @@ class _Adapter(HTTPAdapter):
                 "the host's name leads to another machine, and http crosses the network in clear: use https"
             )
         self._forget()
-        # TLS takes the socket's place; a second name of the same connection can still end it.
+        # TLS replaces the socket object; a duplicate of the same connection can still end it.
         self._twin = connected.dup()
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **settings: Any) -> requests.Response:
-        """The whole answer. A timer ends the connection: a server that sends a byte now and then is never silent."""
+        """The whole answer. A timer ends the connection, because a server that sends slowly never becomes silent."""
         try:
             is_allowed = origin(str(request.url)) == self._allowed
         except ValueError:

@@ -1,8 +1,8 @@
-"""The code that is installed on this machine: which file a module comes from, which distribution a file belongs to,
-what the files of either hash to. Nothing is imported for it.
+"""The code that is installed on this machine: the files of modules, the distributions of files, and the digests of
+both. Nothing is imported for it.
 
-A digest is over every file but the compiled ones that Python itself made from a source beside them and compares with
-it: these differ from one machine to the next. Any other compiled file is refused, see `CompiledElsewhere`.
+A digest covers every file except compiled ones that Python itself made from a source next to them and compares with it:
+these differ from machine to machine. Any other compiled file is refused, see `CompiledElsewhere`.
 """
 
 import _imp
@@ -32,9 +32,9 @@ _MODULES = tuple({*_SUFFIXES} - {".pyc"})
 _INIT = "__init__.py"
 _CACHE = "__pycache__"
 _NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
-"""Files in the folder `*.dist-info` in which installers note what they did."""
+"""Files in the folder `*.dist-info` with installers' own notes."""
 _UNCOMPARED = re.compile(rf"[^/]+\.dist-info/|\.\.|/|.*{_CACHE}/[^/]*\.pyc,,").match
-"""Lines of RECORD that differ from one installation of a wheel to the next: notes, scripts, caches compiled here."""
+"""Lines of RECORD that differ between installations of one wheel: notes, scripts, caches compiled here."""
 _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 """The digest of each file that was read, with its size and times then."""
 
@@ -51,21 +51,21 @@ class CompiledElsewhere(ConfigError):
 
 
 def compile_every_source() -> None:
-    """From now on this process runs no compiled file that is on disk: it compiles each source as it imports it.
+    """From now on this process loads no compiled file from disk: it compiles each source that it imports.
 
-    A compiled file may differ from its source, which is what people look at: Python compares an unchecked one with
-    nothing and others with a time and a size. Nothing is written either, so that no process trusts another's files.
+    A compiled file may differ from the source that people read: Python does not compare an unchecked one at all, and
+    others only by time and size. Nothing is written either, so that no process trusts another's files.
     """
     sys.pycache_prefix, sys.dont_write_bytecode = os.devnull, True
 
 
 def compare_compiled_files() -> None:
-    """From now on this process compares with their sources also compiled files marked as unchecked (PEP 552)."""
+    """From now on this process also compares compiled files marked as unchecked with their sources (PEP 552)."""
     _imp.check_hash_based_pycs = "always"
 
 
 def imports(files: Iterable[Path]) -> set[str]:
-    """Dotted names that the sources among these files import, also within functions; relative ones are left out."""
+    """Dotted names that the sources among these files import, also within functions, without relative imports."""
     return {name for path in files if path.suffix == ".py" for name in _imports(path, file_digest(path))}
 
 
@@ -83,7 +83,7 @@ def _imports(path: Path, _digest: str) -> frozenset[str]:
 def root_of(dotted: str) -> Path | None:
     """The file of the outermost regular package, or of the module, that an import of this name runs.
 
-    None for what is not installed, belongs to the standard library, or is in no file.
+    None for a name that is not installed, belongs to the standard library, or is in no file.
     """
     name, *others = dotted.split(".")
     try:
@@ -100,7 +100,7 @@ def root_of(dotted: str) -> Path | None:
 
 
 def is_standard(file: Path) -> bool:
-    """Whether a file is of the standard library, in whose folder those of distributions may lie as well."""
+    """Whether a file belongs to the standard library, and not to a distribution in the same folder."""
     path = str(file)
     return any(_SITES.isdisjoint(path[len(top) :].split(os.sep)) for top in _STANDARD if path.startswith(top))
 
@@ -140,7 +140,7 @@ def _below(top: Path, base: Path) -> dict[str, Path]:
 
 
 def _is_hashed(name: str, path: Path) -> bool:
-    """Whether a digest covers a file: it leaves out what Python compiled here. Raises `CompiledElsewhere`."""
+    """Whether a digest covers a file: False for files that Python compiled here. Raises `CompiledElsewhere`."""
     *folders, last = name.split("/")
     if not last.endswith(".pyc"):
         if _CACHE in folders and last.endswith(_SUFFIXES):
@@ -166,7 +166,7 @@ _REMEDY = f"delete its folders {_CACHE}, or build it without compiled files and 
 
 
 def distribution_files(distribution: Distribution, roots: Iterable[Path] = ()) -> dict[str, Path]:
-    """A distribution's existing files by name, and all other files in its packages and in those that `roots` begin.
+    """A distribution's existing files by name, and all other files in its packages and in the packages of `roots`.
 
     A distribution that is installed as a link to its sources lists none. Scripts and the installer's notes, which
     differ from one installation to the next, are left out. Raises `CompiledElsewhere`.
@@ -193,8 +193,8 @@ def distribution_files(distribution: Distribution, roots: Iterable[Path] = ()) -
 def record_digest(distribution: Distribution) -> str:
     """SHA-256, as hex, over the paths, digests and sizes of the files that were installed.
 
-    Files that differ from one installation of the same wheel to the next are left out: scripts, caches compiled
-    here, and what the installer notes about itself. A file that is listed without its digest is read.
+    Files that differ between installations of one wheel are left out: scripts, caches compiled here, and the
+    installer's own notes. A file that is listed without its digest is read.
     """
     lines = [line for line in (distribution.read_text("RECORD") or "").splitlines() if line and not _UNCOMPARED(line)]
     for number, line in enumerate(lines):
@@ -219,7 +219,7 @@ def digest_of_files(files: Mapping[str, Path]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file, as hex, read again only if it was written since."""
+    """SHA-256 of the file, as hex; cached until the file's size or times change."""
     state = path.stat()
     version = state.st_size, state.st_mtime_ns, state.st_ctime_ns
     if (known := _hashed.get(str(path))) is None or known[0] != version:
@@ -229,7 +229,7 @@ def file_digest(path: Path) -> str:
 
 
 def normalised(name: str) -> str:
-    """A distribution's name in the form in which names are compared."""
+    """A distribution's name, normalised for comparison (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -240,7 +240,7 @@ def name_of(distribution: Distribution) -> str:
 
 
 Places = tuple[tuple[Path, int], ...]
-"""Folders that modules are imported from, each with the time when something was last added to it."""
+"""Folders of imports, each with its modification time, ns."""
 
 
 def places_of_imports() -> Places:
@@ -251,7 +251,7 @@ def places_of_imports() -> Places:
 
 @cache
 def listed_modules(folder: Path, _changed: int) -> Mapping[str, tuple[Distribution, str]]:
-    """The modules that distributions in a folder list in RECORD: distribution and digest, as it has it, by path."""
+    """The modules in RECORD of a folder's distributions: distribution and RECORD's digest, by path."""
     modules = {}
     for one in distributions(path=[str(folder)]):
         for line in (one.read_text("RECORD") or "").splitlines():
@@ -274,7 +274,7 @@ def owner_of(root: Path) -> Distribution | None:
 
 @cache
 def _links(folder: Path, _changed: int) -> tuple[tuple[Distribution, Path], ...]:
-    """The distributions that are links to their sources (`pip install --editable`), each with the folder of these."""
+    """The distributions that are links to their sources (`pip install --editable`), each with its source folder."""
     return tuple((one, sources) for one in distributions(path=[str(folder)]) if (sources := sources_of(one)))
 
 

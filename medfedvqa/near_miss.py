@@ -1,4 +1,4 @@
-"""What somebody may have meant who typed a name that does not exist."""
+"""Suggests existing names for a mistyped one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from medfedvqa.errors import ConfigError
 
 MOST, LEAST = 2, 0.65
-"""Names that one suggestion holds at most, and their least similarity to what was typed, from 0 to 1."""
+"""The most names in one suggestion, and their least similarity to the typed name, from 0 to 1."""
 
 
 def suggestion(typed: str, names: Iterable[str]) -> str:
@@ -17,9 +17,9 @@ def suggestion(typed: str, names: Iterable[str]) -> str:
 
 
 def check_name(kind: str, typed: str, names: Iterable[str], hint: str, owner: str = "") -> None:
-    """Raises `ConfigError` unless `typed` is one of `names`: with the nearest of them, or else with `hint`.
+    """Raises `ConfigError` unless `typed` is one of `names`. The error has the nearest names, or else `hint`.
 
-    `owner`: words behind the name, as ` of 'fedavg'`.
+    `owner`: words after the name, such as ` of 'fedavg'`.
     """
     known = tuple(names)
     if typed not in known:

@@ -1,4 +1,4 @@
-"""Reads files that others made."""
+"""Reads untrusted files."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from medfedvqa.errors import ConfigError
 
 
 def bytes_of(path: Path) -> bytes:
-    """The content of a file that others made. Raises `ConfigError` if it is unreadable or above `MAX_DOCUMENT`."""
+    """The content of an untrusted file. Raises `ConfigError` if it is unreadable or above `MAX_DOCUMENT` bytes."""
     try:
         return read_bounded(path, MAX_DOCUMENT)
     except OSError as error:

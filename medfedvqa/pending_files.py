@@ -1,8 +1,8 @@
-"""Puts several files and folders in place together: after a crash at any moment none of them counts, or all do.
+"""Puts several files and folders in place as one transaction: after a crash at any moment, none of them counts or all.
 
-Each is prepared beside its place. A list of the places, written at once, then decides that they are to be moved; while
-that list is there, a site does not start, and `finish` moves what is left. What lay at a place is set aside under a new
-name and never removed.
+Each is prepared next to its place. An atomically written list of the places then decides that they will be moved. While
+that list exists, a site does not start, and `finish` moves the remaining files. A file that is already at a place is
+renamed and never removed.
 """
 
 import json
@@ -18,7 +18,7 @@ from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError
 
 PENDING = ".restore-pending.json"
-"""The list, beside `site.yml`."""
+"""The name of the list, next to `site.yml`."""
 
 
 def require_none_pending(folder: Path) -> None:
@@ -31,12 +31,12 @@ def require_none_pending(folder: Path) -> None:
 
 
 def prepared_at(place: Path) -> Path:
-    """Where the file or folder for a place is prepared."""
+    """The path at which the file or folder for a place is prepared."""
     return place.with_name(f".{place.name}.restored")
 
 
 def decide(folder: Path, places: Sequence[Path], aside: str) -> None:
-    """Record that the prepared files, which are on disk, will replace these places; `finish` moves them.
+    """Records that the prepared files, which are on disk, will replace these places; `finish` moves them.
 
     A file that is already at a place is renamed: its name gets an ending that begins with `aside`.
     """
@@ -48,7 +48,7 @@ def decide(folder: Path, places: Sequence[Path], aside: str) -> None:
 
 
 def finish(folder: Path) -> bool:
-    """Move what a decision left to be moved; whether there was one. Raises `ConfigError` for a damaged list."""
+    """Moves the files of a recorded decision; returns whether one existed. Raises `ConfigError` for a damaged list."""
     if not (folder / PENDING).exists():
         return False
     try:
@@ -69,7 +69,7 @@ def finish(folder: Path) -> bool:
 
 
 def prepare(place: Path, source: Path) -> None:
-    """Move a file or folder from `source` to where it is prepared, also from another disk, and bring it to the disk."""
+    """Moves a file or folder from `source`, also on another disk, to its prepared path, and syncs it to disk."""
     prepared = prepared_at(place)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if prepared.is_dir():

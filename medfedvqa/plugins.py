@@ -1,8 +1,8 @@
-"""Distributions from outside that bring methods or other parts, and which of them this process may load.
+"""Plug-ins: distributions that bring methods or other parts, and the list of those that this process may load.
 
-A distribution offers methods, readers, backbones and networks by entry points. Finding it imports nothing of it. It is
-imported only if this process was given its name together with the digest of its code, as `medfedvqa plugins` prints
-them: see `allow`.
+A distribution offers methods, readers, backbones and networks by entry points. Finding them imports nothing. A
+distribution is imported only if `allow` was called with its name and the digest of its code, as `medfedvqa plugins`
+prints them.
 """
 
 import re
@@ -35,10 +35,10 @@ GROUPS: tuple[Group, ...] = ("methods", "readers", "backbones", "networks")
 """Each is an entry point group `medfedvqa.GROUP`; the name of an entry point is the name that jobs and sites use."""
 Offer = tuple[Group, EntryPoint]
 LIST_FILE = "plugins.yml"
-"""In the folder `local` of a server's kit: the distributions that its job processes may load."""
+"""The list, in the folder `local` of a server's kit, of distributions that its job processes may load."""
 
 PASSED_FILE = "neighbours.yml"
-"""Beside a site's `site.yml`: by digest of a distribution, its methods that passed `medfedvqa audit neighbours`."""
+"""The file, next to `site.yml`, of methods that passed `medfedvqa audit neighbours`, by their distribution's digest."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
@@ -49,7 +49,7 @@ _loaded: dict[tuple[Group, str], Any] = {}
 
 
 class PlugInRefused(ConfigError):
-    """A distribution that offers what is asked for is not allowed, or its code has another digest."""
+    """A distribution that offers the requested name is not allowed, or its code has another digest."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class PlugIn:
     """The distribution's normalised name."""
     version: str
     sha256: str
-    """The digest over the names and contents of its files, by which audit logs name it."""
+    """The digest over the names and contents of its files, as in audit logs."""
     offers: tuple[tuple[Group, str], ...]
 
 
 def installed() -> tuple[PlugIn, ...]:
-    """All distributions that offer anything, by name. Nothing of them is imported.
+    """All distributions that offer anything, by name. None of them is imported.
 
     Raises `PlugInRefused` if one of them has compiled files that were not made here.
     """
@@ -73,13 +73,13 @@ def installed() -> tuple[PlugIn, ...]:
 
 
 def _offers() -> Mapping[str, tuple[Offer, ...]]:
-    """What each installed distribution offers, by its name."""
+    """The offers of each installed distribution, by its name."""
     return _offers_at(places_of_imports())
 
 
 @lru_cache
 def _offers_at(places: Places) -> Mapping[str, tuple[Offer, ...]]:
-    # It reads a file of each installed distribution, which takes longer than all else that a site checks of a job.
+    # It reads a file of each installed distribution, which takes longer than all other checks of a job.
     points: dict[str, tuple[Offer, ...]] = {}
     everything = entry_points()
     for group in GROUPS:
@@ -102,7 +102,7 @@ def _plug_in(name: str, offers: tuple[Offer, ...]) -> PlugIn:
 
 
 def pinned(name: str) -> dict[str, str]:
-    """The distribution's name with the digest that its code has now. Raises `ConfigError` if it offers nothing."""
+    """The distribution's name with its code's present digest. Raises `ConfigError` if it offers nothing."""
     if (offers := _offers().get(normalised(name))) is not None:
         return {normalised(name): _plug_in(normalised(name), offers).sha256}
     raise ConfigError("no installed distribution of this name offers anything: `medfedvqa plugins` lists those that do")
@@ -139,7 +139,7 @@ def read_passed(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def remember_passed(folder: Path, method: str, has_passed: bool) -> None:
-    """Note that the method of an allowed distribution passed or failed, as the code is now. Raises `PlugInRefused`."""
+    """Records that an allowed distribution's method passed or failed with its present code. Raises `PlugInRefused`."""
     check("methods", method, _allowed)
     (plug_in,) = offering("methods", method)
     passed = read_passed(folder)
@@ -151,7 +151,7 @@ def remember_passed(folder: Path, method: str, has_passed: bool) -> None:
 
 
 def _table(path: Path, key: str, remedy: str) -> Any:
-    """What a YAML file has under its one key; an empty table if there is no file. Raises `ConfigError`."""
+    """The value of a YAML file's only key; an empty table if there is no file. Raises `ConfigError`."""
     if not path.exists():
         return {}
     try:
@@ -204,10 +204,10 @@ def check(group: Group, name: str, allowed: Mapping[str, str]) -> bool:
 
 
 def load(group: Group, name: str) -> Any:
-    """What an allowed distribution offers under this name; None if no distribution offers it.
+    """The object that an allowed distribution offers under this name; None if no distribution offers it.
 
-    Raises `PlugInRefused` before anything of a distribution that is not allowed is imported, and if its code changes
-    while it is imported.
+    Raises `PlugInRefused` for a distribution that is not allowed, before it is imported, and for one with code that
+    changes while it is imported.
     """
     if (group, name) not in _loaded:
         if not check(group, name, _allowed):

@@ -1,4 +1,4 @@
-"""Answer spaces that are declared, not read from rows. Without torch, as those who only verify read `site.yml` too."""
+"""Declared answer spaces, which do not come from rows. Without torch, because verifiers read `site.yml` too."""
 
 import re
 import unicodedata
@@ -17,8 +17,8 @@ CLOSED_ANSWERS = (
     "lung", "heart", "liver", "kidney", "spleen", "colon", "small bowel", "bladder", "rectum", "brain",
     "white matter", "gray matter", "with contrast", "without contrast",
 )  # fmt: skip
-"""What closed questions about medical pictures are answered with most often: sides, sizes, shades, how and of what a
-picture was taken, organs. A public list, so that nothing of a site's own answers travels; folded."""
+"""The most frequent answers to closed questions about medical pictures: sides, sizes, shades, modalities, planes,
+organs. The list is public, so that no site's own answers travel; folded."""
 
 
 _INVISIBLE = re.compile(
@@ -31,7 +31,7 @@ _INVISIBLE = re.compile(
 _HYPHENS = str.maketrans("\u2010\u2011", "--")
 
 ListName = Literal["closed", "public"]
-"""The names of the lists that the project brings: `CLOSED_ANSWERS`, and `training_answers()`."""
+"""The names of the bundled lists: `CLOSED_ANSWERS`, and `training_answers()`."""
 
 
 @cache
@@ -49,30 +49,30 @@ def bundled_list(name: ListName) -> tuple[str, ...]:
 
 
 def without_invisible(text: str) -> str:
-    """The text without letters that nobody sees, such as marks of byte order, and without blanks around it."""
+    """The text without invisible characters, such as byte order marks, and without surrounding blanks."""
     if text.isascii():
         return text.strip()
     return _INVISIBLE.sub("", text).strip()
 
 
 def plain(text: str) -> str:
-    """The text by its looks: letters that look alike are one (Unicode's NFKC), spaces single, nothing invisible."""
+    """The text as it looks: equivalent characters unified (Unicode's NFKC), single spaces, nothing invisible."""
     if text.isascii():
         return " ".join(text.split())
-    # Some letters become others that are invisible, and some beside invisible ones become one letter.
+    # NFKC turns some characters into invisible ones, and joins some that invisible ones separated.
     seen = without_invisible(unicodedata.normalize("NFKC", without_invisible(text)))
     return " ".join(seen.translate(_HYPHENS).split())
 
 
 def fold(text: str) -> str:
-    """`plain` in lower case, without a final question mark: how questions and answers compare."""
+    """`plain` in lower case, without final question marks, for comparing questions and answers."""
     return plain(text).lower().rstrip("?").rstrip()
 
 
 def public_list(answers: Sequence[str]) -> tuple[str, ...]:
-    """A declared answer space, in the order given: nothing in it comes from a site's rows.
+    """Checks and returns a declared answer space, in the given order.
 
-    Raises `ValueError` unless it has at least two answers, each of them once and written as `fold` writes it.
+    Raises `ValueError` unless it has at least two answers, each once and in the form of `fold`.
     """
     if len(set(answers)) < max(2, len(answers)) or any(not answer or answer != fold(answer) for answer in answers):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Shape cards: what a server, a job and its author need of a backbone that only sites have.
+"""Shape cards: the facts about a backbone for a server, a job and its author if only sites have the backbone.
 
 A card holds names and shapes, no weights and no path. In a job it is untrusted text, so every field is bounded; a site
 compares it with the model that it loads, and refuses the job if they differ.

@@ -1,4 +1,4 @@
-"""Which code runs: named in every log entry and every result."""
+"""The version and digest of the running code, which every log entry and every result names."""
 
 import hashlib
 import sys
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 VERSION = "0.3.0"
-"""The only place of the version: pyproject.toml reads it here. An editable installation may have older metadata."""
+"""The version's only source: pyproject.toml reads it here. An editable installation may have older metadata."""
 PACKAGES = ("medfedvqa", "privacy", "audits")
 
 
@@ -39,7 +39,7 @@ def _snapshot() -> tuple[set[str], dict[Path, bytes]]:
 def code_digest() -> str:
     """SHA-256 over the Python files of the three packages, by name and content, hex.
 
-    What else took part in a job is in `medfedvqa.code_identity.running_code`.
+    `medfedvqa.code_identity.running_code` has the other code that takes part in a job.
     """
     digest, (_, files) = hashlib.sha256(), _snapshot()
     for name, path in project_files():
@@ -49,7 +49,7 @@ def code_digest() -> str:
 
 
 def runs_other_code() -> bool:
-    """Whether this process has since imported a file of the project that is not the one that `code_digest` is over."""
+    """Whether this process has imported a file of the project that changed after `code_digest` read it."""
     loaded, files = _snapshot()
     late = [name for name in sys.modules if name not in loaded and name.partition(".")[0] in PACKAGES]
     paths = [Path(file) for name in late if (file := getattr(sys.modules[name], "__file__", None))]

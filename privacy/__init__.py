@@ -1,6 +1,6 @@
-"""Differential privacy by patient, the site's budget, and how contributions of sites are combined.
+"""Differential privacy by patient, the site's budget, and the aggregation of sites' uploads.
 
-What trains needs torch and is imported when it is first named: accounting, ledger and reports do without.
+Names are imported at first use, because training needs torch, and accounting, ledger and reports do not.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What training on patients has cost: epsilon replayed from recorded events by two independent accountants.
+"""The privacy cost of training on patients: epsilon, recomputed from recorded events by two independent accountants.
 
 Neighbours differ by one patient, added or removed. Each mechanism (`privacy.mechanisms`) brings its Renyi divergence
 and the variable of its privacy loss; here they are composed and turned into epsilon. Sources: Mironov, "Renyi
@@ -70,9 +70,9 @@ def spent(events: Iterable[DPEvent], delta: float) -> PrivacyCost:
 
 
 def calibrate(target: float, delta: float, plan: Callable[[float], Sequence[DPEvent]]) -> float:
-    """The smallest noise, of `CALIBRATED_DIGITS` digits, whose `plan` costs at most `target` at `delta`.
+    """The smallest noise, to `CALIBRATED_DIGITS` digits, for which the `plan` costs at most `target` at `delta`.
 
-    `plan` maps the noise, a multiplier or scale, to its events; more must not cost more. Sites with the same package
+    `plan` maps the noise, a multiplier or scale, to events; more noise must not cost more. Sites with the same package
     versions get the same result. Raises `AccountingError` if no noise between 0.01 and 10,000 reaches the target, and
     as `spent` does.
     """
@@ -92,7 +92,7 @@ def calibrate(target: float, delta: float, plan: Callable[[float], Sequence[DPEv
     def surely_fits(index: int) -> bool:
         return _rdp(_canonical(plan(noise(index))), delta) <= target
 
-    # RDP is never below the binding figure, so where it fits on a coarse grid is a start for the slower accountant.
+    # RDP is never below the binding figure, so the first fit on a coarse grid is a start for the slower accountant.
     stride = per_decade // 100
     most = stride * bisect_left(grid[::stride], True, key=surely_fits)
     if most not in grid and not fits(most := grid[-1]):
@@ -103,7 +103,7 @@ def calibrate(target: float, delta: float, plan: Callable[[float], Sequence[DPEv
 
 
 def fitting(limit: float, delta: float, already: Sequence[DPEvent], rounds: Sequence[Sequence[DPEvent]]) -> int:
-    """How many of `rounds`, from the first, cost at most `limit` at `delta` together with `already`.
+    """The number of `rounds`, from the first, that cost at most `limit` at `delta` together with `already`.
 
     Raises `AccountingError` as `spent` does.
     """
@@ -117,7 +117,7 @@ def fitting(limit: float, delta: float, already: Sequence[DPEvent], rounds: Sequ
 
 
 def privacy_curve(events: Iterable[DPEvent]) -> tuple[tuple[float, float], ...]:
-    """Pairs of epsilon and delta, at each of which all `events` together are differentially private.
+    """Pairs of epsilon and delta. All `events` together are (epsilon, delta)-differentially private at each pair.
 
     Composed once for all of `CURVE`, by PRV, or by RDP where PRV has no figure; infinite epsilons are left out.
     """
@@ -162,7 +162,7 @@ def _spent(history: Canonical, delta: float) -> PrivacyCost:
 
 
 def _slack(history: Canonical, delta: float) -> tuple[float, float]:
-    """What approximate noise adds to epsilon, and the delta at which the exact figure is taken.
+    """The increase of epsilon by approximate noise, and the reduced delta for the exact figure.
 
     With both neighbours' probabilities off by factors within exp(+-z), delta(epsilon) grows to at most
     exp(z) delta(epsilon - 2 z).
@@ -173,7 +173,7 @@ def _slack(history: Canonical, delta: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def _rdp(history: Canonical, delta: float) -> float:
-    """The best of all orders; the infinite one, at which delta is 0, is the sum of pure epsilons."""
+    """The smallest epsilon of all orders. The infinite order, with delta 0, gives the sum of pure epsilons."""
     if not history:
         return 0.0
     if not all(event.is_accountable for event in history):
@@ -210,7 +210,7 @@ def _prv_epsilons(history: Canonical, deltas: Sequence[float], rdp: float) -> li
 
 
 def _largest_loss(history: Canonical, delta_error: float, error: float) -> float:
-    """Losses of larger magnitude may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
+    """The magnitude beyond which losses may be cut off: Gopi, Lee and Wutschitz, remark 5.6, as in Opacus."""
     steps = sum(event.steps for event in history)
     total_loss = _rdp_epsilon(history, delta_error / 4, OPACUS_ORDERS)
     each = [_rdp_epsilon((event.times(1),), delta_error / (8 * steps), OPACUS_ORDERS) for event in history]

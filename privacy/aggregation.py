@@ -17,28 +17,28 @@ from privacy.errors import PrivacyError
 Floats = NDArray[np.float64]
 
 Unit = Literal["prompt", "block", "upload"]
-"""What is compared and weighed as one vector: each prompt, each of its blocks, or all prompts of a site together."""
+"""The unit of comparison and weighting: each prompt, each of its blocks, or all prompts of a site as one vector."""
 
 Secagg = bool | Literal["masks", "crypten"]
-"""Whether a job aggregates on shares, and how it takes means then. True or `masks`: under masks, which bear sites that
-die; `crypten`: by a committee with CrypTen, which computes the mixtures in both cases."""
+"""Whether a job aggregates on shares, and how it computes means. True or `masks`: under masks, which survive sites that
+drop out; `crypten`: by a committee with CrypTen. Mixtures are computed with CrypTen in both cases."""
 
 PARTS = 32
-"""Weights are widened in whole parts of this many: a small number, by which shares can be multiplied in their ring."""
+"""Weights are limited in steps of 1/PARTS: small enough that shares can be multiplied by whole parts in their ring."""
 
 NEGLIGIBLE = 1e-8
-"""Below this, a sum of weights carries no information to normalise."""
+"""A sum of weights below this counts as zero and is not divided by."""
 
 
 class AggregationError(PrivacyError):
-    """The uploads cannot be combined as asked."""
+    """The uploads cannot be combined by the requested rule or weights."""
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How accuracy and similarity become weights.
+    """How weights follow from accuracy and similarity.
 
-    `clamped`: negative similarities count as none, so the weights are a convex combination.
+    `clamped`: negative similarities count as 0, so the weights are a convex combination.
     `paper`: Eq. 11 as printed; raises where its weights leave 0..1 instead of using them.
     `most_share`: no weight is above it, see `kept_parts`; at 1 a mixture may be one other site's values.
     """
@@ -74,12 +74,12 @@ def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = N
 
 LEAST_ROBUST = 3
 TRIMMED = 5
-"""One site in this many, rounded up, is left out at each end: as many may lie without moving the trimmed mean beyond
-the others' values (D. Yin et al., "Byzantine-Robust Distributed Learning", 2018). The median bears almost half."""
+"""A trimmed mean leaves out 1/TRIMMED of the sites, rounded up, at each end: as many may lie without moving it beyond
+the others' values (D. Yin et al., "Byzantine-Robust Distributed Learning", 2018). The median tolerates almost half."""
 
 
 def trimmed_mean(stack: Floats) -> Floats:
-    """Coordinate by coordinate, [...] of [sites, ...]."""
+    """The trimmed mean over sites of each coordinate, [sites, ...] to [...]."""
     cut = -(-len(stack) // TRIMMED)
     return np.asarray(np.sort(stack, axis=0)[cut : len(stack) - cut].mean(axis=0))
 
@@ -99,8 +99,8 @@ class Gathering:
     """
 
     rule: Literal["mean", "trimmed", "median"] = "mean"
-    """`trimmed`: of each coordinate the `TRIMMED` smallest and largest values are left out; `median`: the middle one.
-    Both weigh all sites the same, whatever weights they claim."""
+    """`trimmed`: the mean of each coordinate without the smallest and largest values, see `TRIMMED`; `median`: of each
+    coordinate. Both weigh all sites the same, whatever weights they claim."""
     most_norm: float | None = None
     """The largest joint L2 norm of an upload's parameters."""
 
@@ -122,14 +122,14 @@ class Gathering:
 
     @property
     def sentence(self) -> str:
-        """The sentence of the results about it; empty for a plain mean without a limit."""
+        """The sentence about the rule and the limit in the results; empty for a plain mean without a limit."""
         rule = f"Uploads were combined by '{self.rule}', coordinate by coordinate, all sites weighing the same."
         norm = f"The parameters of an upload had an L2 norm of at most {self.most_norm}."
         return " ".join([rule] * self.robust + [norm] * (self.most_norm is not None))
 
     def gathered(self, uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = None) -> Tensors:
-        """One tensor of each name; `weights` count in a mean only. Raises `AggregationError` for too few uploads, and
-        as `mean` does."""
+        """The combined tensors, by name; `weights` count in a mean only. Raises `AggregationError` for too few uploads,
+        and as `mean` does."""
         if not self.robust:
             return mean(uploads, weights)
         if len(uploads) < self.least_sites:
@@ -190,10 +190,10 @@ def reliability_weights(
 
 
 def kept_parts(most_share: float, others: int) -> int:
-    """How many of `PARTS` parts of each weight stay, so that no weight is above `most_share` once the rest is dealt
-    evenly to all others. It depends on public figures alone.
+    """The largest k for which no weight exceeds `most_share` if k/PARTS of each weight stays and the rest is spread
+    evenly over all others. It depends on public figures alone.
 
-    Raises `AggregationError` with so few others that equal weights are above it.
+    Raises `AggregationError` if even equal weights exceed `most_share`.
     """
     if most_share * others < 1:
         raise AggregationError("with so few sites one has a larger share of a mixture than 'most_share' allows")

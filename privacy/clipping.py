@@ -1,11 +1,11 @@
-"""What each patient of a pass contributes to a gradient: bounds on norms, and weighted sums over patients.
+"""Each patient's contribution to a gradient in a pass: bounds on norms, and weighted sums over patients.
 
 There are three forms. `Separate` holds a gradient for each patient. `Products` holds the rows whose outer products sum
-to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds the rows of a table that were looked up.
+to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds gradients of the rows of a table that were looked up.
 
-What a patient contributes follows from its own rows: which formula gives its norm, and whether it is summed alone,
-depends on them and never on other patients. Of a product in single precision only a bound is known, from the rounding
-of inner products: that bound is what is clipped.
+A patient's contribution depends on the patient's own rows alone. So do the formula for its norm, and whether it is
+summed alone. Of a product in single precision only a bound of the norm is known, from the rounding of inner products:
+clipping uses that bound.
 """
 
 import math
@@ -24,27 +24,27 @@ Terms = TypeVar("Terms", float, torch.Tensor)
 ROUNDOFF = 2.0**-24
 """The unit roundoff u of single precision."""
 FLOOR = 2.0**-50
-"""Times the square root of a row's width: raises its length by more than what operations on numbers that are too small
-for float32 lose, 2**-126 each."""
+"""A row's length is raised by this times the square root of its width: more than operations on numbers too small for
+float32 lose, 2**-126 each."""
 MOST_NUMBERS = 2**22
-"""The most numbers that gradients of single patients may hold in memory at a time: 16 MB."""
+"""The most numbers of single patients' gradients in memory at a time: 16 MB."""
 FREE_SHARE = 2.0**-10
-"""The share of a clipping norm that no patient uses, see `clip_weights`."""
+"""The share of the clipping norm that is kept in reserve, see `clip_weights`."""
 MOST_CANCELLED = 32.0
-"""A patient whose rows cancel to less than their lengths by this is summed alone: next to its large numbers the small
-ones of others would be rounded away. Independent Gaussian rows cancel to this when there are 1,000 of them."""
+"""A patient whose rows cancel, so that their lengths sum to more than this times the gradient's norm, is summed alone:
+its large numbers would round away the small ones of others. 1,000 independent Gaussian rows cancel to this."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Rows in order of their patients: of each patient a run of rows, maybe none."""
+    """Rows sorted by patient: each patient has a run of rows, which may be empty."""
 
     counts: torch.Tensor
     """int64 [patients]."""
 
     @property
     def runs(self) -> list[tuple[int, slice]]:
-        """Yields the number of each patient with rows, and the place of these rows."""
+        """The number of each patient with rows, and the slice of these rows."""
         ends = self.counts.cumsum(0).tolist()
         return [
             (p, slice(end - n, end)) for p, (n, end) in enumerate(zip(self.counts.tolist(), ends, strict=True)) if n
@@ -61,20 +61,20 @@ class Segments:
 
 
 class GradientContribution(Protocol):
-    """How the patients of a pass contribute to the gradient of a trained value, or of a range of its rows."""
+    """The contributions of a pass's patients to the gradient of a trained value, or of a range of its rows."""
 
     @property
     def value(self) -> torch.Tensor:
         """The trained value."""
 
     def squared_norms(self) -> torch.Tensor:
-        """At least the squared norm of each patient's gradient, float64 [patients]."""
+        """An upper bound of the squared norm of each patient's gradient, float64 [patients]."""
 
     def separate(self) -> "Separate":
         """The contributions as gradients of the value, one for each patient."""
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Add the sum over patients with `weights`, float64 [patients], to `total`, float64 of the value's shape."""
+        """Adds the weighted sum over patients to `total`, float64 [value's shape]; `weights`: float64 [patients]."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Products:
         return each
 
     def add(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Weighted rows of all patients in one product, but for patients whose rows cancel."""
+        """Adds the weighted rows of all patients in one product, except patients whose rows cancel."""
         part = total[self.first : self.end]
         alone = self._scale > MOST_CANCELLED * self._bounds
         together = _weighted(self.left, self.segments.of_rows(weights.where(~alone, 0.0)).to(self.left))
@@ -247,21 +247,21 @@ def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _lengths(rows: torch.Tensor) -> torch.Tensor:
-    """The length of each row, float64 [rows], raised by what float32 may lose of very small numbers."""
+    """The length of each row, float64 [rows], raised by the most that float32 may lose of very small numbers."""
     lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     return lengths.double() + FLOOR * math.sqrt(rows.shape[1])
 
 
 def _gamma(terms: Terms) -> Terms:
-    """The largest relative error of as many roundings in single precision as there are terms."""
+    """The largest relative error of `terms` roundings in single precision."""
     return terms * ROUNDOFF / (1 - terms * ROUNDOFF)
 
 
 def clip_weights(norms: torch.Tensor, clip: float) -> torch.Tensor:
     """The factor for each patient's gradient, float64 [patients], with which no norm exceeds `clip`.
 
-    The bound in use is a little lower than `clip`, so that the difference of two sums stays below it all the same. Half
-    of that reserve is for a forward pass over one patient more, which rounds the others' rows differently; half is for
-    rounding both sums to the noise's grid, see `grid_step`.
+    The bound in use is a little below `clip`, so that two neighbours' sums differ by at most `clip` in spite of
+    rounding. Half of that reserve is for a forward pass over one patient more, which rounds the others' rows
+    differently; half is for rounding both sums to the noise's grid, see `grid_step`.
     """
     return (clip * (1 - FREE_SHARE) / norms.clamp(min=math.ulp(0.0))).clamp(max=1.0)

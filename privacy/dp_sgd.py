@@ -1,7 +1,7 @@
 """Per-patient gradients of one backward pass, their clipped sum, and the noise on it (DP-SGD, Abadi et al., 2016).
 
-Values that a model uses once per patient, as prompts, are expanded: one leaf per patient, whose gradient is that
-patient's. All others are recorded where they are used, see `Recorder`.
+Values that a model uses once per patient, such as prompts, are expanded: one leaf per patient, which gets the patient's
+gradient. The uses of all other values are recorded, see `Recorder`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +15,11 @@ from privacy.mechanisms.sampled_gaussian import GRID_SHARE, grid_step
 from privacy.noise import Randomness
 
 LONGEST = 2.0**100
-"""The longest gradient that is clipped, in units of C: beyond, weights in single precision lose digits."""
+"""The longest gradient that is clipped, in units of C: of longer ones, weights in single precision lose digits."""
 
 
 class PrivateStep:
-    """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise, once."""
+    """One step's gradient: the sum of clipped patient gradients over any number of passes, plus noise once."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], clip: float, sharers: int = 1) -> None:
         """`clip`: C, the largest norm that one patient's gradient over all `parameters` has in the sum.
@@ -40,9 +40,9 @@ class PrivateStep:
         """The patients whose gradients the last pass clipped, bool [patients]."""
 
     def add(self, contributions: Sequence[GradientContribution], sound: torch.Tensor) -> None:
-        """Clip and add the patients of one pass; no patient is in two passes of a step.
+        """Clips and adds the patients of one pass; no patient may be in two passes of a step.
 
-        `sound`: whose gradients are finite, bool [patients]; those of the others are zeros.
+        `sound`: whether each patient's gradient is finite, bool [patients]; contributions that are not must be zeros.
         Raises `SettingsError` if the contributions are not of exactly the step's parameters.
         """
         if {part.value for part in contributions} != self._sums.keys():
@@ -59,7 +59,7 @@ class PrivateStep:
 
     @property
     def rounded_sums(self) -> tuple[float, Gradients]:
-        """The grid's step, and the sums in whole numbers of it, float64: what the noise is added to."""
+        """The grid's step, and the sums in whole grid steps, float64, to which the noise is added."""
         share = GRID_SHARE if self._sharers == 1 else shared_gaussian.GRID_SHARE
         step = grid_step(self._clip, sum(total.numel() for total in self._sums.values()), share)
         return step, {parameter: (total / step).round() for parameter, total in self._sums.items()}
@@ -68,9 +68,9 @@ class PrivateStep:
         """Set every parameter's `grad` to (sum + normal(0, noise * C / sqrt(sharers))) / divisor, also where nobody was
         drawn; returns the noisy sums in whole numbers of the grid's step, float64.
 
-        Sum and noise are whole numbers of grid steps, so that what is set is a function of whole numbers that are as
-        private as real ones with Gaussian noise: see `privacy.mechanisms.sampled_gaussian`.
-        Terms of the loss that do not depend on data may be back-propagated afterwards: they add to it.
+        Sum and noise are whole numbers of grid steps, which are as private as real numbers with Gaussian noise, see
+        `privacy.mechanisms.sampled_gaussian`; the gradients are computed from them.
+        Terms of the loss that do not depend on data may be back-propagated afterwards and add to `grad`.
         """
         step, sums = self.rounded_sums
         sizes = [total.numel() for total in sums.values()]
@@ -87,7 +87,7 @@ class PrivateStep:
 
 
 def expanded(values: Mapping[str, torch.Tensor], patients: int) -> dict[str, torch.Tensor]:
-    """For each value a leaf with a copy for each patient, `[patients, *shape]`."""
+    """For each value a leaf tensor with one copy per patient, `[patients, *shape]`."""
     return {
         name: value.detach().expand(patients, *value.shape).clone().requires_grad_() for name, value in values.items()
     }

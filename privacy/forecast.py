@@ -1,9 +1,9 @@
-"""What differential privacy leaves of what sites would learn together: a rule, for before a job begins.
+"""Forecasts how much accuracy differential privacy leaves of joint training: a rule to apply before a job begins.
 
-A step moves the model by a clipped sum of at most rate x patients gradients of length 1, and by noise of deviation
-`noise` in each number that is trained. Over all steps the sums add up, and the noise by its root mean square:
-`noise_over_signal` is the length of the noise beside the longest way that the sums could go. What is left of the gain
-over the most frequent answer, as a share of the gain without privacy, follows
+A step moves the model by a clipped sum of at most rate x patients gradients of length 1, and by noise of standard
+deviation `noise` in each trained number. Over all steps the sums add up, and the noise by its root mean square:
+`noise_over_signal` is the length of the noise over the longest possible path of the sums. The gain over the most
+frequent answer, as a share of the gain without privacy, follows
 
     kept = 1 / (1 + (ratio / half)^POWER)
 
@@ -23,21 +23,21 @@ from privacy.mechanisms.sampled_gaussian import SampledGaussian
 from privacy.mechanisms.shared_gaussian import SharedGaussian
 
 HALF = (1.1, 2.7)
-"""The ratio that leaves one half: of SLAKE, and of the drawn set, whose questions all patients have in common."""
+"""The ratio at which one half is left: for SLAKE, and for the drawn set, in which patients share all questions."""
 POWER = 1.4
-"""How steeply more noise takes the rest."""
+"""The exponent of the rule: how steeply the gain falls with more noise."""
 
 
 def trained_numbers(exchange: Exchange) -> int:
-    """How many numbers a job trains: those of the largest upload of parameters."""
+    """The number of values that a job trains: the size of its largest upload of parameters."""
     return max(sum(math.prod(t.shape) for t in task.up if t.kind is Kind.PARAMETERS) for task in exchange.tasks)
 
 
 def noise_over_signal(planned: Sequence[DPEvent], numbers: int, sites: int, patients: float) -> float:
-    """The ratio for a job's events at each of some sites, each with some patients in training.
+    """The ratio for `planned`, the events of each of `sites` sites with `patients` training patients each.
 
-    `numbers`: how many are trained. Raises `AccountingError` if no step of the job has Gaussian noise, or for fewer
-    sites than share the noise.
+    `numbers`: the number of trained values. Raises `AccountingError` if no step of the job has Gaussian noise, or if
+    there are fewer sites than must share the noise.
     """
     steps, variance = 0, 0.0
     for event in planned:
@@ -63,7 +63,7 @@ def kept(ratio: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Pilot:
-    """Accuracies without privacy, of a run on data like the sites': shares of right answers from 0 to 1."""
+    """Accuracies, 0 to 1, of a run without privacy on data like the sites'."""
 
     majority: float
     """The accuracy of the most frequent answer."""
@@ -78,8 +78,7 @@ class Pilot:
         return least, most
 
     def patients_needed(self, ratio: float, patients: int) -> tuple[int, int] | None:
-        """The patients at each site from which the released model beats training alone, where `patients` give `ratio`:
-        the least and the most.
+        """The number of patients at each site from which the released model beats training alone: least and most.
 
         The sampling rate, and so epsilon, stays; None if training alone is as good even without noise.
         """

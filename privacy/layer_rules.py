@@ -198,7 +198,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Normalisation of each channel of each item: of groups of one channel."""
+    """Normalisation of each channel of each item, computed as group normalisation with one channel per group."""
     if running_mean is not None or not use_input_stats:
         raise SettingsError("instance normalisation by statistics of earlier items mixes patients: do not track them")
     return _group_norm(recorder, F.group_norm, inputs, inputs.shape[1], weight, bias, eps)
@@ -207,7 +207,7 @@ def _instance_norm(
 def _simple(
     inputs: torch.Tensor, padding: Any, others: Sequence[Any], options: Mapping[str, Any], defaults: Sequence[Any]
 ) -> None:
-    """Raises `SettingsError` for a convolution of another kind than the rules are for."""
+    """Raises `SettingsError` for a kind of convolution that the rules do not cover."""
     settings = [
         (other,) * 2 if isinstance(other, int) and isinstance(d, tuple) else other
         for other, d in zip(others, defaults, strict=False)
@@ -227,7 +227,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> torch.Tensor:
-    """A look-up that is the same for all items is made once for each."""
+    """Looks up rows of a table. One look-up that all items share is repeated for each item."""
     owners, of = current_owners(), recorder.range_of(weight)
     if of is None or weight.shape[1:] != of.value.shape[1:] or max_norm is not None or scale_grad_by_freq:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""How a forward pass uses trained values, and how their gradients follow from the gradient of its output."""
+"""The uses of trained values in a forward pass, and their gradients in terms of the outputs' gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Range:
 
 @dataclass(frozen=True)
 class LayerUse:
-    """One use of a trained value: how the gradient of an output becomes that of the value."""
+    """One use of a trained value: how its gradient follows from the gradient of an output."""
 
     of: Range
     output: torch.Tensor
@@ -44,7 +44,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The gradient is the sum over items of these, [items, numbers of the range]."""
+    """The gradient is the sum over items of `each`, [items, numbers of the range]."""
 
     each: torch.Tensor
 

@@ -1,10 +1,10 @@
 """The site's budget ledger, the only source of epsilon: what patients may still spend, and what jobs have spent.
 
 A charge is reserved, then begun, then charged; or reserved, then freed. It counts against the budget from its
-reservation on, and for good once it has begun, for a task that died may have used the data; all charges of a job are
-returned if its owner knows that nothing of it was released. A charge is on a cohort
-and applies to each of its patients; what a cohort has spent is what its worst patient has, over all the cohorts that
-this patient belongs to. Time stands in the records for people only.
+reservation on. Once begun it counts for good, because a task that died may have used the data; all charges of a job are
+returned only if its owner knows that nothing of it was released. A charge is on a cohort and applies to each of its
+patients. A cohort has spent as much as its worst-off patient has, over all cohorts of that patient. Times in the
+records are for people only.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from privacy.ledger_replay import Book, LedgerCharge, LedgerJob, PlannedTask, Sl
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 
-# The most that patients may lose, and whether rounds of a plan fit into it.
+# The limits on patients' epsilon, and whether rounds of a plan fit into them.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a patient may lose: epsilon over all jobs and by one job, both at `delta`; None is no limit.
+    """The limits on a patient's epsilon, over all jobs and by one job, both at `delta`; None is no limit.
 
     Raises `ValueError` unless the epsilons are positive and finite and `delta` lies between 0 and 1.
     """
@@ -68,7 +68,7 @@ def check_fits(
 ) -> None:
     """Raises `BudgetRefused` if these further rounds would exceed a bound. `history` describes earlier charges.
 
-    A bound is its owner, its epsilon or None, and the exposures that the rounds are composed with.
+    A bound has the name of its owner, its epsilon or None, and the exposures to compose the rounds with.
     """
     new_events = [event for events in rounds for event in events]
     for who, most, exposures in bounds:
@@ -88,7 +88,7 @@ __all__ += ["LedgerCharge", "LedgerError", "Limits", "PlannedTask"]
 
 
 class Ledger:
-    """The ledger of `site` in `folder`, made if missing. Safe for threads, and for processes that open one each.
+    """The ledger of `site` in `folder`, created if missing. Safe for threads, and for processes that open one each.
 
     A ledger belongs to the site that opened it, or, once `bind` has bound it to a store's key, to all sites of that
     store. Raises `LedgerError`, as every method does, if the ledger cannot be trusted or used.
@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def store(self) -> str | None:
-        """The fingerprint of the key of the store to which the ledger is bound, None while it is bound to none."""
+        """The fingerprint of the store key that the ledger is bound to; None while it is not bound."""
         with self._current() as book:
             return book.store
 
@@ -132,7 +132,7 @@ class Ledger:
         return self._origin[1]
 
     def bind(self) -> None:
-        """Records, once, that the ledger belongs to the store that it was opened for, and that this site uses it."""
+        """Records, once, that this site's ledger belongs to the store that it was opened for."""
 
         def draft() -> list[Record]:
             if self._store is None:
@@ -154,8 +154,8 @@ class Ledger:
     ) -> None:
         """Reserves the whole plan's cost for these patients, or nothing.
 
-        A job that comes again with the same plan and cohort keeps what it has, and gets back what was freed. Raises
-        `BudgetRefused` if any patient could go over a limit, if delta exceeds one over the number of patients, or if
+        For a job that returns with the same plan and cohort, only the freed tasks are reserved again. Raises
+        `BudgetRefused` if any patient could exceed a limit, if delta exceeds one over the number of patients, or if
         the job is already known with other terms.
         """
         digests = self._key.patients(patients)
@@ -182,9 +182,9 @@ class Ledger:
         self._commit(draft)
 
     def check(self, job: str, plan: Sequence[PlannedTask], limits: Limits) -> None:
-        """Whether the plan fits, whoever the patients are: beside all other jobs, as for a patient who was in each.
+        """Raises `BudgetRefused` unless the plan fits for any patient, even one who was in all other jobs.
 
-        Asks no data, so that a refusal tells nothing of any. Raises `BudgetRefused`.
+        It uses no data, so that a refusal reveals nothing about patients.
         """
         with self._current() as book:
             others = events_of(debit for debit in book.all_debits(reserved=True) if debit.job != job)
@@ -198,10 +198,10 @@ class Ledger:
             check_fits(bounds, by_round(unreserved), limits.delta, lambda: history(book, everybody, limits.delta))
 
     def begin(self, job: str, task: str, round: int, limits: Limits) -> LedgerCharge:
-        """Charges the task; when it returns, the charge is on disk, and the task may touch data.
+        """Charges the task. When it returns, the charge is on disk, and the task may use data.
 
-        A task that has begun before is charged once more. Raises `BudgetRefused` for a task that was not reserved, and
-        if it would go over a limit.
+        A task that has begun before is charged once more. Raises `BudgetRefused` for a task that was not reserved, or
+        that would exceed a limit.
         """
         [row] = self._commit(lambda: [self._bill(job, (task, round), limits)])
         return self._book.charges[row.hash]
@@ -224,7 +224,7 @@ class Ledger:
         return None
 
     def free(self, job: str) -> int:
-        """Frees what the job reserved and never began; returns the number of these tasks."""
+        """Frees the job's reserved tasks that never began; returns their number."""
 
         def draft() -> list[Record]:
             book_job = self._job(job)
@@ -233,9 +233,9 @@ class Ledger:
         return sum(row.record["tasks"] for row in self._commit(draft))
 
     def take_back(self, job: str) -> int:
-        """Returns all reservations and charges of a job that released nothing; returns the number of these tasks.
+        """Gives back all reservations and charges of a job that released nothing; returns the number of its tasks.
 
-        The caller also forgets what the job's tasks computed: a result of theirs has no charge any more.
+        The caller must also delete the results of these tasks, because no charge covers them any more.
         """
 
         def draft() -> list[Record]:
@@ -246,7 +246,7 @@ class Ledger:
         return sum(row.record["tasks"] for row in self._commit(draft))
 
     def holds(self, job: str) -> bool:
-        """Whether any of the budget is set aside for the job, or charged to it."""
+        """Whether the job has a reservation or a charge."""
         with self._current():
             book_job = self._job(job)
             return book_job is not None and bool(book_job.reserved or book_job.charges)
@@ -265,14 +265,14 @@ class Ledger:
             return spent(events_of(book.all_debits(reserved)), delta)
 
     def head(self) -> tuple[int, str]:
-        """Position and hash of the last record, to be noted where the ledger's owner cannot change it."""
+        """Position and hash of the last record, to keep where the ledger's owner cannot change it."""
         with self._current() as book:
             return book.head
 
     def contains(self, seq: int, head: str) -> bool:
-        """Whether the ledger holds this earlier head, or has taken over the charge that the head's record began.
+        """Whether the ledger holds this earlier head, or took over the charge that the head's record began.
 
-        If not, the ledger was rolled back or replaced.
+        If False, the ledger was rolled back or replaced.
         """
         with self._current() as book:
             return self._journal.contains(Head(seq, head)) or book.took_over(head)
@@ -296,9 +296,9 @@ class Ledger:
     def import_(self, path: Path) -> int:
         """Imports what `export` wrote, under the same key; returns the number of new records.
 
-        If the export continues this ledger, the records after the last one here, as they are; nothing if this ledger
-        continues the export. Else the charges that this ledger does not have, with their cohorts; a charge is known by
-        the record that began it, so none is taken twice.
+        If the export continues this ledger, its further records are appended unchanged; if this ledger continues the
+        export, none are. Else the charges that this ledger lacks are imported with their cohorts. A charge is
+        identified by the record that began it, so none is imported twice.
         """
         rows = read_export(path)
         source = Book()
@@ -321,8 +321,8 @@ class Ledger:
     def take_over(self, other: "Ledger", patients: Iterable[str]) -> int:
         """Imports all charges of a ledger under another key, each once; returns the number of new records.
 
-        `patients`: the keys of all patients whom both may know. Charges on a patient who is not among them are kept
-        under the other ledger's digest, and meet nobody.
+        `patients`: the keys of all patients who may be in both. Charges on any other patient are kept under the other
+        ledger's digest, which matches no patient here.
         """
         with other._current() as source:
             if any(job.reserved for job in source.jobs.values()):
@@ -344,7 +344,7 @@ class Ledger:
     def _commit(self, draft: Callable[[], list[Record]]) -> list[JournalRow]:
         """Writes and returns the records that `draft` makes from the current book, with other writers locked out."""
         with self._current():
-            draft()  # What takes seconds is computed, and cached, before others have to wait for it.
+            draft()  # Computes and caches costs, which takes seconds, before other writers are locked out.
             with self._journal.appending() as append:
                 self._catch_up()
                 rows = [append(record) for record in draft()]
@@ -375,7 +375,7 @@ class Ledger:
         return self._book.jobs.get((self._site, job))
 
     def _about(self, event: str, job: str, **terms: object) -> Record:
-        """A record about this site's part of a job; the site that opened the ledger is not named."""
+        """A record about this site's part of a job. It names the site unless that opened the ledger."""
         opener = self._book.origin is None or self._book.origin[0] == self._site
         return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
 
@@ -394,7 +394,7 @@ class Ledger:
             )
         patients, events, delta = book.cohorts[job.cohort], job.plan[slot], limits.delta
         past = job.charges.get(slot)
-        # Of a first attempt the cost is reserved: it must fit what is spent. Another one must leave room for the rest.
+        # A first attempt is reserved, so it must fit only beside spent costs. A repeat must leave room for the rest.
         self._check(name, patients, [events], limits, reserved=past is not None)
         alone = book.of_job(name, reserved=False, site=self._site)
         return self._about(
@@ -413,7 +413,7 @@ class Ledger:
     def _check(
         self, job: str, patients: frozenset[str], rounds: Sequence[Sequence[DPEvent]], limits: Limits, reserved: bool
     ) -> None:
-        """Raises `BudgetRefused` if these rounds more, beside what is spent (or authorised), go over a limit."""
+        """Raises `BudgetRefused` if these further rounds exceed a limit. `reserved`: reservations count as spent."""
         if limits.delta * len(patients) > 1:
             raise BudgetRefused("delta is more than one over the number of patients: the site must set a smaller one")
         book, delta = self._book, limits.delta

@@ -9,7 +9,7 @@ from privacy.ledger_replay import Book, LedgerJob, events_of
 
 
 class ChargeState(StrEnum):
-    """How far a job is: its last attempts are all settled (`charged`), one is not (`begun`), some have yet to begin."""
+    """The state of a job: all last attempts are settled (`charged`), one is not (`begun`), some have yet to begin."""
 
     RESERVED = "reserved"
     BEGUN = "begun"
@@ -22,8 +22,8 @@ class ChargeState(StrEnum):
 class JobAccount:
     """A job's part at one site: the epsilon that its charges alone spent, and how many tasks have yet to begin.
 
-    `epsilon` is against the server and as many other sites as the site's policy says, `epsilon_outside` against a
-    server with which none colludes: it is less where sites share noise.
+    `epsilon` holds against the server and the colluders that the charge counts, `epsilon_outside` against a server
+    without colluders: it is less where sites share noise.
     """
 
     job: str
@@ -39,7 +39,7 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """The account of a cohort's worst patient. `jobs` are all jobs on any of the cohort's patients."""
+    """The account of a cohort's worst-off patient. `jobs` are all jobs on any of the cohort's patients."""
 
     cohort: str
     patients: int
@@ -63,7 +63,7 @@ def accounts_of(book: Book, delta: float) -> tuple[Account, ...]:
 
 
 def history(book: Book, patients: frozenset[str], delta: float) -> str:
-    """What jobs on these patients have spent and reserved, as one sentence."""
+    """One sentence about the spending and reservations of the jobs on these patients."""
     accounts = [account for account in _job_accounts(book, patients, delta) if account.epsilon or account.reserved]
     return "; ".join(_sentence(account) for account in accounts) or "nothing spent, nothing reserved"
 

@@ -14,7 +14,7 @@ LEDGER_NAME = "ledger.sqlite"
 
 
 class PatientJob(NamedTuple):
-    """A job that trains, or trained, on a patient."""
+    """A job that trains, trained or may train on a patient."""
 
     job: str
     site: str
@@ -51,7 +51,7 @@ def read_folder(folder: Path) -> LedgerFolder | None:
 def jobs_on(folder: Path, patients: Collection[str]) -> list[PatientJob]:
     """The jobs that were charged for any of these patients, or may yet be, by the patients' keys.
 
-    A job returns its charges if nothing of it was released; then it is not among them. Raises `LedgerError`.
+    A job whose charges were returned, because it released nothing, is not included. Raises `LedgerError`.
     """
     journal = folder / LEDGER_NAME
     if not journal.exists():
@@ -65,7 +65,7 @@ def jobs_on(folder: Path, patients: Collection[str]) -> list[PatientJob]:
 
 
 def make_folder(folder: Path) -> LedgerFolder:
-    """Like `read_folder`, but makes a key where there is none. Raises `LedgerError`."""
+    """Like `read_folder`, but creates a key if there is none. Raises `LedgerError`."""
     with disk_errors("opened"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return read_folder(folder) or LedgerFolder(load_key(folder, create=True), None, Head())

@@ -1,4 +1,4 @@
-"""The ledger's file: an append-only, hash-chained journal, and the register of the cohorts that it is for.
+"""The ledger's file: an append-only, hash-chained journal, and the register of cohorts next to it.
 
 A row's `hash` is SHA-256 over a byte 2, the `hash` of the row before (64 zeros for the first) and the row's canonical
 record. Everything that the ledger knows is derived by replaying the rows in the order of `seq`, which counts from 1.
@@ -36,7 +36,7 @@ CREATE TABLE journal (seq INTEGER PRIMARY KEY, prev TEXT NOT NULL, hash TEXT NOT
 _REGISTER = (
     "CREATE TABLE register (kind TEXT NOT NULL, mark TEXT NOT NULL, PRIMARY KEY (kind, mark)) STRICT, WITHOUT ROWID"
 )
-"""What `medfedvqa.ingest.cohort_register` keeps beside the journal, so that both are lost and restored together."""
+"""The table of `medfedvqa.ingest.cohort_register`, in the same file so that both are lost and restored together."""
 
 
 class LedgerError(PrivacyError):
@@ -44,8 +44,8 @@ class LedgerError(PrivacyError):
 
 
 class NewerRecord(LedgerError):
-    """The ledger is sound, and holds what only a newer version of this software knows: nothing may be trained under it
-    by this version."""
+    """The ledger is sound but has records that only a newer version of this software knows: this version must not train
+    under it."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class JournalRow(NamedTuple):
 
 
 def link(prev: str, record: Record) -> str:
-    """The hash, in hex, of a record that follows the one of hash `prev`."""
+    """The hash, in hex, of a record that follows the record with hash `prev`."""
     return hashlib.sha256(b"\2" + prev.encode() + canonical(record)).hexdigest()
 
 
@@ -136,7 +136,7 @@ disk_errors = LAYOUT.errors
 
 
 class LedgerJournal(Database):
-    """The ledger's file at `path`, which is made if there is none. Not to be carried over a fork.
+    """The ledger's file at `path`, created if it does not exist. Do not use it across a fork.
 
     Every method raises `LedgerError` if the file cannot be used.
     """
@@ -161,7 +161,7 @@ class LedgerJournal(Database):
             yield lambda record: _append(connection, record)
 
     def rows(self, after: Head) -> list[JournalRow]:
-        """The records after that position, with their chain checked, and that the position itself is still there."""
+        """The records after this position. Checks their chain, and that the position's own record is still there."""
         with self.reading() as connection:
             table = connection.execute(
                 "SELECT seq, prev, hash, record FROM journal WHERE seq >= ? ORDER BY seq", (after.seq,)

@@ -1,4 +1,4 @@
-"""The grammar of the ledger's records, one class for each event, and what a record of a newer version is."""
+"""The grammar of the ledger's records, one class for each event, and the check of a record against it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

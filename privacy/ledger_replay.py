@@ -1,4 +1,4 @@
-"""Replays the ledger's records in order into cohorts, jobs and charges, and what each has spent."""
+"""Replays the ledger's records in order into cohorts, jobs and charges."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from privacy.mechanisms import DPEvent
 Slot: TypeAlias = tuple[str, int]
 """A task's name and its round."""
 JobKey: TypeAlias = tuple[str, str]
-"""A site and the job's identifier: the sites of one store share a ledger, and each has its own part of a job."""
+"""A site and a job's id: the sites of one store share a ledger, and each has its own part of a job."""
 
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task of a job that will touch data, and the mechanisms that it will apply."""
+    """One task of a job that will use data, and the mechanisms that it will apply."""
 
     task: str
     round: int
@@ -30,9 +30,9 @@ class PlannedTask:
 class LedgerCharge:
     """One attempt at a task, charged for good. Epsilons (at `delta`) are those before and after this charge.
 
-    `epsilon_*` is what the cohort's worst patient has spent over all jobs, `job_epsilon_*` what this job alone has;
-    `seq` and `head` are the position and the hash of the record that began the charge; `void` says that the noise can
-    be repeated, so that the charge protects nobody.
+    `epsilon_*`: spent by the cohort's worst-off patient over all jobs; `job_epsilon_*`: by this job alone. `seq` and
+    `head`: position and hash of the record that began the charge. `void`: the noise can be repeated, so that the charge
+    protects nobody.
     """
 
     job: str
@@ -51,7 +51,7 @@ class LedgerCharge:
 
 
 class Debit(NamedTuple):
-    """The events of one attempt on a cohort, as the accountants compose them. Attempt 0: they are only reserved."""
+    """The events of one attempt on a cohort, for the accountants to compose. Attempt 0: they are only reserved."""
 
     job: str
     method: str
@@ -71,7 +71,7 @@ class Debit(NamedTuple):
 
 @dataclass
 class LedgerJob:
-    """A job's life at one site: what it planned, what of that never began, and the last attempt at what did."""
+    """A job at one site: its plan, the reserved tasks that have not begun, and the last charge of those that have."""
 
     site: str
     name: str
@@ -90,10 +90,10 @@ class LedgerJob:
 class Book:
     """The state after the records up to `head`.
 
-    `origin` is the site and the fingerprint of the key that the first record names. `store` is the fingerprint of the
-    key of the store to which the ledger is bound, None while it is bound to none; `sites` may use the ledger. `debits`
-    holds all that was ever charged, `charges` what this ledger charged itself, both under the hash of the record that
-    began the charge.
+    `origin`: the site and the key's fingerprint in the first record. `store`: the fingerprint of the store key that the
+    ledger is bound to, None while it is not bound. `sites`: the sites that may use the ledger. `debits` holds all
+    charges, imported ones included, `charges` only this ledger's own, both by the hash of the record that began the
+    charge.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Book:
         self._cohorts_of: dict[str, set[str]] = {}
 
     def apply(self, rows: Iterable[JournalRow]) -> None:
-        """Continues by these rows. Raises `LedgerError` at the first that makes no sense after those before it, and
+        """Replays further rows. Raises `LedgerError` at the first that does not follow from those before it,
         `NewerRecord` at the first of a newer version, `OlderRecord` at one without a format number."""
         for row in rows:
             if "format" not in row.record:
@@ -134,7 +134,7 @@ class Book:
         return set().union(*(self._cohorts_of.get(patient, ()) for patient in patients))
 
     def exposures(self, patients: Iterable[str], reserved: bool) -> list[list[DPEvent]]:
-        """What these patients have been through, one list for patients of the same cohorts; with reservations or not.
+        """The events on these patients, one list for patients in the same cohorts. `reserved`: with reservations.
 
         Patients whose cohorts are all among another patient's cannot be worse off than that one, and are left out.
         """
@@ -149,7 +149,7 @@ class Book:
         return max(totals, key=lambda total: total.epsilon)
 
     def of_job(self, job: str, reserved: bool, site: str | None = None) -> list[DPEvent]:
-        """The events of one job at one site, or at all of them, whichever cohort they are on."""
+        """The events of one job at one site, or at all sites, on any cohort."""
         debits = self.all_debits(reserved)
         return events_of(debit for debit in debits if debit.job == job and site in (None, debit.site))
 

@@ -1,12 +1,12 @@
-"""Noise from a cryptographically secure generator, out of reach of the seeds of torch, NumPy and Python.
+"""Noise from a cryptographically secure generator, independent of the seeds of torch, NumPy and Python.
 
-Every call draws a key of its own and takes its numbers from that key's ChaCha20 keystream (RFC 8439). Nothing is kept
-between calls, so that neither a forked nor a restarted process can repeat what another one drew.
+Every call draws its own key and takes its numbers from that key's ChaCha20 keystream (RFC 8439). Nothing is kept
+between calls, so that no forked or restarted process can repeat another one's numbers.
 
-Gaussian noise is whole numbers: the nearest ones to exact real Gaussians (G. Box and M. Muller, "A Note on the
-Generation of Random Normal Deviates", 1958, of two uniform real numbers). Double precision decides nearly every one.
-Where its error could change the nearest whole number, the uniforms get further random digits and the value is computed
-anew. So neither the digits of floating-point numbers nor an end of their tails shape the noise.
+Gaussian noise is exact real Gaussians, rounded to whole numbers (G. Box and M. Muller, "A Note on the Generation of
+Random Normal Deviates", 1958, of two uniform real numbers). Double precision decides nearly all of them. Where its
+error could change the nearest whole number, the uniforms get further random digits and the value is computed again. So
+neither the precision nor the range of floating-point numbers shapes the noise.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from privacy.errors import PrivacyError
 KEY_BYTES = 32
 WORD_BYTES = 8
 HALF = 4096
-"""Values that share one keystream chunk with as many others: the working set stays in a core's own cache."""
+"""Half of the values of one keystream chunk; at this size the working set stays in a core's own cache."""
 FURTHER_BITS = 192
-"""Random binary digits that a uniform number gets where its first ones do not decide a value."""
+"""Further random bits of a uniform number whose first bits do not decide the rounded value."""
 MOST_DEVIATION = 2.0**46
-"""The largest standard deviation of whole noise: with it, values that occur are exact in double precision."""
+"""The largest standard deviation of whole noise: up to it, drawn values are exact in double precision."""
 
 
 class NoiseError(PrivacyError):
-    """The noise asked for would protect nothing."""
+    """The requested noise is out of range."""
 
 
 class Randomness(Protocol):
-    """Where noise and sampling decisions come from."""
+    """The source of noise and sampling decisions."""
 
     void: bool
-    """True: repeatable, so that nothing it protects is private."""
+    """Whether it is repeatable, so that it protects nobody."""
 
     def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
         """[count] whole numbers, float64 on the CPU: independent Gaussians of mean 0, each rounded to the nearest.
@@ -54,12 +54,12 @@ class Randomness(Protocol):
         ...
 
     def secret(self) -> bytes:
-        """`KEY_BYTES` that key the streams of patients in one step, see `PatientStreams`."""
+        """A key of `KEY_BYTES` for the streams of patients in one step, see `PatientStreams`."""
         ...
 
 
 class _KeyStream:
-    """Numbers from a key per call; where the keys come from, the subclasses say."""
+    """Numbers from one key per call; subclasses make the keys."""
 
     def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
         if not 0 < deviation <= MOST_DEVIATION:
@@ -91,7 +91,7 @@ class SecureRandomness(_KeyStream):
 
 
 class RepeatableRandomness(_KeyStream):
-    """The same construction with keys that anybody can derive from `seed`: for tests only."""
+    """The same construction, for tests only: anybody can derive the keys from `seed`."""
 
     void = True
 
@@ -106,7 +106,7 @@ class RepeatableRandomness(_KeyStream):
 def keystream(key: bytes, words: int, nonce: int = 0) -> Iterator[torch.Tensor]:
     """The ChaCha20 keystream of `key` (32 bytes) from block 0 under `nonce`, as int64 chunks of [words].
 
-    All chunks share one buffer: each is overwritten by the next. A key is used in one call only, so small nonces do.
+    All chunks share one buffer: each overwrites the last. A key serves only one call, so small nonces suffice.
     """
     # The first 4 of these bytes are the block counter, the other 12 the nonce.
     counter_and_nonce = bytes(4) + nonce.to_bytes(12, "little")
@@ -145,8 +145,8 @@ def _rounded_gaussians(words: torch.Tensor, deviation: float, further: Iterator[
 def _exact_pair(first: int, second: int, deviation: float, further: torch.Tensor) -> tuple[float, float]:
     """The nearest whole numbers to the cosine and the sine of a pair whose uniforms get `FURTHER_BITS` more digits.
 
-    They are those of exact real numbers, but with a chance below 2^-100: the digits that are still not drawn, and
-    rounding at this precision, move a value by less than 2^-120.
+    They are those of exact real numbers, except with probability below 2^-100: the digits that are still not drawn and
+    rounding at this precision move a value by less than 2^-120.
     """
     from mpmath import mp  # only here, as it takes a quarter of a second to load
 

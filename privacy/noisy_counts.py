@@ -1,4 +1,4 @@
-"""Counts, and figures that follow from counts, that leave a site under differential privacy."""
+"""Counts, and figures computed from counts, that leave a site under differential privacy."""
 
 import torch
 
@@ -12,8 +12,8 @@ def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness
 
     Each patient adds (share, 1 - share) to a pair of sums, in whole numbers of `UNITS`, so that adding or removing a
     patient moves the pair by exactly 1 in the L1 norm and at most 1 in the L2 norm: that is its sensitivity, and it
-    hides the number of patients too. What is computed from the noisy pair is free: it is drawn to 1/2 by as much as
-    the noise makes up for, and lies in 0..1. Raises `SettingsError` without a mechanism.
+    hides the number of patients too. Computations on the noisy pair cost nothing: each count gets the noise's deviation
+    added, which shrinks the result towards 1/2, within 0..1. Raises `SettingsError` without a mechanism.
     """
     if counts is None:
         raise SettingsError("the job's noise was not made for an accuracy: plan its counts in the job's cost")
@@ -22,7 +22,7 @@ def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness
 
 
 def pair_of(shares: torch.Tensor) -> tuple[int, int]:
-    """The sums of the shares and of what they lack to 1, in `UNITS` of a patient."""
+    """The sum of the shares and the sum of 1 - share, in 1/UNITS of a patient."""
     parts = (shares.double().clamp(0, 1) * UNITS).round().long()
     return int(parts.sum()), int((UNITS - parts).sum())
 
@@ -30,8 +30,8 @@ def pair_of(shares: torch.Tensor) -> tuple[int, int]:
 def released_counts(shares: torch.Tensor, counts: CountsMechanism | None, randomness: Randomness) -> tuple[float, ...]:
     """The sums over patients of `shares` [patients, categories], by one application of a mechanism for counts.
 
-    A patient's shares are at least 0 and sum to at most 1: this is scaled down where they do not. In whole numbers of
-    `UNITS`, rounded down, adding or removing a patient moves the vector by at most 1 in the L1 norm. Raises
+    Negative shares count as 0, and a patient's shares are scaled down to a sum of 1 if it is more. They are rounded
+    down to 1/UNITS, so adding or removing a patient moves the vector by at most 1 in the L1 norm. Raises
     `SettingsError` without a mechanism.
     """
     if counts is None:

@@ -1,8 +1,8 @@
-"""A private step whose clipping, sum, scaling and count of steps are those of Opacus' `DPOptimizer`.
+"""A private step that uses Opacus' `DPOptimizer` for clipping, sum, scaling and count of steps.
 
-Opacus clips along the first dimension of each parameter's `grad_sample`. Here an entry of it is the gradient of a whole
-patient, as a `Recorder` has it, so Opacus' unit becomes the patient. Opacus' own noise is a float32 number of a
-seeded generator, whose low bits may show the sum: `add_noise` takes the site's noise on the product's grid instead.
+Opacus clips along the first dimension of each parameter's `grad_sample`. Here each entry is a whole patient's gradient,
+from a `Recorder`, so Opacus' unit becomes the patient. Opacus' own noise is float32 from a seeded generator, and its
+low bits may reveal the sum: `add_noise` uses the site's noise on the project's grid instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class StepCount(RDPAccountant):  # type: ignore[misc]  # Opacus is not typed
 
 
 class _SiteNoise(DPOptimizer):  # type: ignore[misc]
-    """Opacus' optimiser with noisy sums from elsewhere."""
+    """Opacus' optimiser, with the noisy sums of `PrivateStep`."""
 
     noisy: Sequence[torch.Tensor]
 
@@ -38,7 +38,7 @@ class _SiteNoise(DPOptimizer):  # type: ignore[misc]
 
 
 class OpacusStep(PrivateStep):
-    """As `PrivateStep`, which draws the noise and its grid. All gradients of a pass's patients are in memory."""
+    """Like `PrivateStep`, which makes noise and grid, but holds all gradients of a pass's patients in memory."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class OpacusStep(PrivateStep):
     ) -> None:
         """`rate`: each patient's probability to take part, which `accountant` counts. Otherwise as `PrivateStep`."""
         super().__init__(parameters, clip, sharers)
-        # Opacus rounds to the parameters' precision. In single precision a sum over other patients would move by more
-        # than the clipping leaves free.
+        # Opacus rounds to the parameters' precision. In single precision, one more patient could change the rounding of
+        # the others' sum by more than the reserve of the clipping norm.
         self._stand_ins: dict[torch.Tensor, Any] = {
             value: torch.nn.Parameter(torch.zeros_like(value, dtype=torch.float64)) for value in self._sums
         }

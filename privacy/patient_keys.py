@@ -1,4 +1,4 @@
-"""Patients under a key that only the site holds: the ledger tells them apart without naming any."""
+"""Digests of patients under a key that only the site holds: the ledger tells patients apart without naming any."""
 
 import hmac
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ DIGEST_BYTES = 16
 
 
 class SiteKey:
-    """Keyed digests, HMAC-SHA256 truncated to 128 bits, in hex; what is digested starts with a byte for its purpose."""
+    """Keyed digests, HMAC-SHA256 truncated to 128 bits, in hex; the input starts with a byte for its purpose."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -29,7 +29,7 @@ class SiteKey:
         return self._digest(b"\1", ",".join(sorted(patients)).encode())
 
     def fingerprint(self) -> str:
-        """The key's fingerprint: it is equal for ledgers under one key and reveals nothing else about the key."""
+        """The key's fingerprint, which is equal for ledgers under one key and reveals nothing else about the key."""
         return self._digest(b"\2", b"")
 
     def derived(self, purpose: str) -> bytes:
@@ -47,9 +47,9 @@ class SiteKey:
 
 
 def load_key(folder: Path, create: bool) -> SiteKey:
-    """The key in that folder, made from the system's randomness if there is none and `create` allows it.
+    """The key in `folder`. If there is none and `create` is true, makes one of the system's randomness.
 
-    Raises `LedgerError` if it is missing, cannot be read, is not whole, or others may read it.
+    Raises `LedgerError` if it is missing, damaged or unreadable, or if others may read it.
     """
     path = folder / KEY_NAME
     with disk_errors("used without its key"):

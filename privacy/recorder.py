@@ -1,8 +1,8 @@
 """Records every use of trained values in a forward pass, so that one backward pass gives each patient's gradient.
 
-While it is open, a linear layer, a normalisation, a convolution, a look-up or a sum with a trained value runs on a copy
-that gradients do not reach (`layer_rules`); the gradient of the layer's output then gives that of the value, patient by
-patient. A value that is used in any other way still has a gradient of its own, and is refused.
+While it is open, a linear layer, a normalisation, a convolution, a look-up or a sum uses a detached copy of its trained
+value (`layer_rules`). The gradient of the layer's output then gives the value's gradient, patient by patient. A value
+that is used in any other way still gets a gradient from torch, and is refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from privacy.row_owners import current_owners
 
 @dataclass
 class Recorder(TorchFunctionMode):
-    """Open it around one forward pass; the passes of its `contributions` are over patients 0 to `patients` - 1."""
+    """Records one forward pass, as a context manager around it; then `contributions` gives the patients' gradients."""
 
     values: Sequence[torch.Tensor]
     """The trained values that are not expanded: leaves that require gradients."""
     _uses: list[LayerUse] = field(default_factory=list)
     _ranges: dict[int, tuple[torch.Tensor, Range]] = field(default_factory=dict)
-    """Ranges by the id of a tensor that is a trained value or a view of its rows; the tensor reserves the id."""
+    """Each trained value, or view of its rows, by its `id`, with its range. Keeping the tensor keeps its id unique."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class Recorder(TorchFunctionMode):
     def contributions(
         self, loss: torch.Tensor, patients: int, leaves: Mapping[torch.Tensor, torch.Tensor]
     ) -> tuple[list[GradientContribution], torch.Tensor]:
-        """Back-propagate `loss`, a sum over rows of which each depends on its patient alone.
+        """Back-propagates `loss`, a sum of rows' losses that each depend only on the row's own patient.
 
-        `leaves`: what stood for each expanded value in the forward pass, `[patients, *shape]`. Returns how the
-        patients contribute, and whose gradients are finite, bool [patients]; the others' rows are zeros.
+        `leaves`: the leaf `[patients, *shape]` of each expanded value. Returns the contributions of patients 0 to
+        `patients` - 1, and whether each one's gradients are finite, bool [patients]; those that are not are zeros.
         Raises `SettingsError` if a value was used in a way that no rule knows.
         """
         if not all(use.intact for use in self._uses):
@@ -70,7 +70,7 @@ class Recorder(TorchFunctionMode):
         return parts.contributions(separate)
 
     def range_of(self, tensor: Any) -> Range | None:
-        """The range of a trained value that a tensor shows, if any."""
+        """The range of a trained value that a tensor is a view of; None if it is not one."""
         entry = self._ranges.get(id(tensor))
         return entry[1] if entry else None
 
@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
         terms: Callable[[torch.Tensor], Outer | RowGradients | Lookup],
         *inputs: torch.Tensor,
     ) -> None:
-        """Record a use; `inputs`: tensors of the model that `terms` reads later.
+        """Records a use; `inputs`: tensors of the model that `terms` reads later.
 
         Raises `SettingsError` outside of `owned`: the owners of the items must be known.
         """
@@ -106,7 +106,7 @@ class _Parts:
         self._terms: dict[tuple[torch.Tensor, int, int], list[tuple[torch.Tensor, Outer | RowGradients | Lookup]]] = {}
 
     def add(self, use: LayerUse, gradient: torch.Tensor) -> None:
-        """A use, with the gradient of its output."""
+        """Adds a use, with the gradient of its output."""
         terms = use.terms(gradient)
         for rows in vars(terms).values():
             if rows.is_floating_point() and not bool(rows.sum().isfinite()):
@@ -129,7 +129,7 @@ class _Parts:
         return gradients, self._sound
 
     def _of_range(self, of: Range, terms: list[tuple[torch.Tensor, Any]]) -> list[GradientContribution]:
-        """What one range contributes: its products, its sums and its look-ups, each brought together."""
+        """The contributions to one range: its products, its sums and its look-ups, one of each kind at most."""
         contributions: list[GradientContribution] = []
         for kind in (Outer, RowGradients, Lookup):
             matches = [(owners, item) for owners, item in terms if isinstance(item, kind)]
@@ -158,7 +158,7 @@ class _Parts:
         return Lookups(of.value, pairs[1], sums, Segments(torch.bincount(pairs[0], minlength=self._patients)))
 
     def _in_order(self, terms: list[tuple[torch.Tensor, Any]], *names: str) -> tuple[Any, ...]:
-        """Rows of several uses in order of their patients, zeros where a patient is not sound: segments and columns."""
+        """Segments and columns of several uses' rows, sorted by patient, with zeros for patients that are not sound."""
         owners = _joined([_by_row(whose, getattr(item, names[0])) for whose, item in terms])
         columns = [_joined([getattr(item, name) for _, item in terms]) for name in names]
         if not bool((owners[1:] >= owners[:-1]).all()):
@@ -177,7 +177,7 @@ _MERGED: dict[type, Callable[[_Parts, Range, Any], GradientContribution]] = {
 
 
 def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
-    """Contributions with squared norms that add up: to disjoint ranges of a value, or else merged into one.
+    """Contributions to one value with squared norms that add up: to disjoint ranges, or else merged into one.
 
     Raises `SettingsError` for a table that is used both by a look-up and by another layer.
     """
@@ -194,7 +194,7 @@ def _apart(parts: list[GradientContribution]) -> list[GradientContribution]:
 
 
 def _by_row(owners: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The patient of each row, where every item has the same number of rows."""
+    """The patient of each row. Raises `SettingsError` unless every item has the same number of rows."""
     if len(rows) % max(1, len(owners)):
         raise SettingsError("a layer's first dimension is not the batch: its rows cannot be divided among the items")
     return owners.repeat_interleave(len(rows) // max(1, len(owners)))

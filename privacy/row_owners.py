@@ -1,7 +1,7 @@
 """The patient of each row of a tensor, which per-patient gradients and per-patient randomness need.
 
-Under differential privacy the first dimension of every tensor between a model's trained values is over items that
-belong to one patient each: rows, distinct pictures, distinct beginnings of questions. A model says so by `owned`.
+Under differential privacy, the first dimension of every tensor between a model's trained values is over items that each
+belong to one patient: rows, distinct pictures, distinct beginnings of questions. A model declares them by `owned`.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _owners: ContextVar[torch.Tensor | None] = ContextVar("owners", default=None)
 def owned(owners: torch.Tensor | None) -> Iterator[None]:
     """Within it, the first dimension of tensors is over items of these patients, int64 [items] in ascending order.
 
-    None where patients do not matter: in plain training, and where nothing is trained.
+    None if patients do not matter: in plain training, and without training.
     """
     token = _owners.set(owners)
     try:
@@ -27,5 +27,5 @@ def owned(owners: torch.Tensor | None) -> Iterator[None]:
 
 
 def current_owners() -> torch.Tensor | None:
-    """The patients that the innermost `owned` names."""
+    """The owners that the innermost `owned` declares; None without one."""
     return _owners.get()

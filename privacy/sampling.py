@@ -1,4 +1,4 @@
-"""Poisson sampling of patients, with a cap on what each contributes."""
+"""Poisson sampling of patients, with a cap on the rows of each."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from privacy.training_randomness import PatientStreams
 
 
 class PatientSampler:
-    """Draws whole patients. Who takes part is as secret as the noise, and each patient has a coin of its own."""
+    """Draws whole patients, each with its own coin. The sample is as secret as the noise."""
 
     def __init__(
         self, patients: torch.Tensor, keys: Sequence[str], rate: float, cap: int, randomness: Randomness
     ) -> None:
-        """`patients`: each row's patient, int64 [rows]. `keys`: what each patient's coin and rows are drawn by, by
-        number. `rate`: probability of each patient. `cap`: most rows of one."""
+        """`patients`: each row's patient, int64 [rows]. `keys`: by patient number, the key of the patient's stream.
+        `rate`: the probability of each patient. `cap`: the most rows of one patient."""
         order = torch.argsort(patients, stable=True)
         numbers, counts = torch.unique(patients, return_counts=True)
         rows = torch.split(order, counts.tolist())
@@ -24,7 +24,7 @@ class PatientSampler:
         self._rate, self._cap, self._randomness = rate, cap, randomness
 
     def sample(self) -> list[torch.Tensor]:
-        """The rows of each patient drawn, int64 [1 to cap]; of patients with more, as many drawn at random."""
+        """The rows of each drawn patient, int64 [1 to cap]; of a patient with more rows, `cap` drawn at random."""
         streams = PatientStreams(self._randomness.secret())
         keys = (key for key in self._rows if streams.uniform(key, "coin", 1)[0] < self._rate)
         return [self._capped(self._rows[key], streams, key) for key in keys]

@@ -1,4 +1,4 @@
-"""What a job asks for under differential privacy, the same at every site, and what a site tells about its decisions."""
+"""A job's settings of differential privacy, the same at every site, and a site's statements on its decisions."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -16,7 +16,7 @@ MOST_EPSILON = 1e5
 MOST_LEVEL = 1e6
 """The largest noise multiplier and clipping norm."""
 LEAST_CLIP = 1e-6
-"""The smallest clipping norm: single precision holds every step of its grid."""
+"""The smallest clipping norm, so that single precision holds every step of its grid."""
 LEAST_RATE = 1e-5
 """Smallest sampling rate: an epoch takes one over the rate steps."""
 MOST_PATIENTS = 10_000_000
@@ -26,7 +26,7 @@ MOST_ROWS = 4_096
 
 @dataclass(frozen=True)
 class Cost:
-    """What a task, or a whole job, takes from a patient's data."""
+    """The privacy cost of a task, or of a whole job, in steps and counts."""
 
     steps: int = 0
     """Steps of training."""
@@ -62,7 +62,7 @@ class DPSettings:
     """
 
     epsilon: float | None = None
-    """What the whole job may cost each patient, in nats at `delta`; the noise is calibrated to it."""
+    """The most that the whole job may cost each patient, in nats at `delta`; the noise is calibrated to it."""
     noise: float | None = None
     """Noise multiplier of the gradients, instead of a target."""
     count_noise: float | None = None
@@ -70,9 +70,9 @@ class DPSettings:
     count_share: float = 0.1
     """Share of `epsilon` that the accuracies of the whole job may cost by themselves."""
     delta: float = 1e-5
-    """Below one over the number of patients at every site."""
+    """The delta of the whole job: below one over the number of patients at every site."""
     unit: Literal["patient"] = "patient"
-    """Who is protected; nothing smaller is offered."""
+    """The privacy unit; nothing smaller is offered."""
     clip: float = 1.0
     """Largest norm of one patient's gradient in a step (C)."""
     sample_rate: float = 0.25
@@ -84,12 +84,12 @@ class DPSettings:
     physical_patients: int = 32
     """Patients whose gradients are in memory at once; larger samples are accumulated."""
     sharers: int = 1
-    """Honest sites at least whose noise a masked sum has; each adds one over the root of it (1: each adds all)."""
+    """The fewest honest sites that share the noise of a masked sum; each adds 1/sqrt of it (1: each adds all)."""
     colluders: int = 0
-    """Sites beside them that may tell the server their noise; a sum of fewer sites than both together is not opened."""
+    """Further sites that may tell the server their noise. A sum of fewer than `sharers` + `colluders` is not opened."""
     engine: Literal["own", "opacus"] = "own"
-    """Who clips, adds and scales patients' gradients: this project, or Opacus' `DPOptimizer`, which needs memory for
-    each patient's whole gradient. Noise and unit are the same."""
+    """The code that clips, adds and scales patients' gradients: this project's, or Opacus' `DPOptimizer`, which needs
+    memory for each patient's whole gradient. Noise and unit are the same."""
 
     def __post_init__(self) -> None:
         choices = [value is not None for value in (self.epsilon, self.noise, self.count_noise)]
@@ -121,9 +121,9 @@ class DPSettings:
         return self.sharers > 1
 
     def levels(self, job: Cost) -> NoiseLevels:
-        """The noise given, or the least that keeps the whole job within the target.
+        """The noise in the settings, or the least that keeps the whole job within the target.
 
-        Counts get the mechanism whose noise deviates least. Deterministic: server and sites arrive at the same figures.
+        Counts get the mechanism with the smallest deviation. It is deterministic: server and sites get the same noise.
         Raises `AccountingError` if no noise suffices.
         """
         if self.noise is not None and self.count_noise is not None:
@@ -140,7 +140,7 @@ class DPSettings:
         return NoiseLevels(calibrate(self.epsilon, self.delta, planned), counts, self.sharers)
 
     def _counts(self, job: Cost) -> CountsMechanism | None:
-        """The mechanism whose noise deviates least at the share of `epsilon` that counts may cost."""
+        """The mechanism with the smallest deviation at the share of `epsilon` that counts may cost."""
         if not job.counts or self.epsilon is None:
             return None
         share = self.count_share * self.epsilon if job.steps else self.epsilon
@@ -155,7 +155,7 @@ class DPSettings:
         return min(offers, key=lambda offer: offer.deviation)
 
     def events(self, cost: Cost, levels: NoiseLevels) -> tuple[DPEvent, ...]:
-        """What the accountants compose for this cost."""
+        """The events of this cost, for the accountants to compose."""
         events: list[DPEvent] = []
         if cost.steps and self.is_shared:
             shared = self.sharers, self.colluders, cost.steps, Use.GRADIENTS
@@ -170,17 +170,17 @@ class DPSettings:
 
 
 def _least(kind: type[CountsMechanism], target: float, delta: float, releases: int) -> CountsMechanism:
-    """One release by this mechanism, with the least noise at which as many releases keep within the target."""
+    """One release by this mechanism, with the least noise at which `releases` of them keep within the target."""
     return kind.for_counts(calibrate(target, delta, lambda noise: [kind.for_counts(noise).times(releases)]))
 
 
 MAX_WORDS = 20_000
-"""The most characters of a text of a site's governance."""
+"""The most characters of a text in `Governance`."""
 Words = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
 
 
 class Governance(BaseModel, frozen=True, extra="forbid"):
-    """What a site tells about its own decisions, in its own words: nothing here vouches for it."""
+    """A site's statements on its own decisions, in its own words; nothing verifies them."""
 
     purpose: Words | None = None
     controller: Words | None = None
@@ -195,5 +195,5 @@ class Governance(BaseModel, frozen=True, extra="forbid"):
     @field_validator("review_date", mode="before")
     @classmethod
     def _as_text(cls, value: object) -> object:
-        """YAML reads a date as one."""
+        """A date as text, because YAML parses unquoted dates."""
         return value.isoformat() if isinstance(value, date) else value

@@ -1,10 +1,10 @@
-"""What an epsilon means: of the people who took part, how many can be found by somebody who accuses few wrongly.
+"""The meaning of an epsilon: the most participants that a test can find if it accuses few people wrongly.
 
 If a mechanism is (epsilon, delta)-differentially private in both directions, then a test that accuses a share a of
 those who did not take part finds at most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)) of those who did.
 Source: Dong, Roth and Su, "Gaussian Differential Privacy", 2022, proposition 2.5. Each pair of a privacy curve gives
-such a bound, and so the least over all of them is one: a coarser curve is never wrong, only less sharp. The central
-limit takes no part.
+such a bound, and so the least over all of them is one: a coarser curve is never wrong, only less sharp. No central
+limit approximation is used.
 """
 
 import math
@@ -17,10 +17,10 @@ from privacy.mechanisms.base import is_number
 
 
 def most_found(events: Iterable[DPEvent], wrongly: float) -> float:
-    """The largest share, in 0..1, of those who took part whom any test finds that sees all results of `events`.
+    """The largest share of participants, 0..1, that any test on all results of `events` can find.
 
-    `wrongly`: the share, in 0..1, of the others whom the test accuses; who guesses finds as many. Raises
-    `AccountingError` for no share.
+    `wrongly`: the share of non-participants, 0..1, that the test accuses; guessing finds this share too. Raises
+    `AccountingError` for a number that is no share.
     """
     if not (is_number(wrongly) and 0 <= wrongly <= 1):
         raise AccountingError("the people accused wrongly are a share of all: give a number from 0 to 1")

@@ -1,4 +1,4 @@
-"""Random numbers of training that are no noise: dropout, augmented views, random filters.
+"""Random numbers of training other than noise: dropout, augmented views, random filters.
 
 In plain training they come from a seed, item after item. Under differential privacy every patient has a stream of its
 own, keyed by a secret that is fresh in each step: neither other patients nor a job's seed can change what it draws.
@@ -24,7 +24,7 @@ _BLOCK = bytes(4)
 
 
 class Chance(Protocol):
-    """Where a forward pass draws from. The first dimension of what is drawn is over items (see `owned`)."""
+    """The random source of a forward pass. The first dimension of drawn tensors is over items (see `owned`)."""
 
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
         """Independent uniforms in [0, 1), float32 of `shape`, on the CPU."""
@@ -33,7 +33,7 @@ class Chance(Protocol):
         """Independent standard Gaussians, float32 of `shape`, on the CPU."""
 
     def apart(self, name: str) -> "Chance":
-        """Another stream, so that drawing from it changes nothing in this one; the same for the same name."""
+        """A separate stream for this name, the same at each call; drawing from it does not change this one."""
 
 
 class SeededChance:
@@ -58,7 +58,7 @@ class SeededChance:
 
 
 class PatientStreams:
-    """For each patient a keystream that follows from a secret and the patient's own key, and from nothing else."""
+    """A keystream for each patient, which depends only on a secret and the patient's own key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -103,7 +103,7 @@ class PatientChance:
         return self._apart[name]
 
     def _words(self, shape: Sequence[int]) -> NDArray[np.uint32]:
-        """32 bits for each place of `shape`."""
+        """A random 32-bit word for each element of `shape`."""
         owners = current_owners()
         if owners is None or len(owners) != shape[0]:
             raise SettingsError("the model draws for items without naming their patients: see `owned`")

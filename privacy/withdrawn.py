@@ -1,8 +1,8 @@
-"""Versions of this software whose epsilons are withdrawn, since a fault voids the proof behind them.
+"""Versions of this software with withdrawn epsilons, because a fault voids the proof behind them.
 
 The list ships with the package (`withdrawn.json`). A site extends it with a file of the same form beside its ledger:
 a list of entries with `version`, `code_digest` or both, the `reason` as a sentence, and the day `since` when it holds.
-An entry with `exact_arithmetic` leaves the proof intact and says that real machines do not compute what it is about.
+An entry with `exact_arithmetic` leaves the proof intact: only real machines' arithmetic deviates from the proof's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ WITHDRAWN = "withdrawn.json"
 
 
 class CodeIdentity(NamedTuple):
-    """Which code ran, as log entries name it."""
+    """The code that ran, as named in log entries."""
 
     version: str | None
     digest: str | None
@@ -38,7 +38,7 @@ def identities(version: str | None, digest: str | None, code: Mapping[str, Any] 
 
 
 class Withdrawal(BaseModel):
-    """Code whose epsilons are withdrawn: all that has this version, and all of which any part has this digest."""
+    """Withdraws the epsilons of all code of this version, and of all code with any part of this digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: str | None = None
@@ -61,7 +61,7 @@ class Withdrawal(BaseModel):
 
     @property
     def sentence(self) -> str:
-        """What is withdrawn, since when and why."""
+        """The sentence about the withdrawal: its subject, date and reason."""
         subject = f"version {self.version}" if self.version else f"code {(self.code_digest or '')[:16]}"
         if self.exact_arithmetic:
             return f"epsilons of {subject} hold in exact arithmetic only, as is known since {self.since}. {self.reason}"

@@ -37,7 +37,7 @@ class Follower:
         self._segment = self._offset = 0
 
     def stale(self) -> bool:
-        """Whether the log has to be read from its beginning: at first, and when its files were replaced or changed.
+        """Whether the log must be read from its beginning: at first, and when its files were replaced or changed.
 
         Raises `OSError`, and `LogError` if there is no log.
         """
@@ -65,7 +65,7 @@ class Follower:
             self._seen = found.st_size, found.st_mtime_ns
 
     def entry(self, seq: int, segment: int, offset: int) -> Entry:
-        """The entry that stands there, read again. Raises `LogError` if it is another one, or damaged; `OSError`."""
+        """Reads the entry at this place again. Raises `LogError` if it is another one, or damaged; `OSError`."""
         path = closed_segments(self.folder).get(segment, self.folder / LOG_NAME)
         try:
             entry = Entry.from_record(parse_line(next(lines_of(path, offset=offset), b"")))
@@ -168,7 +168,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """One log in sum, from its entry `first` on: those before are expired. Bytes are those of tensors' values.
+    """Totals of one log from its entry `first` on; earlier ones have expired. Bytes are those of tensors' values.
 
     `broken` says what stopped the index, if anything did.
     """
@@ -189,7 +189,7 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One job at one site in sum; no `job` where an entry belongs to none."""
+    """Totals of one job at one site; `job` is empty for entries without a job."""
 
     job: str
     site: str
@@ -216,7 +216,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class Spent:
-    """What one job was charged at one site: epsilon of the cohort's worst patient over all jobs, in nats."""
+    """One job's charges at one site: epsilon of the cohort's worst-off patient over all jobs, in nats."""
 
     site: str
     job: str
@@ -235,7 +235,7 @@ class Index:
         self._logs = {site: Follower(folder) for site, folder in logs.items()}
 
     def close(self) -> None:
-        """Gives the temporary file back."""
+        """Closes the temporary file."""
         self._db.close()
 
     @property
@@ -282,7 +282,7 @@ class Index:
             self._db.executemany(_TENSOR, rows)
 
     def count(self, asked: Filter) -> int:
-        """How many entries are as asked for."""
+        """The number of entries that match the filter."""
         where, values = asked.where()
         return int(self._db.execute(f"SELECT count(*) FROM entries WHERE {where}", values).fetchone()[0])
 
@@ -307,7 +307,7 @@ class Index:
             raise LogError(f"the log of {site} cannot be shown: {_told(error)}") from None
 
     def sites(self) -> list[SiteFacts]:
-        """Every log in sum."""
+        """Totals of every log."""
         return [self._site(site, log) for site, log in self._logs.items()]
 
     def _site(self, site: str, log: Follower) -> SiteFacts:

@@ -22,14 +22,14 @@ from urllib.parse import parse_qsl, urlsplit
 from audits.errors import LogError
 from audits.html import Html
 
-# A form that a browser sends with a file in it (`multipart/form-data`, RFC 7578), read within bounds.
+# Reads a browser's form with a file in it (`multipart/form-data`, RFC 7578), within bounds.
 
 Upload = Mapping[str, bytes]
 """The values of a form's fields by name."""
 
 
 class RequestBody(Protocol):
-    """What a request's body is read from."""
+    """The stream of a request's body."""
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; fewer only at the end."""
@@ -64,9 +64,9 @@ def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 30.0
-"""Seconds that a connection may say nothing."""
+"""Seconds after which a silent connection is closed."""
 FIELDS = 20
-"""Fields that an address may ask with."""
+"""The most query fields in an address."""
 _HTML, _CSS, _TEXT = ("text/html; charset=utf-8", "text/css; charset=utf-8", "text/plain; charset=utf-8")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -106,7 +106,7 @@ class LocalServer(ThreadingHTTPServer):
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
     most_upload: ClassVar[int] = 0
-    """The most bytes of a form that is sent; 0: only reading is possible."""
+    """The most bytes of an uploaded form; 0: no uploads."""
 
     def __init__(self, port: int = 0) -> None:
         self._token = secrets.token_urlsafe(24)
@@ -123,7 +123,7 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/{self._token}/"
 
     def answer(self, target: str, upload: Upload | None = None) -> Answer:
-        """What is at this address; `upload`: the form that was sent to it."""
+        """The answer to a request for this address; `upload`: the form that was sent to it."""
         try:
             address = urlsplit(target)
             query = dict(parse_qsl(address.query, keep_blank_values=True, max_num_fields=FIELDS))
@@ -149,7 +149,7 @@ class LocalServer(ThreadingHTTPServer):
         """The page of this name."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Shows what is a fault of the program's own: a browser that goes away in the middle of an answer is none."""
+        """Shows only the program's own errors, not browsers that disconnect in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer or self.server.answer(self.path))
 
     def _stranger(self) -> Answer | None:
-        """The answer to a request from elsewhere or under another name; None for the user's own."""
+        """The answer to a request from elsewhere or under another host name; None for the user's own request."""
         hosts = self.headers.get_all("Host") or []
         if self.client_address[0] != LOOPBACK or len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             return text_answer(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to its own address only.")
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Whatever the base class refuses: a method without `do_`, a malformed request."""
+        """Answers requests that the base class refuses: a method without `do_`, a malformed request."""
         self.close_connection = True  # the rest of the request was not read
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         only = "Only reading is possible here." if status == 405 else "The request makes no sense."

@@ -1,4 +1,4 @@
-"""The pages: functions of the index and of what the address asks for."""
+"""The pages, made from the index and the query in the address."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -83,7 +83,7 @@ _LABELS = {
 
 
 class BadQuery(Exception):
-    """The address asks for something in a way that no page understands; the text says what."""
+    """A malformed query in an address; the text says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Sight:
 
 
 def overview(sight: Sight, query: Query) -> Html:
-    """Each log in sum, and the jobs."""
+    """The page with totals of each log, and the jobs."""
     cards = (_card(sight, site) for site in sight.index.sites())
     return document("Overview", "./", tag("div", *cards, class_="cards"), _jobs(sight, None))
 
@@ -187,7 +187,7 @@ def _event(entry: Entry) -> Child:
 
 
 def entry(sight: Sight, query: Query) -> Html | None:
-    """All that one entry says, and its tensors; None if there is no such entry."""
+    """One entry with all its fields and tensors; None if there is no such entry."""
     site, seq = query.get("site", ""), _number(query, "seq", 0)
     found = sight.index.entry(site, seq) if site in sight.sites else None
     if found is None:
@@ -252,7 +252,7 @@ def _tensor_row(tensor: TensorRecord) -> tuple[Child, ...]:
 
 
 def tensors(sight: Sight, query: Query) -> Html:
-    """What passed, by tensor."""
+    """The page of messages and bytes that passed, by tensor."""
     asked, page = _filter(query), _page(query)
     found = sight.index.tensors(asked, (page - 1) * PAGE, PAGE + 1)
     choices = {"site": sight.sites, "job": sorted({job.job for job in sight.index.jobs(asked.site, JOBS)})}
@@ -274,7 +274,7 @@ def tensors(sight: Sight, query: Query) -> Html:
 
 
 def budgets(sight: Sight, query: Query) -> Html:
-    """What was charged, by site and job, and how epsilon grew."""
+    """The page of charges, by site and job, and the growth of epsilon."""
     asked = _filter(query)
     form = chooser("budgets", query, {"site": sight.sites}, {})
     told = tag("p", "Epsilon, in nats, is that of the cohort’s worst patient over all jobs of the site.")
@@ -299,7 +299,7 @@ def budgets(sight: Sight, query: Query) -> Html:
 
 
 def verdicts(sight: Sight, query: Query) -> Html:
-    """Every log checked anew, whole."""
+    """The page of verdicts, after checking every log again from its beginning."""
     told = tag(
         "p",
         "Integrity: is the log whole? Completeness: does it say everything? Consistency: do others agree? "
@@ -328,7 +328,7 @@ def _verdict(site: str, checked: Checked) -> Html:
 
 
 def _badges(checked: Checked) -> Html:
-    """The three verdicts in a word each."""
+    """The three verdicts, one word each."""
     if checked.found is None:
         return tag("p", badge("bad", "cannot be judged"))
     words = (badge(_STATES[one.state], f"{name.capitalize()}: {one.state}") for name, one in checked.found.verdicts())

@@ -1,4 +1,4 @@
-"""Serves the pages over logs to a browser on the same machine. There is nothing but GET and HEAD."""
+"""Serves pages about logs to a browser on the same machine. It answers only GET and HEAD."""
 
 import sqlite3
 import threading
@@ -33,7 +33,7 @@ class AuditServer(LocalServer):
             raise
 
     def server_close(self) -> None:
-        """Stops listening and gives the index back."""
+        """Stops listening and closes the index."""
         super().server_close()
         with self._turn:
             self._sight.index.close()

@@ -1,4 +1,4 @@
-"""What the pages are made of: the frame, tables, paging, the filter's form, badges, a drawn course."""
+"""The parts of the pages: the frame, tables, paging, the filter's form, badges, the chart of epsilon."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
@@ -16,7 +16,7 @@ NAVIGATION = {
 Query = Mapping[str, str]
 _NUMBERS = ("Bytes", "Charges", "Delta", "Entries", "Epsilon", "Epsilon after", "Epsilon before", "Messages", "Refused")
 _SHAPES = dict.fromkeys((*_NUMBERS, "Released"), "number") | dict.fromkeys(("Job", "Tensor", "Tensors"), "long")
-"""How a column is set, by its name."""
+"""The CSS class of a column, by its name."""
 
 
 def document(title: str, here: str, *content: Child) -> Html:
@@ -48,7 +48,7 @@ def framed(title: str, name: str, navigation: Child, note: str, *content: Child)
 
 
 def link(text: Child, path: str, **query: str | int | None) -> Html:
-    """A link to one of the pages; `None` says nothing in its query. A name too long for an address is no link."""
+    """A link to a page; query values that are `None` are left out. A name too long for an address gives no link."""
     asked = urlencode({name: value for name, value in query.items() if value is not None})
     if len(asked) > SENTENCE - len(path) - 1:
         return tag("span", text)
@@ -119,13 +119,13 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
 
 
 def badge(mark: str, text: str) -> Html:
-    """A word that is marked `good`, `bad` or `open`, by a sign beside the colour."""
+    """A word marked as `good`, `bad` or `open`, by a sign as well as by colour."""
     sign = {"good": "✓", "bad": "✕", "open": "–"}[mark]
     return tag("span", tag("span", sign, aria_hidden="true"), f" {text}", class_=f"badge {mark}")
 
 
 def moment(time: str | None) -> Html | None:
-    """A time as the log writes it, to the second; whole for machines."""
+    """A time of the log, shown to the second; the complete time is in the `datetime` attribute."""
     return time and tag("time", time[:19].replace("T", " "), datetime=time) or None
 
 
@@ -135,12 +135,12 @@ def code(text: str | None) -> Html | None:
 
 
 def nats(epsilon: float | None) -> str:
-    """Epsilon to four decimals, which is more than it is worth; empty if there is none."""
+    """Epsilon to four decimals; empty if there is none."""
     return "" if epsilon is None else f"{epsilon:.4f}"
 
 
 def course(title: str, charges: Sequence[tuple[int, float, float]]) -> Html:
-    """Epsilon as steps, one for each charge (entry number, epsilon before and after); there is at least one."""
+    """A chart of epsilon in steps, one for each charge (entry number, epsilon before and after); needs at least one."""
     begin, before, _ = charges[0]
     end, _, now = charges[-1]
     top = max(after for *_, after in charges) or 1.0

@@ -1,1 +1,1 @@
-"""A finished job's model at its site: it answers questions about pictures, and goes into a folder."""
+"""A finished job's model at its site: answers to questions about pictures, and export into a folder."""

@@ -1,7 +1,7 @@
-"""Who pays for privacy: accuracies and clipped gradients of a finished run at a site, by groups of its patients.
+"""The cost of privacy by groups of patients: accuracies and clipped gradients of a finished run at a site.
 
-Everything is computed at the site, from its own rows and from what it kept of the run. No noise is on any figure, so
-no epsilon covers them: they are for the site's own people.
+Everything is computed at the site, from its own rows and its kept state of the run. The figures have no noise, so no
+epsilon covers them: they are for the site's own staff.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,7 +20,7 @@ from medfedvqa.ingest.store import PICTURES, read_store
 from medfedvqa.training import CLIPPED
 
 YEARS = {"D": 365, "W": 52, "M": 12, "Y": 1}
-"""How many of each unit of an age make a year."""
+"""The number of each unit of an age in a year."""
 SEXES = {"M": "male", "F": "female", "O": "other"}
 STAYS = (
     "No noise is on these figures and no epsilon covers them: they stay at the site. Only its own choice, `medfedvqa "
@@ -34,7 +34,7 @@ NO_STORE = "Sex and age are not known: they are in a store that was ingested wit
 
 
 def by_group(kept: KeptRun, without: KeptRun | None) -> dict[str, Any]:
-    """The figures of a run at a site, and beside them those of the same job without privacy.
+    """The figures of a run at a site, next to those of the same job without privacy.
 
     Raises `ConfigError` if a run was not evaluated, or on other rows than the site has now; `DataError`.
     """
@@ -103,8 +103,8 @@ def _labels(kept: KeptRun, data: SiteData, examples: Examples) -> Labels:
 def _sex_and_decade(root: Path, patients: Collection[str]) -> dict[str, tuple[str, int | None]]:
     """The sex of each of these patients, empty if unknown, and the first year of the age's decade, None if unknown.
 
-    The first picture of a patient counts. It has both if the store was ingested with `--retain characteristics`, and
-    ages above 89 as 90. Raises `DataError`.
+    Both come from the patient's first picture, if the store was ingested with `--retain characteristics`. Ages above
+    89 are stored as 90. Raises `DataError`.
     """
     from pydicom import dcmread
 
@@ -120,7 +120,7 @@ def _sex_and_decade(root: Path, patients: Collection[str]) -> dict[str, tuple[st
 
 
 def _clipped(kept: KeptRun, data: SiteData) -> Iterator[Mapping[str, Any]]:
-    """By group of the patients in training, the share of their gradients that the clipping norm shortened."""
+    """For each group of training patients, the share of their gradients that were clipped."""
     if CLIPPED not in kept.state:
         return
     for group in groups_of(_labels(kept, data, data.train)):

@@ -1,7 +1,7 @@
 """Answers one question about one picture with the model that a site kept of a job. Every answer is logged first.
 
-The answer depends on the site's training rows. No report's epsilon covers what it reveals about them: the answers are
-for the site's own people.
+The answer depends on the site's training rows, and no report's epsilon covers that: answers are for the site's own
+staff.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def picture_of(content: bytes, size: int, colour: bool = False) -> torch.Tensor:
     """The picture in a file's bytes, grey, float32 [1, size, size] in 0..1.
 
     With `colour` it is [3, size, size] if it has any.
-    DICOM goes through the window that the file names, as in ingestion; nothing is searched for text and nothing is
-    stored. Raises `ConfigError`, which says nothing of the picture.
+    DICOM goes through the file's own window, as in ingestion; nothing is searched for text and nothing is stored.
+    Raises `ConfigError`, which reveals nothing about the picture.
     """
     if len(content) > MOST_BYTES:
         raise ConfigError(_UNREADABLE)
@@ -83,7 +83,7 @@ class RankedAnswers:
 
 
 def tested_sentence(tested: Proportion) -> str:
-    """How often the model was right on the site's test rows."""
+    """The sentence on the model's accuracy on the site's test rows."""
     if not tested.rows:
         return "It was tested on no rows of this site."
     low, high = tested.wilson()
@@ -98,7 +98,7 @@ class Answerer:
         """Raises `ConfigError` if the job left no model that answers, `BackboneError`, `DataError` or `LogError`."""
         self._kept, self._method = kept, kept.job.build()
         declared = kept.config.data.answers or self._method.public_answers
-        # Only where the answer space comes from the site's rows are these rows read.
+        # The site's rows are read only if the answer space comes from them.
         self._answers = declared or kept.own_data().answers
         self._empty = kept.site(_asked(kept.config.data.organ, self._answers))
         self._answering = self._method.answering(self._empty, kept.state)
@@ -134,7 +134,7 @@ class Answerer:
     def probabilities(self, grey: torch.Tensor, question: str) -> torch.Tensor:
         """The probability of each answer, for a grey picture [height, width] in 0..255.
 
-        Nothing is logged: what is shown to anybody goes through `ask`.
+        Nothing is logged: use `ask` for answers that anybody will see.
         """
         picture = square(grey.numpy(), self.image_size) / 255.0
         site = self._site_with(question, picture, picture)

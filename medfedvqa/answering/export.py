@@ -1,7 +1,7 @@
 """Writes the model that a site kept of a job into a folder that answers without this project.
 
-The folder can be carried away, so it is refused unless the site's policy allows it, and never holds the answers of the
-site's own rows. It is in the log before it is there.
+The folder can be carried away, so the export is refused unless the site's policy allows it, and the folder never holds
+answers from the site's own rows. The export is logged before the folder exists.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ from medfedvqa.models.picture_networks import PictureNetwork
 from medfedvqa.models.traced_clip import TracedModel, check_traceable, weights_of
 from medfedvqa.version import code_version
 
-# The model card of an exported folder: what a Hugging Face card and FUTURE-AI ask for, as far as files tell it.
+# The model card of an exported folder: the fields of a Hugging Face card and of FUTURE-AI, as far as files have them.
 #
-# It names no site, job, patient or path. What is not known is said to be unknown.
+# It names no site, job, patient or path. Unknown facts are marked as unknown.
 # Source of the six principles: K. Lekadir et al., "FUTURE-AI", BMJ 2025, 388:e081554.
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What an epsilon guarantees about the weights, with regard to the patients of the site that exports them."""
+    """The guarantee of an epsilon about the exported weights, for the patients of the exporting site."""
 
     covered: bool
     sentence: str
@@ -80,7 +80,7 @@ class CardFacts:
 
 
 def coverage_of(kept: KeptRun) -> Coverage:
-    """What the site's log charged for the job, and whether it covers the weights.
+    """The guarantee for the weights, from the charges for the job in the site's log.
 
     Every step of a job under differential privacy is charged, also those of parts that stay at the site. A model that
     the site finished itself was trained further without noise.
@@ -103,7 +103,7 @@ def coverage_of(kept: KeptRun) -> Coverage:
 
 
 def _accuracy(results: Mapping[str, Any], answerer: Answerer) -> str:
-    """The site's test accuracy, or why the card has none."""
+    """The site's test accuracy, or the reason why the card has none."""
     tested = answerer.tested
     if results["dp"] is not None or results["secagg"]:
         return "withheld: in this job test results stay at the sites"
@@ -115,7 +115,7 @@ def _accuracy(results: Mapping[str, Any], answerer: Answerer) -> str:
 
 
 def _shared(answerer: Answerer) -> str:
-    """What in the weights comes from other sites."""
+    """A sentence on the parts of the weights that come from other sites."""
     if getattr(answerer.answering.model, "shared", None):
         return "The weights `shared.*` are a mixture of other sites' prompts, as this site received it."
     return "What other sites sent is in the weights only through what the job's server made of it."
@@ -135,7 +135,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BytePairs:
-    """The merges in their order, the ids that stand around a text, and the most ids of a text, these two included."""
+    """The merges in order, the start and end ids of a text, and the most ids of a text, these two included."""
 
     merges: tuple[tuple[str, str], ...]
     start: int
@@ -183,7 +183,7 @@ def check_allowed(kept: KeptRun) -> None:
 
 
 def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
-    """Write the folder `out`, which must be new, and log it. Returns it.
+    """Logs the export, writes the folder `out`, which must be new, and returns it.
 
     Raises `ConfigError` for a site, model or backbone that is not exported; `LogError` if the log cannot be written,
     and then there is no folder.
@@ -224,7 +224,7 @@ def export(kept: KeptRun, answerer: Answerer, out: Path) -> Path:
 
 
 def bundle_card(kept: KeptRun, answerer: Answerer) -> str:
-    """What a reader of a MONAI bundle has to know, as Markdown."""
+    """The card of a MONAI bundle, as Markdown."""
     rounds, sites = kept.results["rounds_planned"], len(kept.results["sites"])
     return "\n\n".join(
         (
@@ -286,7 +286,7 @@ def _compare(folder: Path, answerer: Answerer) -> None:
 
 
 def _loader() -> str:
-    """The program of the folder, in one file: the project's own functions, without the project."""
+    """The folder's stand-alone program, one file with copies of the project's functions."""
     text = files("medfedvqa.answering").joinpath("standalone.py").read_text("utf-8")
     ngrams = files("medfedvqa.models").joinpath("ngrams.py").read_text("utf-8")
     before, imported, after = text.partition(_NGRAMS)

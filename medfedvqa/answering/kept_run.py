@@ -1,4 +1,4 @@
-"""What a site keeps of a finished run: its settings, the job, and the state with the model."""
+"""A site's record of a finished run: its settings, the job, and the state with the model."""
 
 import json
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def load_kept(run: Path, site: str, job_id: str | None = None) -> KeptRun:
 
 
 def read_config(path: Path) -> SiteConfig:
-    """The settings of a site, whose plug-ins this process may then load."""
+    """The settings of a site. Its plug-ins become allowed in this process."""
     config = load_site_config(path, path.resolve().parent.name)
     allow(config.plugins)
     return config

@@ -1,7 +1,7 @@
 """A network of MONAI that a site kept of a job, as a MONAI bundle: configurations and weights, no code.
 
-`monai.bundle.ConfigParser` builds the network from `configs/inference.json`; what each output means is in
-`configs/metadata.json`.
+`monai.bundle.ConfigParser` builds the network from `configs/inference.json`; `configs/metadata.json` has the meaning of
+each output.
 """
 
 import json
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 
 def check_bundled(model: object) -> PictureNetwork:
-    """A model that becomes a bundle. Raises `ConfigError` for one whose network MONAI does not have."""
+    """Returns a model that can become a bundle. Raises `ConfigError` for a network that MONAI lacks, or over a table."""
     if not isinstance(model, PictureNetwork) or model.spec.name not in MONAI_NETWORKS or model.spec.features:
         raise ConfigError("only a network of MONAI over pictures can be exported as a bundle: train one of those")
     if model.spec.name.startswith("ResNet"):
@@ -35,7 +35,7 @@ def check_bundled(model: object) -> PictureNetwork:
 
 
 def write_bundle(folder: Path, answerer: Answerer, card: str) -> None:
-    """Write the bundle and compare it with the model. Raises `ConfigError` if it answers otherwise."""
+    """Writes the bundle and compares it with the model. Raises `ConfigError` if their answers differ."""
     answering, model = answerer.answering, check_bundled(answerer.answering.model)
     for part in ("configs", "models", "docs"):
         (folder / part).mkdir()
@@ -48,7 +48,7 @@ def write_bundle(folder: Path, answerer: Answerer, card: str) -> None:
 
 
 def _weights(model: PictureNetwork, values: Values) -> dict[str, torch.Tensor]:
-    """The values under the names that MONAI's network gives them."""
+    """The values under the names in MONAI's network."""
     _, place = last_layer(model.spec.name, model.spec.build(model.answers), model.spec.outputs(model.answers))
     return {
         name.removeprefix(NETWORK) if name.startswith(NETWORK) else name.replace(f"{HEAD}answers", place): value.cpu()

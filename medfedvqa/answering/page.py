@@ -1,7 +1,7 @@
-"""A page on this machine that asks the model: a picture and a question in, answers and the model's attention out.
+"""A page on this machine that sends a picture and a question to the model, and shows its answers and attention.
 
-It stands on the frame of the audit pages: loopback only, a random token, no script, no log. Pictures and questions are
-held in memory for one request.
+It uses the server of the audit pages: loopback only, a random token, no script, no log. Pictures and questions stay in
+memory for one request.
 """
 
 import base64
@@ -26,7 +26,7 @@ from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.evaluation.attention_map import draw_attention
 
 SHOWN = 5
-"""Answers that the page shows."""
+"""The number of answers that the page shows."""
 _NAME = "Trained model"
 _NOTE = "On this machine only. Each answer is counted in the site's audit log, without its question."
 _LOOKS = (
@@ -72,7 +72,7 @@ class AnswerServer(LocalServer):
 
 
 def _attention(reply: RankedAnswers, question: str) -> Html:
-    """The picture with the model's attention, or why there is none."""
+    """The picture with the model's attention, or the reason why there is none."""
     try:
         drawn = draw_attention(reply.picture, reply.look(), "")
     except ConfigError as error:

@@ -1,8 +1,8 @@
 """The answers to a question about a DICOM picture as a Structured Report: preliminary and unverified.
 
-It is a Basic Text SR (DICOM PS3.3 A.35.1) in a new series of the picture's study: the question, each answer with its
-probability, how often the model was right, and the warnings, after the device that observed (PS3.16, TID 1001, 1204).
-It names the patient as the picture does: it is for the site's own archive.
+It is a Basic Text SR (DICOM PS3.3 A.35.1) in a new series of the picture's study: the observing device (PS3.16, TID
+1001, 1204), then the question, each answer with its probability, the model's accuracy, and the warnings.
+It names the patient like the picture does: it is for the site's own archive.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ def _coded(name: Dataset, value: Dataset, relation: str = "HAS CONCEPT MOD") -> 
 
 
 def _observer_uid() -> Dataset:
-    """The same UID for every answer of this software."""
+    """The observer's UID, the same for every answer of one version of this software."""
     item = _item("UIDREF", "HAS OBS CONTEXT", _code("121012", "DCM", "Device Observer UID"))
     item.UID = generate_uid(entropy_srcs=[_NAME, VERSION])
     return item

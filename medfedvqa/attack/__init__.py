@@ -1,1 +1,1 @@
-"""Attacks on what a job trains and releases. The epsilon that they prove is compared with the ledger's claim."""
+"""Attacks on a job's model and releases. Their lower bounds on epsilon are compared with the ledger's claim."""

@@ -1,4 +1,4 @@
-"""Canaries: synthetic patients, drawn here at random, that are added to a site's training data."""
+"""Canaries: random synthetic patients that are added to a site's training data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,15 @@ WORDS, LETTERS = 4, 5
 class Canaries:
     """Synthetic patients of one site. Each has one picture, one question in several equal rows, and a random answer.
 
-    They resemble no other patient, so a model can only memorise them, and reveals them more than others. The rows of
-    one have the same gradient, so a mechanism that bounds rows instead of patients is caught.
+    They resemble no other patient, so a model can only memorise them, and reveals them more than others. All rows of a
+    canary have the same gradient, so an audit catches a mechanism that bounds rows instead of patients.
     """
 
     examples: Examples
     """Patients and pictures are numbered from 0, row by row in order of the patients."""
     pictures: Pictures
     inserted: torch.Tensor
-    """bool [patients]: which patients are trained with, each independently with probability 1/2."""
+    """Whether each canary is in training, independently with probability 1/2, bool [patients]."""
 
     def __len__(self) -> int:
         return len(self.inserted)
@@ -39,7 +39,7 @@ class Canaries:
 
 
 def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries:
-    """Draw `count` patients of `rows` rows each, with answers from an answer space of this size.
+    """Draws `count` patients of `rows` rows each, with answers from an answer space of this size.
 
     `seed`: a number and the name of the site. Raises `ConfigError` for fewer than two patients, or no rows.
     """
@@ -66,7 +66,7 @@ def draw(count: int, rows: int, answers: int, seed: tuple[int, str]) -> Canaries
 
 
 def _pattern(row: Row, size: int) -> torch.Tensor:
-    """The picture of a canary, whose seed stands in the place of a path."""
+    """The picture of a canary. The row's image name is its seed."""
     cells = torch.rand(1, 1, CELLS, CELLS, generator=torch.Generator().manual_seed(int(row.image.name)))
     return F.interpolate(cells, size=(size, size))[0]
 

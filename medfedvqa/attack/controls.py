@@ -1,7 +1,7 @@
-"""Known faults, as controls: an audit that does not catch them proves nothing when it finds no fault.
+"""Known faults, as controls: if an audit does not catch them, its finding no fault proves nothing.
 
-The sampler, clipping, noise and accountants are those that train models. The model is a linear layer in which every
-canary has a separate feature, so that an attack loses nothing and a trial takes a moment.
+Sampler, clipping, noise and accountants are those of real training. The model is a linear layer in which every canary
+has its own feature, so that the attack loses no information and a trial is fast.
 """
 
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ from privacy import (
 )
 
 OTHERS = 32
-"""The number of patients who are no canaries, and of their features."""
+"""The number of patients other than canaries, and of their features."""
 CLIP, CANARY_FEATURE = 1.0, 10.0
 """The feature of a canary is so large that its gradient is always clipped."""
 
 
 class Fault(StrEnum):
-    """A fault of a mechanism. Its accountant, which does not know of the fault, makes the claim."""
+    """A fault of a mechanism. The claim comes from an accountant that ignores the fault."""
 
     NONE = "none"
     SILENT = "noise off"
     FORGETFUL = "rounds forgotten"
-    """The last round is claimed as if it were the only one, as if engine and accountant were new in each round."""
+    """Only the last round is claimed, as if engine and accountant were new in each round."""
     ROWS = "rows for patients"
-    """Rows are sampled and clipped, and epsilon is claimed for patients."""
+    """Rows are sampled and clipped, but epsilon is claimed for patients."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ControlRun:
 
     @classmethod
     def claiming(cls, epsilon: float, fault: Fault, canaries: int) -> "ControlRun":
-        """The trial with the noise at which a run with this fault claims this epsilon. Raises `AccountingError`."""
+        """The run with the noise at which the claim under this fault is this epsilon. Raises `AccountingError`."""
 
         def trial(noise: float) -> "ControlRun":
             return cls(noise, canaries=canaries)
@@ -67,14 +67,14 @@ class ControlRun:
         return trial(calibrate(epsilon, cls.delta, lambda noise: [trial(noise)._event(fault)]))
 
     def claimed(self, fault: Fault) -> float:
-        """The epsilon that the accountants compute, without knowing of the fault."""
+        """The epsilon that the accountants claim with this fault."""
         return spent([self._event(fault)], self.delta).epsilon
 
     def _event(self, fault: Fault) -> DPEvent:
         return SampledGaussian(self.sample_rate, self.noise, 1 if fault is Fault.FORGETFUL else self.rounds)
 
     def run(self, fault: Fault, seed: int, share: float = 0.5) -> Guesses:
-        """Train, and then guess about this share of the canaries from the change of their features' weights."""
+        """Trains, then guesses about this share of the canaries from the change of their features' weights."""
         generator = np.random.default_rng(seed)
         inserted = torch.from_numpy(generator.random(self.canaries) < 0.5)
         inputs, answers, patients = self._data(inserted, torch.Generator().manual_seed(seed))
@@ -120,7 +120,7 @@ class ControlRun:
 
 
 class _Silent(RepeatableRandomness):
-    """A broken source of noise, whose sampling is correct."""
+    """A source without noise, but with correct sampling."""
 
     def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.float64)

@@ -26,23 +26,23 @@ from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Launch
 from medfedvqa.version import code_version
 
-# Inversion of a release: infers a patient's answer from what a site sent after its first round.
+# Inversion of a release: infers a patient's answer from a site's upload after its first round.
 #
-# The attacker is the server. It knows the values that training began with (the job's seed draws prompts and heads), the
+# The attacker is the server. It knows the initial values of training (the job's seed draws prompts and heads), the
 # number of answers, and also the patient's picture and question, which is more than a server knows. It computes the
-# question's gradient under every possible answer, and infers the answer whose gradient is most in the release (label
+# question's gradient under every possible answer, and infers the answer with the gradient closest to the release (label
 # inference after Zhao et al., "iDLG", 2020, by search). Canaries' answers are drawn uniformly, so that a higher rate
 # than one over the number of answers comes from the release.
 
 
 @dataclass(frozen=True)
 class InversionCount:
-    """How many answers the attacker infers, and how many of them are right."""
+    """The number of answers that the attacker infers, and of those that are right."""
 
     patients: int = 0
     right: int = 0
     by_chance: float = 0.0
-    """How many would be right without the release, on average."""
+    """The expected number of right answers without the release."""
 
     def __add__(self, other: "InversionCount") -> "InversionCount":
         return InversionCount(
@@ -51,7 +51,7 @@ class InversionCount:
 
 
 def invert(observation: SiteObservation) -> InversionCount:
-    """Infer the answers of inserted canaries from the site's first release; none if the site shares nothing."""
+    """Infers the answers of inserted canaries from the site's first release; none if the site shares nothing."""
     task = observation.tasks[0]
     probe = observation.probe(task)
     values = differentiable(probe)
@@ -86,7 +86,7 @@ class AuditPlan:
     rows: int = 8
     """The rows of each canary. A step takes at most the job's `patient_rows` of them."""
     share: float = 0.5
-    """The share of the canaries that the attacker makes a guess about."""
+    """The share of the canaries that the attacker guesses about."""
     confidence: float = 0.95
     """The confidence of all bounds together."""
     seeds: tuple[int, ...] = (0,)
@@ -100,7 +100,7 @@ class AuditPlan:
 def audit(
     launch_of: Callable[[int], Launch], plan: AuditPlan, watch: Callable[[TaskAnswer], None] = lambda event: None
 ) -> dict[str, Any]:
-    """Run the job once for each seed, attack it, and return the findings, as `docs/empirical-audit.md` describes them.
+    """Runs the job once for each seed, attacks it, and returns the findings that `docs/empirical-audit.md` describes.
 
     `launch_of` gives the launch of a seed; launches differ in seed and folder alone. Raises as `observe` does.
     """
@@ -152,7 +152,7 @@ def audit(
 
 
 def write(findings: dict[str, Any], folder: Path) -> Path:
-    """Write the findings as JSON into a folder; returns the file."""
+    """Writes the findings as JSON into a folder; returns the file."""
     path = folder / FILE
     path.write_text(json.dumps(findings, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path
@@ -165,7 +165,7 @@ def _draw(launch: Launch, site: str, seed: int, plan: AuditPlan) -> Canaries:
 def _findings(
     guesses: dict[tuple[str, str], Guesses], plan: AuditPlan, claimed: dict[str, Any] | None, delta: float
 ) -> Iterator[dict[str, Any]]:
-    """The findings of each attack. Each bound is stricter, so that all hold with the plan's confidence."""
+    """The findings of each attack. The bounds together hold with the plan's confidence (Bonferroni)."""
     each = 1 - (1 - plan.confidence) / len(guesses)  # Bonferroni
     for (artefact, attack), counts in guesses.items():
         bound = epsilon_lower_bound(counts, delta, each)
@@ -187,7 +187,7 @@ def _findings(
 def _inversion(count: InversionCount, confidence: float) -> dict[str, Any] | None:
     """The share of answers that the attacker infers, compared with the share by chance.
 
-    If sites differ in their number of answers, the mean chance stands for all: then the p-value is too large
+    If sites differ in their number of answers, their mean chance is used, which makes the p-value conservative
     (Hoeffding, 1956).
     """
     if not count.patients:

@@ -1,4 +1,4 @@
-"""Runs a job with canaries in its sites' training data, and records what an auditor observes in each round."""
+"""Runs a job with canaries in its sites' training data, and records an auditor's observations in each round."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -36,29 +36,29 @@ class TaskObservation:
 
 @dataclass(frozen=True)
 class SiteObservation:
-    """What an auditor observes of one site in a finished job."""
+    """An auditor's observations of one site in a finished job."""
 
     method: Method[Any]
     site: Site
     """The site, with all canaries among its training rows."""
     base: Examples
-    """The training rows of other patients whose answers the model can give."""
+    """The other patients' training rows with answers in the model's answer space."""
     canaries: Canaries
     rows: Examples
     """The rows of all canaries, with the picture numbers of `site`."""
     claimed: float | None
-    """The worst patient's epsilon in the site's ledger; None without differential privacy."""
+    """The worst-off patient's epsilon in the site's ledger; None without differential privacy."""
     tasks: list[TaskObservation] = field(default_factory=list)
 
     def probe(self, task: TaskObservation) -> Probe:
-        """The site's model as it was before a task."""
+        """The site's model before a task."""
         return self.method.probe(self.site, task.before, task.received)
 
 
 def observe(
     launch: Launch, canaries: Mapping[str, Canaries], watch: Callable[[TaskAnswer], None] = lambda event: None
 ) -> dict[str, SiteObservation]:
-    """Run a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
+    """Runs a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
     job, method = launch.job, launch.job.build()
     if job.secagg:
         raise ConfigError("with secure aggregation nobody sees a single upload: attack the same job without it")
@@ -108,7 +108,7 @@ def observe(
 
 
 def data_of(launch: Launch, site: str) -> SiteData:
-    """A site's data, with the job's list of answers if it brings one.
+    """A site's data, with the job's list of answers if it has one.
 
     Canaries' answers are drawn from that list, so that all inserted canaries are trained with.
     """

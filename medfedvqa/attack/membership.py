@@ -1,11 +1,11 @@
-"""Membership inference by patient: a score for each canary, which is larger if it seems to be trained with.
+"""Membership inference by patient: a score for each canary, larger if it seems to be in the training data.
 
-`loss`: how much better the trained model answers a patient's rows than the untrained model (Yeom et al., 2018).
-`update`: how much of a patient's gradient is in the change by training, round by round (Nasr et al., 2023, in the space
-of gradients). Updates are decode for all canaries together, since their gradients overlap.
+`loss`: the decrease of the loss on a patient's rows by training (Yeom et al., 2018).
+`update`: the amount of a patient's gradient in the change by training, round by round (Nasr et al., 2023, in the space
+of gradients). Updates are decoded for all canaries together, since their gradients overlap.
 The attacker knows everything except which canaries are inserted: the canaries, the other patients, the values before
-each round, and for the shared artefact also the answer head, which never leaves. That is more than a server knows, as
-differential privacy assumes.
+each round, and for the shared artefact also the answer head, which never leaves. Differential privacy assumes such an
+attacker, who knows more than a server.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ Values = Mapping[str, torch.Tensor]
 PERSONAL, SHARED = "personal", "shared"
 LOSS, UPDATE = "loss", "update"
 MIN_RIDGE, MAX_RIDGE = 1e-2, 1e3
-"""Bounds of the ridge, which is added to the Gram matrix of unit gradients. At the lower, nearly equal directions count
-as one; at the upper, the result is each direction's inner product with the update."""
+"""Bounds of the ridge, which is added to the Gram matrix of unit gradients. At the lower bound, nearly equal directions
+count as one; at the upper, the result is each direction's inner product with the update."""
 INDEPENDENT, TINY = 1e-6, 1e-30
 
 
@@ -75,7 +75,7 @@ def _by_update(observation: SiteObservation) -> Scores:
 
 
 def decode(update: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-    """How much of each direction, [n, parameters], is in the update, [parameters], by ridge regression, [n].
+    """The coefficient of each direction, [n, parameters], in the update, [parameters], by ridge regression, [n].
 
     The ridge is the ratio of noise to signal, both estimated by moments: the part of the update outside of all
     directions is noise, and the part within them is noise and signal.
@@ -94,7 +94,7 @@ def decode(update: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
 
 
 def differentiable(probe: Probe) -> dict[str, torch.Tensor]:
-    """The probe's values, as leaves to take gradients by."""
+    """The probe's values as leaves that require gradients."""
     return {name: value.detach().requires_grad_() for name, value in probe.values.items()}
 
 

@@ -1,12 +1,12 @@
-"""Neighbouring sites, one with a patient more than the other: what the patient changes of what leaves.
+"""Compares the releases of neighbouring sites, one of which has one patient more.
 
-A method's private tasks run at both sites under the same randomness of the mechanism. Each run without a patient goes
-on from what the run with everybody released, as composition conditions on it. Then the sum of a step differs by the
-patient's own contribution, at most C, a pair of counts by one patient, and everything else that leaves is equal: what
-leaves follows from noisy releases and public values.
+A method's private tasks run at both sites with the same randomness of the mechanism. Each run without a patient
+continues from the releases of the run with everybody, because composition conditions on them. Then the sum of a step
+may differ by the patient's own contribution, at most C, and a pair of counts by one patient. Everything else that
+leaves must be equal: it follows from noisy releases and public values.
 
-Sums, draws and counts are taken where they are made, in `PrivateStep`, `PatientSampler` and the mechanisms of counts,
-so that whatever a method does before that takes part.
+Sums, draws and counts are recorded where they are made, in `PrivateStep`, `PatientSampler` and the mechanisms of
+counts, so that everything that a method does before is covered.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,10 +33,10 @@ from privacy.mechanisms.base import UNITS
 SEED = 0
 """The seed of the job, which is public."""
 TOWARDS_OTHERS = np.float32(1.02)
-"""The factor from what the site sent to what the server sends: it stands for the influence of other sites."""
+"""The factor from the site's upload to the server's next message, which simulates the influence of other sites."""
 ROUNDING = 2e-6
-"""Share of C by which a clipped gradient may differ between two runs that compute the same in float32: some thirty
-units in the last place. Each patient in a step has a gradient, so that steps of n may differ by n times as much."""
+"""The share of C by which rounding may change a clipped gradient between two equal computations in float32: some thirty
+units in the last place. Each patient in a step has a gradient, so a step of n patients may differ by n times this."""
 QUICK = {
     "rounds": 2, "local_epochs": 2, "local_unit": "batches", "blocks": 1, "mentor_blocks": 1, "public_pairs": 8,
     "pretraining": 1, "weighting": "uniform", "answers": "closed",
@@ -46,7 +46,7 @@ QUICK = {
 Draw = Mapping[str, tuple[int, ...]]
 """By the key of each patient in a step: its rows, numbered among its own training rows."""
 Values = tuple[torch.Tensor, ...]
-"""By parameter, in the order in which the step has them."""
+"""One tensor per parameter, in the step's order."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Step:
     """The sums of `rounded` with noise, divided by a public figure."""
     drawn: Draw
     own: Mapping[str, Values]
-    """The contribution of each patient who is watched."""
+    """The contribution of each watched patient."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class Counted:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a site's handlers did in the training tasks of a job."""
+    """The recorded steps, counts and messages of a site's training tasks."""
 
     steps: tuple[Step, ...]
     counts: tuple[Counted, ...]
     received: tuple[Tensors, ...]
     """The message from the server, by task."""
     sent: tuple[Tensors, ...]
-    """What leaves the site in answer to it."""
+    """The site's upload, by task."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What one patient changes in one step, when both runs begin it from the same values."""
+    """One patient's change of one step, when both runs begin it from the same values."""
 
     task: int
     distance: float
@@ -98,15 +98,15 @@ class Move:
     drawn: bool
     """Whether the patient is in the step."""
     others: int
-    """How many other patients are in it."""
+    """The number of other patients in the step."""
     others_moved: float
-    """The distance between the sums of the other patients, in units of C. A drawn patient has to be watched for it."""
+    """The distance between the sums of the other patients, in units of C. A drawn patient must be watched for it."""
     others_alike: bool
-    """Whether the other patients in it, and their rows, are the same in both runs."""
+    """Whether the step's other patients, and their rows, are the same in both runs."""
 
 
 class Departure(Exception):
-    """A run takes other steps than the one that it continues, or steps of other shapes."""
+    """A run's steps differ in number or shapes from those of the run that it continues."""
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Neighbours:
         return self._sites[without]
 
     def contents(self, without: str | None = None) -> dict[str, Any]:
-        """By the key of each patient: the question and the answer's number of each of its rows, part by part."""
+        """By patient key, the question and the answer's number of each of the patient's rows, part by part."""
         data = self.site(without).data
         return {key: _rows_of(data, number) for number, key in enumerate(data.patients)}
 
@@ -150,11 +150,11 @@ class Neighbours:
         share_of_noise: float = 1.0,
         watched: Collection[str] = (),
     ) -> Transcript:
-        """The method's training tasks at the site; each step continues from what was released `after`, if given.
+        """Runs the method's training tasks at the site. Each step continues from the release in `after`, if given.
 
-        `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: how much of it is added, for
-        tests that have to fail. `watched`: whose contributions are noted. What a method freezes is computed once for
-        each site and configuration. Raises `Departure` for steps that `after` does not have.
+        `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: the share of it that is added,
+        for tests that must fail. `watched`: the patients to record contributions of. Frozen parts are computed once
+        for each site and configuration. Raises `Departure` for steps that `after` does not have.
         """
         site = self.site(without)
         # One dictionary for all methods would mix them up: they keep different things under the same name.
@@ -170,7 +170,7 @@ class Neighbours:
     def moves(
         self, method: Method[Any], reference: Transcript, without: str, other: Transcript | None = None
     ) -> list[Move]:
-        """What this patient changes, step by step, against the run with everybody. `other`: the run without."""
+        """This patient's changes in each step, against the run with everybody. `other`: the run without the patient."""
         assert method.dp is not None
         steps = (other or self.run(method, without, reference)).steps
         return [_move(*pair, without, method.dp.clip) for pair in zip(reference.steps, steps, strict=True)]
@@ -182,7 +182,7 @@ def _tasks(method: Method[Any], leaving: Exchange) -> list[tuple[str, int]]:
 
 
 def _train(method: Method[Any], site: Site, messages: tuple[Tensors, ...] | None) -> Iterator[tuple[Tensors, Tensors]]:
-    """Run the tasks of a job at one site; yields the messages that it received, `messages` if given, and what left."""
+    """Runs the tasks of a job at one site; yields each received message, from `messages` if given, and the upload."""
     state, reply, shape = method.setup(site), dict[str, Any](), site.backbone.shape
     exchange, leaving = method.exchange(shape), method.final_exchange(shape)
     for number, (name, round) in enumerate(_tasks(method, leaving)):
@@ -193,7 +193,7 @@ def _train(method: Method[Any], site: Site, messages: tuple[Tensors, ...] | None
 
 
 def _message(task: TaskSpec, reply: Tensors) -> Tensors:
-    """What the task declares: a little more than the site's reply to the task before, or else random unit vectors."""
+    """The declared message of a task: the site's last reply times `TOWARDS_OTHERS`, or else random unit vectors."""
     generator = torch.Generator().manual_seed(SEED)
     unit = {s.name: F.normalize(torch.randn(s.shape, generator=generator), dim=-1).numpy() for s in task.down}
     return {name: TOWARDS_OTHERS * reply[name] if name in reply else drawn for name, drawn in unit.items()}
@@ -241,7 +241,7 @@ class Recording:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Record all private steps that end, and all counts that are released, while this is open."""
+        """Records all private steps that end, and all counts that are released, while this is open."""
         finish, add, sample = PrivateStep.finish, PrivateStep.add, PatientSampler.sample
 
         def finish_and_note(step: PrivateStep, noise: float, *others: Any) -> Any:
@@ -280,7 +280,7 @@ class Recording:
         return self._draws[len(self._steps)]
 
     def _end(self, sums: Values, rounded: Values, parameters: list[torch.Tensor]) -> None:
-        """Note the step that has just ended, and give it the gradient that was released before, if there is one."""
+        """Records the step that has just ended, and replaces its gradient by the one in `after`, if given."""
         number, drawn = len(self._steps), self._draw
         if self._after is not None:
             earlier = self._after.steps[number].released if number < len(self._after.steps) else ()
@@ -311,34 +311,34 @@ class Recording:
 
 @dataclass
 class TaskFinding:
-    """What leaving out each patient in turn changes in all tasks of one name."""
+    """The changes in all tasks of one name when each patient in turn is left out."""
 
     task: str
     steps: int
-    """Private steps that were seen."""
+    """The number of recorded private steps."""
     sum_moved: float = 0.0
-    """The largest movement of a sum of clipped gradients, on the noise's grid, in units of C."""
+    """The largest change of a sum of clipped gradients, on the noise's grid, in units of C."""
     counts_moved: float = 0.0
-    """The largest movement of all counts together, L1, in patients."""
+    """The largest change of all counts together, L1, in patients."""
     others_moved: float = 0.0
-    """The largest movement of the other patients' part of a sum, in units of C for each of them."""
+    """The largest change of the other patients' part of a sum, in units of C per patient."""
     undrawn_moved: float = 0.0
     """Like `others_moved`, in steps in which the patient was not drawn."""
     charged_as_seen: bool = True
-    """Whether steps and counts are those that the method is charged for."""
+    """Whether the numbers of steps and counts equal those that the method is charged for."""
     others_alike: bool = True
-    """Whether number and shapes of steps, and the others' draws, rows, parts and answers, are the same."""
+    """Whether the number and shapes of steps, and the other patients' draws, rows, parts and answers, stay the same."""
     uploads_alike: bool = True
-    """Whether everything else that leaves is the same, bit for bit."""
+    """Whether everything else that leaves stays the same, bit for bit."""
 
     @property
     def passed(self) -> bool:
-        """Whether what leaves differs by what is charged, and by nothing else."""
+        """Whether the releases differ only by the changes that are charged."""
         alike = self.charged_as_seen and self.others_alike and self.uploads_alike
         return alike and max(self.sum_moved, self.counts_moved) <= 1.0 and self.others_moved <= ROUNDING
 
     def add(self, move: Move) -> None:
-        """Take in what a patient changes in one step."""
+        """Includes a patient's change in one step."""
         moved = move.others_moved / max(1, move.others)
         self.sum_moved, self.others_moved = max(self.sum_moved, move.distance), max(self.others_moved, moved)
         self.undrawn_moved = max(self.undrawn_moved, 0.0 if move.drawn else moved)
@@ -346,7 +346,7 @@ class TaskFinding:
 
 
 def findings(neighbours: Neighbours, method: Method[Any]) -> list[TaskFinding]:
-    """Leave out each patient in turn: what it changes, by task."""
+    """Leaves out each patient in turn; returns the changes, by task."""
     patients = list(dict.fromkeys(key for part in neighbours.patients for key in part))
     reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
     names = [name for name, _ in _tasks(method, method.final_exchange(neighbours.backbone.shape))]

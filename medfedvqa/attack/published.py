@@ -1,8 +1,8 @@
-"""Mechanisms as papers and libraries publish them, rebuilt from what these say, and what their epsilon is.
+"""Mechanisms of papers and libraries, rebuilt from their descriptions, and their true epsilons.
 
-Of each: the epsilon that its accountant claims, that of this project's accountants for what it does, and a lower bound
-that a distinguisher measures. The distinguisher is that of the definition: it knows all other rows. The sums with and
-without the patient are computed by the mechanism's own clipping, on the worst rows; noise is drawn for each trial.
+For each: the epsilon that its accountant claims, that of this project's accountants for its actual steps, and a lower
+bound by a distinguisher, who knows all other rows, as in the definition. The sums with and without the patient are
+computed with the mechanism's own clipping, on the worst rows; noise is drawn for each trial.
 """
 
 import math
@@ -20,7 +20,7 @@ from privacy import DPEvent, SampledGaussian, calibrate, spent
 Floats = NDArray[np.float64]
 DELTA = 1e-5
 WIDTH = 4
-"""The numbers of one gradient; of a release in floating point `FLOATS`, so that low bits decide each trial."""
+"""The numbers in one gradient; `FLOATS` in a release in floating point, so that low bits decide each trial."""
 FLOATS, FLOAT_TRIALS = 1024, 2000
 
 
@@ -31,7 +31,7 @@ class Published:
     name: str
     source: str
     claimed: float
-    """The epsilon that is published with it, or that its accountant gives."""
+    """The published epsilon, or that of the published accountant."""
     actual: DPEvent | None
     """The mechanism's privacy event for the patient. None: no noise hides the patient, so epsilon is infinite."""
     sums: Floats
@@ -42,7 +42,7 @@ class Published:
 
     @property
     def accounted(self) -> float:
-        """Epsilon at `DELTA` of what the mechanism does, by numerical composition."""
+        """The epsilon of the mechanism's actual steps at `DELTA`, by numerical composition."""
         return math.inf if self.actual is None else spent([self.actual], DELTA).epsilon
 
     @property
@@ -71,7 +71,7 @@ class Published:
         return scores
 
     def _low_bits(self, present: bool, generator: np.random.Generator) -> float:
-        """A score from low bits: a release less its own sum leaves float32 numbers, since all noise is float32."""
+        """A score from low bits: all noise is float32, so the release minus the right sum is exactly float32."""
         noise = self.deviation * generator.standard_normal(self.sums.shape[1:], np.float32)
         left = self.sums[int(present)] + noise.astype(np.float64) - self.sums
         impossible = (left.astype(np.float32) != left).sum(1)
@@ -87,7 +87,7 @@ def proved(outside: Floats, inside: Floats, confidence: float) -> float:
     half = len(inside) // 2
     thresholds = np.unique(np.concatenate([outside[:half], inside[:half]]))
     few, many = (half - np.searchsorted(np.sort(scores[:half]), thresholds, "right") for scores in (outside, inside))
-    # Two deviations either way, and three trials where there is none: a choice, which nothing rests on.
+    # Two deviations either way, and three trials where there are none: any choice of threshold is valid.
     best = thresholds[np.argmax((many - 2 * np.sqrt(many) - DELTA * half) / (few + 2 * np.sqrt(few) + 3))]
     _, wrong = rate_interval(int((outside[half:] > best).sum()), len(outside) - half, confidence)
     right, _ = rate_interval(int((inside[half:] > best).sum()), len(inside) - half, confidence)
@@ -120,7 +120,7 @@ def _batch_mean(batch: int) -> Floats:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All mechanisms: those whose epsilon does not hold, and then two whose does."""
+    """All mechanisms: those with an epsilon that does not hold, then two with one that does."""
     calibrated = math.sqrt(100 * math.log(1 / DELTA)) / 0.4
     by_call = math.sqrt(2 * math.log(1.25 / DELTA))
     by_round = calibrate(2.19, DELTA, lambda noise: [SampledGaussian(0.25, noise, 20)])

@@ -1,4 +1,4 @@
-"""What a federated method is and is made of: a declared exchange, handlers on the sites, and a loop on the server."""
+"""The parts of a federated method: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from audits import Tensors
 from medfedvqa.checking import checked

@@ -10,8 +10,8 @@ from medfedvqa.models import AnswerModel, Depth, Values
 from medfedvqa.training import Rows, Site, SiteRows
 
 TESTED = "tested"
-"""The key in the state after `evaluate` that holds the message that the site tested with, by name. It never leaves:
-with it, the site can answer by the same model again."""
+"""The key in the state after `evaluate` of the message that the site tested with, as tensors by name. It never leaves:
+the site rebuilds the tested model from it."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Answering:
 
     @torch.no_grad()
     def probabilities(self, site: Site, examples: Examples) -> torch.Tensor:
-        """The probability of each answer to each row of a site, float [rows, answers]; rows' own answers do not count.
+        """The probability of each answer to each row, float [rows, answers]. The rows' recorded answers are not used.
 
-        They are the mean of the models' softmax, which nothing has calibrated.
+        An ensemble averages the models' softmax outputs. Nothing calibrates them.
         """
         rows = self._rows(site, examples, self.model.depth)
         own = self.model.logits(self.values, rows.batch).softmax(dim=1).cpu()
@@ -49,6 +49,6 @@ class Answering:
 
 
 def together(models: Sequence[Answering]) -> Answering:
-    """Joins models with the same answers into an ensemble. Attention is that of the first."""
+    """Joins models with the same answers into an ensemble, whose `attention` is the first model's."""
     first, *rest = models
     return replace(first, beside=tuple(rest)) if rest else first

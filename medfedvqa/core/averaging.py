@@ -161,7 +161,7 @@ class Averaging(Stepwise[Config]):
 
     @property
     def task(self) -> Task:
-        """What the sites learn, as this job trains it."""
+        """The task that the sites learn, with or without differential privacy as in this job."""
         return self.config.task.under(self.dp is not None)
 
     @property
@@ -176,12 +176,12 @@ class Averaging(Stepwise[Config]):
 
     @property
     def has_personal_models(self) -> bool:
-        """Whether a site that tests the mean had a model of its own before it, which can be tested apart."""
+        """Whether sites test the mean and also have models from before it, which can be tested separately."""
         return self.config.evaluated == "shared" and not self.config.is_stepwise
 
     @property
     def mixture_share(self) -> float:
-        """See `Method.mixture_share`: of gradients weighed by similarity, one site's may be all but the site's own."""
+        """See `Method.mixture_share`. Weights by reliability may give another site all but the receiver's own share."""
         return 1.0 if self.config.mixing == "reliability" else 0.0
 
     @property
@@ -207,7 +207,7 @@ class Averaging(Stepwise[Config]):
 
     @property
     def rejoins(self) -> bool:
-        """See `Method.rejoins`: a site starts each round from the mean, unless its first round differs from others."""
+        """See `Method.rejoins`. Every round starts from the mean, unless the method overrides `start`."""
         return type(self).start is Averaging.start
 
     @property
@@ -236,7 +236,7 @@ class Averaging(Stepwise[Config]):
         )
 
     def setup(self, site: Site) -> State:
-        """The shared part starts alike at all sites, whatever their data. A local head starts from the site's seed."""
+        """Initial values. The shared part starts equal at all sites; a local head starts from the site's own seed."""
         self.check_answers(site.data.public_answers)
         model = self.model(site)
         head_seed = site.task_seed("setup", 0) if self.config.own == "head" else site.seed
@@ -281,13 +281,13 @@ class Averaging(Stepwise[Config]):
         return hub.collect("evaluate", {site: mixer.model(site) for site in hub.sites})
 
     def _uploaded(self, spec: TensorSpec) -> TensorSpec:
-        """The declaration of an upload of a part of the model: with shared noise it is whole numbers."""
+        """The declaration of an uploaded tensor of the model. With shared noise, it holds whole numbers."""
         if self.dp is None or not self.dp.is_shared:
             return spec
         return replace(spec, dtype="float64", meaning=f"{spec.meaning}, in whole steps of the noise's grid")
 
     def _read(self, means: dict[str, GroupMean], round: int) -> dict[str, GroupMean]:
-        """The means as plain numbers, also where sites send whole ones."""
+        """The means in the model's own units: with shared noise, decoded from whole numbers."""
         if self.dp is None or not self.dp.is_shared:
             return means
         shapes = {name: array.shape for mean in means.values() for name, array in mean.tensors.items()}
@@ -297,7 +297,7 @@ class Averaging(Stepwise[Config]):
     def drawn(self, hub: Hub, round: int, sites: Sequence[str]) -> tuple[str, ...]:
         """The sites that train in this round: all, or `sampled` of them, uniformly and without replacement.
 
-        The draw follows from the job's seed and the round, so that a server that died draws the same again. Raises
+        The draw depends only on the job's seed and the round, so a restarted server draws the same sites. Raises
         `ConfigError` if there are fewer sites.
         """
         count = len(sites) if self.config.sampled is None else self.config.sampled
@@ -353,7 +353,7 @@ class Averaging(Stepwise[Config]):
 
     @property
     def _shares_answers(self) -> bool:
-        """Whether a layer of answers is shared, so that all sites must have the same ones."""
+        """Whether any part of the answers' layer is shared, so that all sites need the same answers."""
         return self.config.own in ("nothing", "bias", "tuned")
 
 

@@ -1,7 +1,7 @@
 """The best round of a site: the one after which most validation rows are answered right.
 
-The choice is the site's own. It looks at validation rows without noise, so it is refused under differential privacy;
-which round was best, and after which a site alone stopped, is in no message.
+The site chooses by its validation rows, without noise, so the choice is refused under differential privacy. No message
+says which round was best, or after which round a site stopped.
 """
 
 from collections.abc import Collection
@@ -24,9 +24,9 @@ the message that the site tests with. It never leaves."""
 
 
 def remembered(method: "Alone[Any]", site: Site, state: State, received: Tensors, names: Collection[str]) -> State:
-    """The state with its best round, now that the last round's answer is `received`. Of equals, the latest counts.
+    """The state with its best round updated, after a round whose answer is `received`. On ties, the later round wins.
 
-    `names`: the tensors that the evaluation would receive; others have no part in a test.
+    `names`: the tensors to keep of `received`, those that the evaluation would receive.
     """
     if VALIDATED not in state:  # nothing is trained yet, or the site never trains
         return state
@@ -47,11 +47,11 @@ def recalled(state: State, received: Tensors) -> tuple[State, Tensors]:
 
 
 def has_stopped(state: State, patience: int | None) -> bool:
-    """Whether as many rounds as `patience` have passed since the first one with the best validation accuracy."""
+    """Whether `patience` rounds have passed since the first round with the best validation accuracy."""
     curve: torch.Tensor = state.get(VALIDATED, torch.zeros(0))
     return patience is not None and rounds_since_best(curve.tolist()) >= patience
 
 
 def unchanged(state: State) -> State:
-    """The state after a round without training: its model has the same validation accuracy again."""
+    """The state after a round without training: the last validation accuracy is repeated."""
     return {**state, VALIDATED: torch.cat([state[VALIDATED], state[VALIDATED][-1:]])}

@@ -1,6 +1,6 @@
-"""What the parts of a finished model do to its answers: a part is taken away, and the test rows are answered again.
+"""How much each part of a finished model contributes: the test rows are answered again without the part.
 
-Nothing is trained again, so a figure says what a part carries in this model, not what training without it would cost.
+Nothing is retrained: a figure measures the part's effect in this model, not the accuracy of training without the part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ _RIGHT, _WHOLE, _ROWS = "right", "whole", 256  # rows that are answered at once
 def contributions(method: Method[Any], sites: Mapping[str, tuple[Site, State]]) -> dict[str, dict[str, Any]]:
     """For each part that the models have: the answers that change without it, and the accuracy that is lost.
 
-    A part's figures are `changed` of `rows` test rows, and `lost`, the mean over sites of the accuracy with the part
-    less that without it, in -1..1, with its 95 % interval over patients, None where it cannot be estimated.
+    A part's figures are `changed` of `rows` test rows; `lost`, the accuracy with the part minus that without it, in
+    -1..1, averaged over sites; and `interval`, its 95 % interval over patients, None where it cannot be estimated.
     Raises `ConfigError` if the method keeps no model at a site, and `DataError` if no site has test rows.
     """
     if not isinstance(method, Alone):
@@ -88,7 +88,7 @@ def _answers(method: Alone[Any], site: Site, state: State, following: State) -> 
 
 
 class _Asked:
-    """A site's test rows over one cache of the backbone, as deep as the whole model."""
+    """A site's test rows, with backbone features cached to the depth of the whole model."""
 
     def __init__(self, site: Site, model: AnswerModel, answers: tuple[str, ...]) -> None:
         self._rows = SiteRows(site, model, model.depth, 1, answers)
@@ -105,7 +105,7 @@ class _Asked:
 
 
 def tests_of(data: SiteData) -> SiteData:
-    """The site with its test rows alone, and their pictures."""
+    """The site's data with only its test rows and their pictures."""
     numbers, places = torch.unique(data.test.pictures, return_inverse=True)
     none = data.test.chosen(torch.tensor([], dtype=torch.int64))
     tests, pictures = replace(data.test, pictures=places), data.pictures.chosen(numbers.tolist())

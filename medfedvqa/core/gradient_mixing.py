@@ -1,8 +1,8 @@
 """How a stepwise job weighs sites' gradients for each site's model: all alike, or similar sites more.
 
-The sites of one group receive one model, and the server keeps one optimiser for it. Of each group the server uses the
-mean of its sites' gradients alone. Groups have no site in common, so their sums can be combined to nothing about fewer
-sites than a group has: where every group has three, groups run on shares.
+The sites of one group receive one model, and the server keeps one optimiser for it. The server uses only the mean
+gradient of each group. Groups have no site in common, so combining their sums shows nothing about fewer sites than the
+smallest group has: with at least three sites in every group, groups run on shares.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,9 +27,9 @@ Step = Callable[[Tensors, Tensors, ServerState], tuple[Tensors, ServerState]]
 """See `Stepwise.server_step`."""
 
 KEEPS = 0.9
-"""The share of a running gradient that stays in each exchange. The gradients of single batches are mostly noise."""
+"""The weight of the past in a running mean of gradients, because the gradients of single batches are mostly noise."""
 RECORDS = 10
-"""The number of exchanges of a job whose weights stand in the results, the last one among them."""
+"""At about this many exchanges of a job, the last included, the weights are recorded in the results."""
 
 
 class MixingConfig(StepwiseConfig, frozen=True):
@@ -99,13 +99,13 @@ class Mixer:
         return next(iter(self._models.values()), {}) if len(self.groups) == 1 else {}
 
     def take(self, means: Mapping[str, GroupMean]) -> dict[str, dict[str, float]]:
-        """Step each model along its mixture, and return the weight of each site's gradient for each site's model.
+        """Steps each model along its mixture, and returns the weight of each site's gradient for each site's model.
 
         A lost mean takes no part, and its group keeps its model: the previous mean that stands in for it
         came from an earlier model, so it gives no gradient of the current one.
 
-        `means`: by group, what the sites made of the model that they were sent. The returned weights sum to 1 for each
-        model. They are those by organ or reliability alone: in the mixture, a site's rows count beside them.
+        `means`: by group, the mean of the sites' values after one step. The returned weights sum to 1 for each model.
+        They depend on organ or reliability alone; the mixture also multiplies them by `GroupMean.weight`.
         """
         moving = [name for name in self.groups if name not in means or not means[name].lost]
         means = {name: mean for name, mean in means.items() if not mean.lost}
@@ -123,7 +123,7 @@ class Mixer:
         return self._by_site(list(means), weights)
 
     def _gradient(self, group: str, mean: Tensors) -> Floats:
-        """The mean gradient of a group in one vector: held model - mean. In the first exchange the former is 0."""
+        """The mean gradient of a group in one vector: the group's model (0 in the first exchange) - mean."""
         held = self._models.get(group)
         return np.concatenate([((held[name] if held else 0) - array).ravel() for name, array in mean.items()])
 
@@ -163,7 +163,7 @@ class Mixer:
 
 
 def _normed(weights: Floats) -> Floats:
-    """Rows that sum to 1; a row without any weight becomes one of equal ones."""
+    """The weights with each row scaled to sum to 1; a row of zeros becomes equal weights."""
     sums = weights.sum(axis=1, keepdims=True)
     return np.asarray(np.where(sums < NEGLIGIBLE, 1 / weights.shape[1], weights / np.maximum(sums, NEGLIGIBLE)))
 

@@ -37,8 +37,8 @@ class HeadOptions(MethodConfig, frozen=True):
         return HeadConfig(answers, **options, question=self.question_input, members=self.heads)
 
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
-        """Raises `ConfigError` for a head that this backbone does not allow, or that does not see all that is tuned.
+        """Raises `ConfigError` for a head that this backbone does not allow, or that ignores a tuned part.
 
-        `aside`: the width of features beside those of the towers.
+        `aside`: the width of features that come from no tower.
         """
         check_head(self.head_of(2), tuning, shape, aside)

@@ -18,23 +18,23 @@ class GroupMean(NamedTuple):
 
 
 class Hub(Protocol):
-    """How a server loop reaches its sites. A method calls the weakest gathering that is enough for it."""
+    """A server loop's interface to its sites. A method gathers by the function that shows the server least."""
 
     sites: tuple[str, ...]
-    """The sites of the job, without those that are left out for its rest; messages to these are dropped."""
+    """The job's sites, except those left out for the rest of it. Messages to the latter are dropped."""
     seed: int
     """The job's seed, for the server's initial values."""
     backbone: str
     """The name of the job's backbone."""
     model: Tensors
-    """The model of an earlier job that hospitals of this one join; else the last one that the sites of this job share,
-    which the server keeps. It is empty if only sites know it."""
+    """The earlier job's model if hospitals of this job join one; else the last shared model of this job's sites, which
+    the server keeps. It is empty if only the sites know it."""
 
     def rounds(self, count: int) -> Iterator[int]:
         """Rounds 1..count; ends early when the user asks to stop."""
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
-        """The uploads of the sites that answered, by site and in order of the sites' names, whoever answered first.
+        """The uploads of the sites that answered, by site, in the order of the sites' names.
 
         `down` holds the message to each; None sends nothing.
         """
@@ -52,11 +52,10 @@ class Hub(Protocol):
         down: Mapping[str, Tensors] | None = None,
         weight: str | None = None,
     ) -> dict[str, GroupMean]:
-        """A `mean` for each group of sites, without the groups of which no site answered. Groups have no site in
-        common."""
+        """A `mean` for each group of sites in which a site answered. Groups have no site in common."""
 
     def weighed(self, weights: Mapping[str, Mapping[str, float]]) -> None:
-        """Record, for the results of this round, the weight of each site's upload for each receiving site."""
+        """Records, for the results of this round, the weight of each site's upload for each receiving site."""
 
     def mix(
         self,
@@ -68,7 +67,7 @@ class Hub(Protocol):
         """For each target site, the mixture of the other sites' uploads by reliability. Uploads carry `accuracy`."""
 
     def tested(self, score: ServerScore) -> None:
-        """Record the test of the server's own model on public rows, for the results. It calls no site."""
+        """Records the test of the server's own model on public rows, for the results. It calls no site."""
 
     def counted(self, statistics: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-        """Record counts by site (or for all together), table and category, for the results. It calls no site."""
+        """Records counts by site (or for all together), table and category, for the results. It calls no site."""

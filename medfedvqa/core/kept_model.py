@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from medfedvqa.core.local_training import Alone
 
 KEPT = "kept"
-"""The key in the state after `evaluate` that holds the kept model: its name, its state, the message that it uses, the
-same of one that answers with it, and for each candidate whether it answers each test row right, bool [rows]."""
+"""The key of the kept model in the state after `evaluate`: its name, state and message, the state and message of a
+model that answers with it, and for each candidate whether it answers each test row right, bool [rows]."""
 ENSEMBLE = ("received", "alone")
 """The candidates that answer together as the candidate `ensemble`."""
 
@@ -71,8 +71,8 @@ class Keeping:
     def kept(self) -> State:
         """The first choice, or the best on validation rows if it is better by more than one standard error.
 
-        Of n rows that one of the two alone answers right, chance gives each n/2 with a standard deviation of sqrt(n)/2.
-        Without this rule the best of five on a few rows is mostly the luckiest. Of equals, the first of `KEPT_MODELS`.
+        Of n rows that only one of the two answers right, chance gives each n/2 with a standard deviation of sqrt(n)/2.
+        Without this rule the best of five on a few rows is mostly luck. On ties, the first of `KEPT_MODELS` is best.
         """
         right = {name: self.right(name, self._site.data.validate) for name in KEPT_MODELS}
         best, usual = max(KEPT_MODELS, key=lambda name: int(right[name].sum())), right[self.first_choice]
@@ -109,5 +109,5 @@ class Keeping:
 
 
 def answering(method: "Alone[Any]", site: Site, saved: Sequence[State]) -> Answering:
-    """The ensemble of the models of these states and messages: it answers by the mean of their probabilities."""
+    """The ensemble of the models with these saved states and messages. It averages their probabilities."""
     return together([method.answering_with(site, each["state"], each["message"]) for each in saved])

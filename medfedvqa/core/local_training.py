@@ -157,7 +157,7 @@ class Alone(Method[Config]):
         return Cost(steps=self.passes * self.config.training.private_steps(self.dp))
 
     def setup(self, site: Site) -> State:
-        """Initial values of the site's model. Raises `ConfigError` if privacy needs a missing list of answers."""
+        """Initial values of the site's model. Raises `ConfigError` if a private job lacks a public list of answers."""
         self.check_answers(site.data.public_answers)
         generator = torch.Generator().manual_seed(site.task_seed("setup", 0))
         return {"values": self.model(site).initial(generator, generator)}
@@ -192,7 +192,7 @@ class Alone(Method[Config]):
         return self.train(site, state, received, round)
 
     def train(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """One round. Received values replace the site's values of the same names before it."""
+        """Trains one round. Before it, received values replace the site's values of the same names."""
         trainer = self.trainer(site)
         start: Values = {**state["values"], **tensors_of(received, site.device)}
         state = self.local(trainer, state, start, round, site.task_seed("train", round))
@@ -201,7 +201,7 @@ class Alone(Method[Config]):
         return state, self.reply(trainer, state)
 
     def validates(self, state: State, start: Values) -> Values:
-        """The values whose validation accuracy is a round's: those that it ends with. `start`: those it began with."""
+        """The values to validate after a round: those that it ended with. `start`: those that it began with."""
         values: Values = state["values"]
         return values
 
@@ -210,7 +210,7 @@ class Alone(Method[Config]):
         return {}
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Counts of test rows that the model and the free baselines answer right; then the model that the site keeps.
+        """Counts test rows that the model and the free baselines answer right, then trains the model to keep, if any.
 
         Training here happens after the last release, without noise, and its model never leaves the site.
         """
@@ -251,7 +251,7 @@ class Alone(Method[Config]):
 
     @property
     def in_epochs(self) -> Mapping[str, str]:
-        """The options by which a site trains in passes over its rows."""
+        """The option values with which a site trains in passes over its rows."""
         return {"local_unit": "epochs"}
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
@@ -296,7 +296,7 @@ class Alone(Method[Config]):
         return self.answering_with(site, state, state[TESTED])
 
     def answering_with(self, site: Site, state: State, received: Values) -> Answering:
-        """The model with which a site with this state and message answers; the same that `answered` tests."""
+        """The model that a site with this state and message answers with, the same that `answered` tests."""
         received = {name: value.to(site.device) for name, value in received.items()}
         return Answering(self.model(site), self.tested(site, state, received), self._space(site))
 

@@ -47,7 +47,7 @@ PARTS_BEHIND: Mapping[str, Part] = {
 
 
 def withheld(task: str) -> str:
-    """The name under which a task is answered whose figures stay at the site, below its policy's `min_count`."""
+    """The name of a site's answer to `task` if the `min_count` of its policy keeps the figures at the site."""
     return f"{task}/withheld"
 
 
@@ -59,7 +59,7 @@ Config = TypeVar("Config", bound=MethodConfig)
 
 
 class Method(ABC, Generic[Config]):
-    """One federated method. Handlers of a task `x` are the method `x(site, state, received, round)`."""
+    """One federated method. The handler of a task `x` is the method `x(site, state, received, round)`."""
 
     name: ClassVar[str]
     config_type: ClassVar[type[MethodConfig]]
@@ -70,9 +70,9 @@ class Method(ABC, Generic[Config]):
     trains: ClassVar[bool] = True
     """Whether sites train a model, which a test at the end scores."""
     needs_rows: ClassVar[bool] = True
-    """Whether a site without rows to train on has no part in a job without differential privacy."""
+    """Whether a job without differential privacy leaves out a site that has no rows to train on."""
     gathering: Gathering = Gathering()
-    """How the job's server takes means, and how long uploads may be. `create` sets it."""
+    """How the server averages uploads, and the limit on their norm. `create` sets it."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         """`dp`: train under differential privacy; `secagg`: whether, and how, to aggregate on shares.
@@ -116,7 +116,7 @@ class Method(ABC, Generic[Config]):
 
     @property
     def code(self) -> tuple[object, ...]:
-        """The classes and functions from outside that the job loads: the method's own, and what its options name."""
+        """The classes and functions that the job loads by name: the method itself, and those that its options name."""
         return (type(self),)
 
     @property
@@ -126,15 +126,15 @@ class Method(ABC, Generic[Config]):
 
     @property
     def rejoins(self) -> bool:
-        """Whether a site that missed rounds may take part in the next: every task's message holds all that it needs of
-        them, and the server keeps nothing for each site. A site that misses a round of another method is left out for
-        the rest of the job."""
+        """Whether a site that missed rounds may take part in the next. Then every message must hold all that the site
+        needs from them, and the server must keep nothing for single sites. If False, a site that misses a round is
+        left out for the rest of the job."""
         return False
 
     @property
     def repeats_uploads(self) -> bool:
-        """Whether a site's uploads in neighbouring rounds are nearly the same, so that their sums may not differ by a
-        few sites."""
+        """Whether a site's uploads in consecutive rounds are nearly the same. Then the sums of two rounds must not
+        differ by a few sites, or their difference shows those sites' uploads."""
         return False
 
     @property
@@ -166,7 +166,7 @@ class Method(ABC, Generic[Config]):
         return replace(exchange, tasks=tuple(tasks))
 
     def shortened(self, task: TaskSpec, shape: BackboneShape, reply: Tensors) -> Tensors:
-        """A reply whose parameters are scaled down to the job's limit together, if they are longer."""
+        """The reply, with its parameters scaled down together if their norm exceeds the job's limit."""
         most = self.gathering.most_norm
         if most is None:
             return reply
@@ -232,7 +232,7 @@ class Method(ABC, Generic[Config]):
     def withheld_figures(self, task: TaskSpec, policy: SitePolicy, patients: Mapping[Part, int]) -> list[str]:
         """Names of the figures in a task of `final_exchange` that stay at a site with these numbers of patients.
 
-        Errs towards more: a figure that the method does not place is about the part with the fewest patients.
+        Errs towards more: a figure without an entry in `parts_behind` is about the part with the fewest patients.
         """
         fewest = min(patients.values())
         behind = {name: patients[part] for name, part in self.parts_behind.items()}
@@ -295,7 +295,7 @@ class Method(ABC, Generic[Config]):
             raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
 
     def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The list by which a site reads its answers: its own, or the job's if its rows must not make one."""
+        """The list that a site reads its answers by: `declared`, or the job's if the rows must not make one."""
         return self.public_answers if declared is None and (self.dp or not self.needs_rows) else declared
 
     @property
@@ -318,7 +318,7 @@ class Method(ABC, Generic[Config]):
         """The server's loop; returns the uploads of the task `evaluate`, by site."""
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Runs the handler of a declared task: it maps state and message to state and message."""
+        """Runs a task's handler on the site's state and the received message; returns the new state and the reply."""
         return self.handler(task, site)(site, state, received, round)
 
     def handler(self, task: TaskSpec, site: Site) -> Handler:

@@ -30,11 +30,11 @@ ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*\z", m
 
 @dataclass(frozen=True)
 class PictureClassification(Task):
-    """The class of a picture, or whether it shows each of some findings, by a network that is trained as a whole."""
+    """Classifies a picture, or decides for each of some findings if it shows it, by a network trained as a whole."""
 
     network: NetworkSpec
     private: bool = False
-    """Whether each patient's gradient must be known."""
+    """Whether the training needs each patient's gradient."""
 
     def shapes(self, shape: BackboneShape, answers: int) -> Shapes:
         return self.network.shapes(answers)

@@ -10,7 +10,7 @@ from privacy import Secagg, Unit
 from privacy.secagg import TensorLayout
 
 MOST_SITES = 512
-"""The most sites of one mixture: the sums of more do not fit the ring."""
+"""The most sites in one mixture: the sums of more would overflow the ring."""
 FAULT = TensorSpec(
     "fault", (), "int64", Kind.PUBLIC, "rank of the site that broke the attempt, or -1", bounds=(-1, MOST_SITES - 1)
 )
@@ -51,7 +51,7 @@ DRAWING = (TaskSpec(COMMIT, (COMMITMENT,), ()), TaskSpec(OPEN, (NONCE,), ()), Ta
 
 @dataclass(frozen=True)
 class MixOnShares:
-    """A task whose uploads the sites mix among themselves by reliability, each learning its own mixture only."""
+    """A task whose uploads the sites mix on shares, by reliability. Each site learns only its own mixture."""
 
     unit: Unit = "prompt"
     most_share: float = 1.0
@@ -68,7 +68,7 @@ class MixOnShares:
         return TensorLayout.of(shapes, self.unit)
 
     def by(self, secagg: Secagg) -> "OnShares":
-        """This aggregation as a job computes it: always with CrypTen."""
+        """This aggregation itself: a mixture is always computed with CrypTen."""
         return self
 
     def joint(self, task: str) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class MeanOnShares:
         averaged = [declared[name] for name, _ in self.layout(task).shapes]
         weight = self._weight(task)
         weighted = [replace(spec, meaning=f"{spec.meaning}, times the weight") for spec in averaged]
-        # Of what is masked, and of a sum, every value may be right: bounds hold for what goes in.
+        # A masked value or a sum may be any number, so the bounds hold only for what a site puts in.
         return tuple(
             replace(
                 spec, dtype="int64", protection=_masked(spec), meaning=f"{spec.meaning}, {self.hiding}", bounds=None
@@ -164,7 +164,7 @@ class MeanOnShares:
         yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
 
     def replied(self, asked: str, task: str, tensors: Tensors) -> str:
-        """The name under which an answer to what was `asked` is declared: a site may also name who broke it."""
+        """The name of the task that declares an answer to `asked`: `broken(task)` if the answer names who broke it."""
         return broken(task) if FAULT.name in tensors else asked
 
     def _result(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
@@ -207,7 +207,7 @@ OnShares = MixOnShares | MeanOnShares
 
 
 def mixing(task: str) -> str:
-    """The name of the task in which the uploads of another are mixed on shares."""
+    """The name of the task in which sites mix the uploads of `task` on shares."""
     return f"{task}/mix"
 
 
@@ -217,12 +217,12 @@ def seeding(task: str) -> str:
 
 
 def tossing(task: str) -> str:
-    """The name of the task in which they open coins, which choose the tuples to use and the tuples to check."""
+    """The name of the task in which members open coins, which choose the tuples to use and the tuples to check."""
     return f"{task}/coin"
 
 
 def averaging(task: str) -> str:
-    """The name of the task in which the uploads of another are sent under masks."""
+    """The name of the task in which sites send the uploads of `task` under masks."""
     return f"{task}/mean"
 
 

@@ -18,7 +18,7 @@ AnyMethod = TypeVar("AnyMethod", bound="type[Method[Any]]")
 
 _METHODS: dict[str, type[Method[Any]]] = {}
 PACKAGES = ("medfedvqa.methods", "medfedvqa.papers.methods")
-"""The packages whose modules register the project's own methods as they are imported: each the one of its name."""
+"""The packages of the built-in methods. The import of a module registers the method of the same name."""
 
 
 def register(method: AnyMethod) -> AnyMethod:
@@ -50,8 +50,7 @@ def is_built_in(name: str) -> bool:
 
 
 def method_names(*, training: bool = True) -> tuple[str, ...]:
-    """Names of all registered methods that train a federation, sorted; without `training`, of those that only count
-    too."""
+    """Names of the listed methods that train, sorted. `training=False` adds those that only count."""
     for module in _homes().values():
         import_module(module)
     listed = ((name, method) for name, method in _METHODS.items() if method.listed)
@@ -61,7 +60,7 @@ def method_names(*, training: bool = True) -> tuple[str, ...]:
 def method_type(name: str) -> type[Method[Any]]:
     """The registered method, or else the method of an allowed distribution: see `medfedvqa.plugins`.
 
-    Raises `ConfigError`; it is a `PlugInRefused` if a distribution that is not allowed brings the method.
+    Raises `ConfigError` for an unknown method; its subclass `PlugInRefused` if the distribution is not allowed.
     """
     if is_built_in(name):
         import_module(_homes()[name])

@@ -37,7 +37,7 @@ def validated(state: State, right: torch.Tensor) -> State:
 SCORED = ("rows", "train_rows", "correct", "majority_correct", "prior_correct")
 """The names of the counts of `scored`."""
 FINISHED = ("finished_correct", "alone_correct", "alone_equal_correct", "ensemble_correct", "kept_model")
-"""The names of further counts of a method whose sites keep a model: whose option `FINISH` is above 0."""
+"""The names of the further counts if the option `FINISH` is above 0, so that sites keep a model."""
 FINISH = "finish_epochs"
 """The option of methods whose sites may train on by themselves after their last release."""
 
@@ -45,7 +45,7 @@ FINISH = "finish_epochs"
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
     """The result of a handler `evaluate`: the state with the `right` test rows, bool [rows], and the counts to release.
 
-    The state also holds the kind of each row. The counts include those of the free baselines, and `others`.
+    The state also records which rows' questions are closed. The counts include the free baselines and `others`.
     """
     totals = {
         "rows": len(data.test),

@@ -1,9 +1,9 @@
 """Noise that the sites of a stepwise job share: what a site sends is whole numbers, whose masked sum is exact.
 
-A site's own noise protects nobody by itself (see `privacy.mechanisms.shared_gaussian`), so nothing that it computes of
-its rows may be used but by way of the opened sum: no part of the model may stay at the site, and no second batch may
-follow before the exchange. It sends w - g, as in every stepwise job, in units in which both are whole numbers: g is a
-noisy sum of whole grid steps, and w, which all sites have received, is rounded alike at all of them.
+One site's noise is too small to protect its patients (see `privacy.mechanisms.shared_gaussian`). So the results from
+its rows are used only through the opened sum: no part of the model stays at the site, and each exchange has one batch.
+A site sends w - g, as in every stepwise job, in whole grid steps: g is its noisy sum of gradients, and w is the model
+that all sites received and round in the same way.
 """
 
 import math
@@ -22,11 +22,11 @@ from privacy.mechanisms.sampled_gaussian import grid_step
 from privacy.secagg.masked_mean import SUM_BITS
 
 LARGEST = 2.0**51
-"""Whole numbers below it stay exact in double precision with noise added, whose deviation is at most 2^46."""
+"""Whole numbers below this stay exact in float64 with noise added, whose standard deviation is at most 2^46."""
 
 
 def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Secagg, alone: bool) -> None:
-    """Raises `ConfigError` for a job whose sums do not protect a site's part of the noise. `alone`: a part of
+    """Raises `ConfigError` for a job that uses a site's part of the noise outside of the full sum. `alone`: a part of
     the model stays at a site, or not all sites are in each sum."""
     if dp is None or not dp.is_shared:
         return
@@ -44,13 +44,13 @@ def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Se
 
 
 def unit(dp: DPSettings, shapes: Shapes, rate: float) -> float:
-    """The size of one whole number that a site sends: a grid step over the divisor of sums, at this learning rate."""
+    """The change of the model per whole number that a site sends: grid step / expected patients * learning rate."""
     values = sum(math.prod(shape) for shape in shapes.values())
     return grid_step(dp.clip, values, shared_gaussian.GRID_SHARE) / dp.expected_patients * rate
 
 
 def encoded(start: Values, sums: Mapping[str, torch.Tensor], size: float) -> Tensors:
-    """What a site sends: (start - noisy sum) in whole numbers, float64, scaled as masked sums take them exactly."""
+    """A site's upload: start - noisy sum in whole numbers, float64, times 2^-SUM_BITS to make masked sums exact."""
     begun = {name: start[name].detach().double().cpu().div(size).round() for name in sums}
     if not all(value.abs().max() < LARGEST for value in begun.values()):
         raise ConfigError("the model's values are too large for the grid of shared noise: lower 'learning_rate'")
@@ -59,6 +59,6 @@ def encoded(start: Values, sums: Mapping[str, torch.Tensor], size: float) -> Ten
 
 
 def decoded(mean: Tensors, size: float) -> Tensors:
-    """The mean of what sites would have sent in plain numbers, float32."""
+    """The mean of `encoded` uploads in the model's own units, float32."""
     scale = size * 2.0**SUM_BITS
     return {name: (array.astype(np.float64) * scale).astype(np.float32) for name, array in mean.items()}

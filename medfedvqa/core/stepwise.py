@@ -1,11 +1,11 @@
 """One step per exchange: a site's upload shows one gradient, and the server's optimiser steps along the sites' mean.
 
 A mean of gradients weighted by rows is the gradient of one model on the rows of all sites, up to how batches are drawn.
-So this is training on all rows together, and needs of each site only what a sum needs: it runs on shares as it is.
+So this is training on all rows together. The server needs only the sum over sites, so it runs on shares unchanged.
 
-A site answers with the values that a step of gradient descent makes of those it received, at rate 1: the difference is
-its gradient. In the first exchange it has received nothing, and the rate is the server's own: the server learns the
-start that all sites have in common. With k batches an exchange, each has rate 1/k.
+A site steps from the values that it received by gradient descent at rate 1, and sends the result: the difference is
+its gradient. In the first exchange it has received nothing: it steps from the initial values that all sites share, at
+the job's learning rate, and the mean becomes the server's model. With k batches an exchange, each has 1/k of the rate.
 """
 
 from abc import abstractmethod
@@ -32,16 +32,16 @@ DEFAULTS: Mapping[str, Any] = {
     **{"rounds": 200, "local_epochs": 1, "local_unit": "batches", "batch_rows": 64},
     **{"optimizer": "adam", "learning_rate": 0.003, "decay": 0.3, "decay_every": 67, "weight_decay": 0.0},
 }
-"""The options of a stepwise job that it does not name, in place of those of rounds. They were chosen on SLAKE's
-validation rows, for a head on frozen features."""
+"""Defaults of a stepwise job, in place of those of a job in rounds. They were chosen on SLAKE's validation rows, for a
+head on frozen features."""
 
 STARTED, NOISY, RATE = "started", "noisy", "rate"
 """In a site's state, where noise is shared: the values before the step, the noisy sums in whole grid steps, and the
 step's learning rate."""
 
 EPSILON = 1e-6
-"""Adam's term against division by zero. Where a value takes no part in any batch its gradient is only what rounding
-leaves, in float32 and on shares up to 1e-8; torch's own 1e-8 would make whole steps of that."""
+"""Adam's term against division by zero. A value that no batch uses has a gradient of rounding errors alone, up to 1e-8
+in float32 and on shares; torch's default of 1e-8 would turn them into whole steps."""
 
 
 class StepwiseConfig(AloneConfig, frozen=True):
@@ -69,7 +69,7 @@ Config = TypeVar("Config", bound=StepwiseConfig)
 
 
 class Stepwise(Alone[Config]):
-    """Local training of values of which some are shared, in rounds or step by step."""
+    """Local training in rounds, or step by step, of a model that sites share in part or as a whole."""
 
     takes_steps: ClassVar[bool] = True
     """Whether the method defines a single step of a stepwise job."""
@@ -104,8 +104,8 @@ class Stepwise(Alone[Config]):
 
         `held`: the model that it sent before the round; `state`: the state that this function returned last, empty at
         first. The server has no model before the first round, so it sends the first mean unchanged. The step sees
-        only means, so it costs no privacy. A server that died computes all steps again, and must get the same: what is
-        random is drawn from `hub.seed`.
+        only means, so it costs no privacy. A restarted server computes all steps again and must get the same: draw
+        random values from `hub.seed`.
         """
         if not self.config.is_stepwise:
             return mean, state
@@ -113,7 +113,7 @@ class Stepwise(Alone[Config]):
 
     @property
     def steps_at_server(self) -> bool:
-        """Whether the server sends something else than the mean."""
+        """Whether the server sends something other than the mean."""
         return self.config.is_stepwise or self._has_a_server_step
 
     @property
@@ -193,7 +193,7 @@ class Stepwise(Alone[Config]):
 def optimised(config: TrainingConfig, held: Tensors, mean: Tensors, state: ServerState) -> tuple[Tensors, ServerState]:
     """The model after one step of an optimiser along held - mean, and the state for the next one.
 
-    `held`: the model that the server sent; `mean`: what the sites made of it. Both are float32, name by name.
+    `held`: the model that the server sent; `mean`: the mean of the sites' uploads. Both are float32, by name.
     """
     number = state.get("steps", 0) + 1
     values = {name: torch.from_numpy(np.array(array)) for name, array in held.items()}

@@ -19,7 +19,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, shape: BackboneShape) -> None:
-        """Raises `ConfigError` for a backbone of this shape with which the task cannot be learnt."""
+        """Raises `ConfigError` if the task cannot be learnt on a backbone of this shape."""
 
     @abstractmethod
     def model(self, site: Site, answers: int) -> AnswerModel:
@@ -35,7 +35,7 @@ class Task(ABC):
         return self
 
     def check_answers(self, answers: tuple[str, ...] | None) -> None:
-        """Raises `ConfigError` for an answer space that the task does not go with. None: each site's own list."""
+        """Raises `ConfigError` for an answer space that does not suit the task. None: each site's own list."""
         del answers
 
     def row_loss(self, model: AnswerModel) -> RowLoss:

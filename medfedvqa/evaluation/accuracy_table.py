@@ -28,7 +28,7 @@ COUNTED = (
     "sites are left out."
 )
 KINDS = {"closed": "closed questions", "open": "open questions", "all": "open and closed questions"}
-"""The words for the questions of a run; earlier versions had closed ones only, and did not say so."""
+"""The words for the questions of a run; earlier versions had only closed ones, and did not record it."""
 
 Results = Mapping[str, Any]
 """The content of `results.json`."""
@@ -110,7 +110,7 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def categories_of(statistics: Statistics) -> dict[str, list[str]]:
-    """The categories of each table that a site has patients of."""
+    """The categories of each table in which any site has patients."""
     sites = list(statistics.values())
     return {
         table: [name for name in categories if any(site[table][name] >= 0.5 for site in sites)]
@@ -129,7 +129,7 @@ def _counted(statistics: Statistics, escaped: Callable[[str, int], str]) -> tupl
 
 
 def rows_of(results: Results, site: str) -> str:
-    """The number of a site's test rows, `withheld` if the site keeps that to itself, or nothing."""
+    """The number of a site's test rows, `withheld` if the site withheld its results, or empty if unknown."""
     rows = results["sites"][site]["n"]
     return f"n = {rows}" if rows is not None else "withheld" if site in results.get("withheld", ()) else ""
 

@@ -10,7 +10,7 @@ from medfedvqa.public_answers import fold
 
 
 def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> torch.Tensor:
-    """Which of `test_answers` are the most frequent of `train_answers`, bool [rows].
+    """Whether each of `test_answers` is the most frequent of `train_answers`, bool [rows].
 
     Both are int64 [rows], indices into one answer space. Of equally frequent answers the first in
     train counts. Answers outside of the space (-1) are never chosen and never right.
@@ -20,7 +20,7 @@ def majority_right(train_answers: torch.Tensor, test_answers: torch.Tensor) -> t
 
 
 def question_prior_right(train: Examples, test: Examples) -> torch.Tensor:
-    """Which test rows are right if each gets the answer that its question got most often in train, bool [rows].
+    """Whether each test row's answer is the most frequent one to its question in train, bool [rows].
 
     Questions compare folded. A question that train lacks gets train's most frequent answer. Ties and answers outside
     of the space count as in `majority_right`.
@@ -36,12 +36,12 @@ def question_prior_right(train: Examples, test: Examples) -> torch.Tensor:
 
 
 def majority_correct(train_answers: torch.Tensor, test_answers: torch.Tensor) -> int:
-    """How many are right, see `majority_right`."""
+    """The number of right answers, see `majority_right`."""
     return int(majority_right(train_answers, test_answers).sum())
 
 
 def question_prior_correct(train: Examples, test: Examples) -> int:
-    """How many are right, see `question_prior_right`."""
+    """The number of right answers, see `question_prior_right`."""
     return int(question_prior_right(train, test).sum())
 
 

@@ -1,4 +1,4 @@
-"""What a table of accuracies says, in three sentences made from its figures: what is free, alone, and shared."""
+"""Explains a table of accuracies in three sentences made from its figures: free baseline, alone, and shared."""
 
 from collections.abc import Mapping
 from math import hypot

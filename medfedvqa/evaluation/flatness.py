@@ -1,4 +1,4 @@
-"""When a curve of accuracies by round has become flat."""
+"""Measures of how flat a curve of accuracies by round has become."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,6 @@ def rounds_since_best(curve: Sequence[float]) -> int:
 
 
 def late_gain(curve: Sequence[float]) -> float:
-    """By how much the best of all rounds is above the best of the first two thirds; 0 for fewer than 2 rounds."""
+    """The best of all rounds minus the best of the first two thirds; 0 for fewer than 2 rounds."""
     early = curve[: len(curve) * 2 // 3]
     return max(curve) - max(early) if early else 0.0

@@ -49,7 +49,7 @@ class History:
     shared: dict[str, Tensors] = field(default_factory=dict)
     """The last shared prompts by site, of the same shapes."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Sites excluded for breaking a computation on shares or not answering, with the round of their exclusion."""
+    """The sites excluded for breaking a computation on shares or not answering, with the round of their exclusion."""
     refusals: dict[str, str] = field(default_factory=dict)
     """The message of each site in `left_out` that refused the job, by site."""
     gathering: str = ""
@@ -65,7 +65,7 @@ class History:
     closing_missing: set[str] = field(default_factory=set)
     """The sites that did not answer after the last round."""
     withheld: set[str] = field(default_factory=set)
-    """The sites whose test results are about fewer patients than their policy lets out."""
+    """The sites that withheld their test results, which are about fewer patients than their policy allows."""
     server: ServerScore | None = None
     """The test of the server's own model; None if it has none, or is not tested."""
     statistics: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -73,8 +73,8 @@ class History:
 
 
 KEPT_MODELS = ("finished", "received", "ensemble", "alone", "alone_equal")
-"""The models of which a site keeps one (`core.kept_model.Keeping.kept`), in order of preference: finished after
-the last release, as received in it, the ensemble of the received model and one trained alone, and two trained alone."""
+"""A site keeps one of these models (`core.kept_model.Keeping.kept`), in order of preference: finished after the last
+release, as received in it, the ensemble of the received model and one trained alone, and two trained alone."""
 
 
 @dataclass(frozen=True)

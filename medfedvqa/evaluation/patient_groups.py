@@ -1,7 +1,7 @@
 """Groups of patients by a characteristic, and accuracies by group.
 
 A group has at least `LEAST` patients. Smaller ones are joined, so that no difference of two figures is about fewer
-patients either: a characteristic that gives less than two groups is left out.
+patients either. A characteristic with fewer than two groups is left out.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ SCHEMA = "medfedvqa.groups/1"
 LEAST = 20
 """The fewest patients of a group."""
 UNKNOWN = 100
-"""The decade of patients whose age is not known: after all others."""
+"""The decade for unknown ages, after all others."""
 WHOLE, AGE = "organ", "age"
-"""Two characteristics: the one that all patients of a site have in common, and the one whose labels have an order."""
+"""Two characteristics: one that all patients of a site have in common, and one with ordered labels."""
 Labels = Mapping[str, Mapping[int, str | int]]
-"""By the name of a characteristic: what each patient has, as a word, or the age's first year of ten or `UNKNOWN`."""
+"""By characteristic, each patient's label: a word, or for ages the decade's first year, or `UNKNOWN`."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Patients who have something in common."""
+    """Patients with a common characteristic."""
 
     by: str
     """The characteristic."""
@@ -37,7 +37,7 @@ class Group:
 
 
 def groups_of(labels: Labels) -> list[Group]:
-    """The groups by each characteristic. Ages that are next to each other are joined, and else the smallest groups."""
+    """The groups by each characteristic. Small groups are joined: neighbouring ages, otherwise the smallest ones."""
     groups: list[Group] = []
     for by, label_of in labels.items():
         parts = _joined(Counter(label_of.values()))
@@ -49,7 +49,7 @@ def groups_of(labels: Labels) -> list[Group]:
 
 
 def _joined(counts: Mapping[Any, int]) -> list[list[Any]]:
-    """The labels of each group: in their order if they are numbers, and else the most frequent first."""
+    """The labels of each group: in order if they are numbers, otherwise the most frequent first."""
     ordered = all(isinstance(label, int) for label in counts)
     rest, parts = list[Any](), list[list[Any]]()
     for label in sorted(counts) if ordered else sorted(counts, key=lambda label: (-counts[label], label)):
@@ -62,7 +62,7 @@ def _joined(counts: Mapping[Any, int]) -> list[list[Any]]:
 
 
 def _ages(parts: Sequence[Sequence[int]]) -> list[str]:
-    """Names that show where groups begin, and no patient's age at the ends."""
+    """Names of groups of ages, which show no patient's age at either end."""
     starts, names = [*(part[0] for part in parts), UNKNOWN], list[str]()
     for number, part in enumerate(parts):
         low, high = starts[number : number + 2]
@@ -78,7 +78,7 @@ def _ages(parts: Sequence[Sequence[int]]) -> list[str]:
 def figures_of(
     group: Group, owners: torch.Tensor, right: torch.Tensor, without: torch.Tensor | None = None
 ) -> dict[str, Any]:
-    """A group's accuracy, that of the same job without privacy, and what privacy costs: the second less the first.
+    """A group's accuracy, that of the same job without privacy, and the cost of privacy: the second minus the first.
 
     `owners`: the patient of each test row, int64 [rows]. `right`, `without`: whether each row is answered right, bool
     [rows]. Intervals are 95 % over patients.

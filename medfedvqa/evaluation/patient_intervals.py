@@ -33,9 +33,9 @@ class Estimate:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % interval by Student's t, not cut anywhere; None without an estimate of the variance.
+        """The 95 % interval by Student's t, not cut to a range; None without an estimate of the variance.
 
-        Values that all differ from 0 alike have none either: they say nothing about how much others would vary.
+        Equal values other than 0 have none either: they show nothing about the variation of others.
         """
         if not self.freedom or (self.variance == 0 and self.mean):
             return None
@@ -109,7 +109,7 @@ def _one_cohort(mean: float, seeds: np.ndarray, cohort: Cohort) -> Estimate:
 
 
 def _or_zero(variance: float) -> float:
-    """0 if nothing varies: values that are computed alike may still differ in their last bits."""
+    """The variance, or 0 if it is only rounding: equal values may differ in their last bits."""
     return variance if variance > 1e-24 else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Whether the weights of a mixture by reliability differ from equal ones by more than chance.
+"""Tests whether the weights of a mixture by reliability differ from equal ones by more than chance.
 
-Rounds of one run share their validation rows, so that no number of rounds says what other rows would have given. The
-chance that is tested is therefore that of the validation rows: a released accuracy is a share of n rows.
+All rounds of a run use the same validation rows, so no number of rounds shows what other rows would have given. The
+test is therefore about the choice of validation rows: a released accuracy is a share of n rows.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from medfedvqa.evaluation.history import History
 
 _LEVEL = 0.05
 _MOST_ROWS = 5000
-"""The most validation rows whose number follows from accuracies in float32."""
+"""The most validation rows that can be counted from accuracies in float32."""
 
 
 class WeightTest(NamedTuple):
@@ -73,7 +73,7 @@ def tested_weights(history: History) -> WeightTest | None:
 
 
 def _denominator(shares: Iterable[float]) -> int | None:
-    """The smallest number of rows of which all these can be shares; a multiple may be the true one."""
+    """The smallest number of rows that gives all these shares; the true number may be a multiple."""
     numbers = np.arange(1, _MOST_ROWS + 1)
     products = np.array(list(shares))[:, None] * numbers
     whole = (np.abs(products - products.round()) < numbers * np.finfo(np.float32).eps).all(axis=0)

@@ -58,7 +58,7 @@ def add_scores(out: Path, scores: Mapping[str, Score]) -> dict[str, Any]:
 
 
 def add_contribution(out: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Completes the `results.json` of a run with what each part of its models does, as `core.contribution` counts."""
+    """Adds the contributions of the models' parts, from `core.contribution`, to a run's `results.json`."""
     document = json.loads((out / RESULTS).read_text(encoding="utf-8"))
     return _write(out, {**document, "contribution": dict(parts)})
 
@@ -281,7 +281,7 @@ def _missing_at_end(history: History) -> set[str]:
 
 
 def _missing(facts: RunFacts, history: History) -> list[str]:
-    """Sentences on the sites that were never there, fell out, or missed rounds, and on what that does to the mean."""
+    """Sentences on sites that never joined, dropped out or missed rounds, and on the effect on the mean."""
     notes = []
     if never := sorted(set(facts.expected) - set(facts.sites)):
         notes.append(f"Not there when the job began, and so in no round: {', '.join(never)}.")

@@ -46,7 +46,7 @@ BASELINES = {"majority": ":", "question_prior": "--", "alone": "-."}
 SMOOTHED_PART = 10
 """Accuracy by round is a running mean over this part of the rounds: a tenth."""
 NUMBERED_SITES = 12
-"""With at most this number of sites, points and the cells of a heat map have labels."""
+"""The most sites with which points and the cells of a heat map have labels."""
 CELL, WIDEST_MAP = 0.45, 7.0
 """The width of a heat map's cell and the largest width of a map, inches."""
 
@@ -56,8 +56,8 @@ def draw_plots(out: Path, results: Results, history: History) -> list[Path]:
     """Draws the plots of a run into the folder `out`/plots, and returns their files.
 
     It leaves out accuracy by round if fewer than two rounds have one, reliability and prompts if the method has none,
-    and final accuracies before the evaluation. Under differential privacy sites keep their accuracies, so that what
-    they sent and received may be the only thing to draw.
+    and final accuracies before the evaluation. Under differential privacy sites keep their accuracies, so that traffic
+    may be the only plot.
     """
     return [
         write_whole(out / FOLDER / f"{name}.png", encoded(figure, "png")) for name, figure in _figures(results, history)
@@ -84,7 +84,7 @@ def _figures(results: Results, history: History) -> "Iterator[tuple[str, Figure]
 def accuracy_figure(results: Results, history: History) -> "Figure":
     """Validation accuracy by round, as running means of each site (thin) and of all sites.
 
-    Averages on the test rows stand beside it: the baselines as lines, the method as a dot with its 95 % interval.
+    It also shows averages on the test rows: the baselines as lines, the method as a dot with its 95 % interval.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -212,7 +212,7 @@ def together_figure(results: Results) -> "Figure":
 
 
 def statistics_figure(statistics: Statistics) -> "Figure":
-    """Who has what: patients by category and site, a panel for each table. Categories that nobody has are left out."""
+    """Numbers of patients by category and site, a panel for each table, without empty categories."""
     sites, tables = list(statistics), categories_of(statistics)
     heights = [max(len(names), 1) for names in tables.values()]
     figure = new_figure(min(CELL * len(sites), WIDEST_MAP) + 2.8, 0.24 * sum(heights) + 0.5 * len(tables) + 1.0)
@@ -231,7 +231,7 @@ def statistics_figure(statistics: Statistics) -> "Figure":
 
 
 def traffic_figure(history: History) -> "Figure":
-    """What the sites together sent and received in each round, in KiB."""
+    """The traffic that all sites together sent and received in each round, in KiB."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(6.4, 3.0)

@@ -5,25 +5,25 @@ from dataclasses import dataclass
 from medfedvqa.evaluation.accuracy import percent
 
 FIRST = (1, 5, 10)
-"""The places among which a partner counts as found: Recall@1, 5 and 10 (A. Karpathy and L. Fei-Fei, CVPR 2015)."""
+"""The numbers of first results that may hold a partner: Recall@1, 5 and 10 (A. Karpathy and L. Fei-Fei, CVPR 2015)."""
 
 
 @dataclass(frozen=True)
 class ServerScore:
-    """What a server's model finds and answers. A model that has no common space of pictures and texts finds nothing."""
+    """A server model's retrieval and answers. A model without a common space of pictures and texts has no retrieval."""
 
     questions: int
     """Public test questions."""
     correct: int
-    """Those that the model answers right."""
+    """The questions that the model answers right."""
     pictures: int = 0
     """Public test pictures; 0 without retrieval."""
     captions: int = 0
-    """Their different captions."""
+    """The distinct captions of these pictures."""
     image_to_text: tuple[int, ...] = ()
     """The pictures whose caption is among the first 1, 5 and 10 of all captions."""
     text_to_image: tuple[int, ...] = ()
-    """The captions of which a picture is among the first 1, 5 and 10 of all pictures."""
+    """The captions with one of their pictures among the first 1, 5 and 10 of all pictures."""
 
     @property
     def recalls(self) -> tuple[float, ...]:

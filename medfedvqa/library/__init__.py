@@ -1,1 +1,1 @@
-"""What `import medfedvqa` offers: data sets, jobs, runs and their results. The command line uses the same functions."""
+"""The functions and classes of `import medfedvqa`: data sets, jobs, runs and results. The commands use them too."""

@@ -37,7 +37,7 @@ class Data:
     """A data set and its cut into sites, by default one for each organ. Nothing is read before it is needed."""
 
     name: str
-    """The reader's name, as `vqa-rad`."""
+    """The reader's name, such as `vqa-rad`."""
     root: Path | None = None
     """The folder of the set; None for the phantom set, which is drawn at random."""
     cut: Cut = Cut()
@@ -49,7 +49,7 @@ class Data:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites: those of the organs, or as `lung-1of2` of their hospitals, or those of a cut."""
+        """The names of the sites: organs, hospitals such as `lung-1of2`, or the sites of another cut."""
         return sites_of(self.cut, self.name, self.root)
 
     def counts(self, split: Literal["official", "patient"] = "official", seed: int = 0) -> dict[str, SiteCounts]:
@@ -77,12 +77,11 @@ def load(
 ) -> Data:
     """The data set of this name, or the one that your own function reads.
 
-    `data` is `vqa-rad`, `slake`, `store`, `image-classes`, `table` or `phantom`, or several as in `vqa-rad+slake`; or a function
-    from a folder to a `medfedvqa.data.VQAData`, which
-    is then registered under the name that its set has. `root` is the set's folder, or the folder above it; without
-    one, `$MEDFEDVQA_DATA` is looked at. The phantom set is drawn and has no folder. `hospitals`: among how many the
-    patients of each organ are dealt out, whole; each hospital is a site. `sites` cuts the set in another way: see
-    `medfedvqa.data.site_cuts`.
+    `data` is `vqa-rad`, `slake`, `store`, `image-classes`, `table` or `phantom`, or several as in `vqa-rad+slake`; or a
+    function from a folder to a `medfedvqa.data.VQAData`, which is then registered under the set's name. `root` is the
+    set's folder, or the folder above it; by default `$MEDFEDVQA_DATA` is searched. The phantom set is drawn and has no
+    folder. `hospitals`: the number of hospitals that share each organ's patients; each hospital is a site. `sites` cuts
+    the set in another way: see `medfedvqa.data.site_cuts`.
 
     Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
     """
@@ -104,7 +103,7 @@ def load(
 
 
 def cut_of(sites: str, hospitals: int = 1) -> Cut:
-    """The cut that these options ask for. Raises `ConfigError`."""
+    """The cut by these options. Raises `ConfigError` for an unknown cut, or for both options at once."""
     if hospitals != 1 and sites != "organ":
         raise ConfigError(f"'hospitals' and 'sites' both cut the set: write sites as 'hospital:{hospitals}'")
     return Cut.of(sites if hospitals == 1 else f"hospital:{hospitals}")

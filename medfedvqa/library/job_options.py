@@ -22,9 +22,9 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 def checked_job(job: dict[str, Any], keywords: Set[str] = frozenset()) -> JobSpec:
-    """The job. Raises `ConfigError` for names that do not exist, with the nearest that do, and for bad values.
+    """The job's specification. Raises `ConfigError` for unknown names, with the nearest known ones, and for bad values.
 
-    `keywords`: names that a user may have meant beside the options of the method.
+    `keywords`: names besides the method's options that the error may suggest.
 
     Raises `BackboneError` for a name that no backbone has; the loader checks what the name stands for.
     """
@@ -45,15 +45,15 @@ def check_method(name: str) -> None:
 
 
 def check_options(method: str, options: dict[str, Any], keywords: Set[str] = frozenset()) -> None:
-    """Raises `ConfigError` for an option that the method does not have. `keywords`: what a user may have meant too."""
+    """Raises `ConfigError` for an option that the method does not have. `keywords`: further names to suggest."""
     for name in options:
         names = [*method_type(method).config_type.model_fields, *keywords]
         check_name("option", name, names, f"`medfedvqa methods {method}` lists them", f" of '{method}'")
 
 
 def backbone_for(name: str, reader: str, options: Mapping[str, Any] = NO_OPTIONS) -> str:
-    """The backbone of this name. `auto` and the empty name mean the bundled one that has not seen the data, and none
-    for a method whose options name a network of its own."""
+    """The backbone's name. `auto` and the empty name become the bundled backbone that has not seen the data, or
+    `none` if the options name a network of the method's own."""
     if name not in ("", "auto"):
         return name
     return NO_BACKBONE if options.get("network") else bundled_for(reader)

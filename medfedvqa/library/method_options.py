@@ -15,7 +15,7 @@ class Option:
     name: str
     default: Any
     meaning: str
-    """One phrase, with the option's unit and where the default is from."""
+    """One phrase, with the option's unit and the source of its default."""
 
 
 def options(method: str) -> tuple[Option, ...]:

@@ -1,4 +1,4 @@
-"""Finds the evidence for a report that lies in a run's folder, so that nobody has to pass its paths."""
+"""Finds the evidence for a report in a run's folder, so that users need not pass its paths."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from medfedvqa.federation.launch import LAUNCH, Launch
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """What a run's folder holds for the reports of its sites."""
+    """The evidence in a run's folder for the reports of its sites."""
 
     run: Path
     """The folder itself. It holds the server's receipts and, on one machine, the other sites' copies of each log."""
@@ -25,8 +25,8 @@ class RunEvidence:
     def find(cls, run: Path) -> "RunEvidence":
         """The evidence in a run's folder. Raises `ConfigError` if the folder holds no run.
 
-        The results of the job without privacy are not looked for: a report that has them shares the site's accuracies,
-        which the site decides.
+        It does not look for the results of the job without privacy: a report with them shares the site's accuracies,
+        and that is the site's decision.
         """
         results = run / RESULTS
         if results.is_file():
@@ -37,7 +37,7 @@ class RunEvidence:
 
     @property
     def sites(self) -> dict[str, Path]:
-        """The site.yml of each site whose own folder lies in the run's, by site."""
+        """The site.yml of each site that has its folder in the run's, by site."""
         return {path.parent.name: path for path in sorted(self.run.glob("sites/*/site.yml"))}
 
 

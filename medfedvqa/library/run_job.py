@@ -36,13 +36,13 @@ def run(
     threads: int = 1,
     backbone_files: Mapping[str, str | Path] | None = None,
 ) -> Results:
-    """Train the job on the data set, with one site per organ, and return the results.
+    """Trains the job on the data set, by default with one site per organ, and returns the results.
 
     `engine`: `local` for this process, `simulator` or `provisioned` for NVIDIA FLARE on this machine. `sites`: only
-    these organs; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`; of
-    several with commas between, sites take one in turn. `out`: the folder of the run, new or empty; by
-    default a new one below `runs`. `progress`: whether to print a line per round, or a function that receives each
-    event. `threads`: processor threads per site. `backbone_files`: the checkpoints of backbones `ARCH@LABEL`.
+    these sites; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`, or several with commas between, which
+    sites take in turn. `out`: the folder of the run, new or empty; by default a new one below `runs`. `progress`:
+    whether to print a line per round, or a function that receives each event. `threads`: processor threads per site.
+    `backbone_files`: the checkpoints of backbones `ARCH@LABEL`.
 
     Everything that can be checked is checked before anything is written. Raises `ConfigError`, `DataError`,
     `BackboneError` or `FederationError`.
@@ -117,7 +117,7 @@ class RoundLines:
 
 
 def _check_processes(job: Job, data: Data, engine: Engine) -> None:
-    """Raises `ConfigError` if another process would need a reader or a method that only this process has."""
+    """Raises `ConfigError` if another process would need a reader, network or method of this process alone."""
     if engine != "local" and is_registered(data.name):
         raise ConfigError(f"the data '{data.name}' is read by a function of this program alone: use the engine 'local'")
     if engine != "local" and is_registered_network(job.options.get("network") or ""):

@@ -36,7 +36,7 @@ class SiteResults:
     run: Path = field(repr=False)
     """The folder of the run."""
     network: bool
-    """Whether messages crossed a network, so that the log has to explain every byte on it."""
+    """Whether messages crossed a network, so that the log must explain every byte on it."""
     document: Mapping[str, Any] = field(repr=False)
     """The site's part of results.json."""
 
@@ -47,7 +47,7 @@ class SiteResults:
 
     @property
     def rows(self) -> int | None:
-        """How many test questions there are; None if the site did not release it."""
+        """The number of test questions; None if the site did not release it."""
         count: int | None = self.document["n"]
         return count
 
@@ -65,7 +65,7 @@ class SiteResults:
 
     @property
     def epsilon(self) -> float | None:
-        """What the job has cost each patient, in nats at the job's delta; None without differential privacy."""
+        """The job's cost to each patient, in nats at the job's delta; None without differential privacy."""
         nats: float | None = self.document["epsilon"]
         return nats
 
@@ -79,11 +79,11 @@ class SiteResults:
         return read(self.config.audit)
 
     def totals(self) -> Totals:
-        """What left the site and what it received, in messages and bytes by tensor, from its log."""
+        """The messages and bytes that the site sent and received, in all and by tensor, from its log."""
         return totals(self.config.audit)
 
     def examine(self) -> Examination:
-        """Checks the site's log against itself, and against what the server and the other sites hold of it."""
+        """Examines the site's log, by itself and against the copies that the server and the other sites hold."""
         folder, against = sites_of(find_logs(self.run), self.run)[self.name]
         return examine(folder, self.name, against, network=self.network)
 
@@ -92,14 +92,14 @@ class SiteResults:
         return {name: judgement.state.value for name, judgement in self.examine().verdicts()}
 
     def spent(self) -> tuple[Account, ...]:
-        """What each cohort has spent and reserved, from the site's ledger; empty without differential privacy."""
+        """Each cohort's account of spent and reserved budget, from the site's ledger; empty without a ledger."""
         if not self.config.ledger.is_dir():
             return ()
         with closing(look_into(self.config)) as ledger:
             return ledger.accounts(self.config.policy.delta)
 
     def report(self, out: str | Path) -> Report:
-        """Write the privacy-budget report of this run, as JSON, HTML and PDF, into the new folder `out`."""
+        """Writes the privacy-budget report of this run, as JSON, HTML and PDF, into the new folder `out`."""
         return write_report(self.config, Path(out), run=self.run)
 
 
@@ -136,7 +136,7 @@ class Results:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know, in sentences."""
+        """Sentences that a reader of the figures must know."""
         return tuple(self.document["notes"])
 
     def table(self, form: Literal["text", "markdown"] = "text") -> str:
@@ -202,11 +202,11 @@ class Results:
                 yield {"system": way.label, "site": site, "n": rows, "accuracy": share, "low": low, "high": high}
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """The Markdown table, which notebooks show."""
         return self.table("markdown")
 
     def __repr__(self) -> str:
-        """The method, how the run ended, and its accuracy."""
+        """The method, the run's final status, and its accuracy."""
         share = "kept by the sites" if self.accuracy is None else f"{100 * self.accuracy:.1f} %"
         return f"<Results of {self.document['method']}, {self.document['status']}: accuracy {share}>"
 

@@ -29,14 +29,14 @@ def write_report(
     audience: Literal["officers", "patients"] = "officers",
     language: Literal["en", "de"] = "en",
 ) -> Report:
-    """Write the report on `job`, by default the site's last one, into the new folder `out`, and return it.
+    """Writes the report on `job`, by default the site's last one, into the new folder `out`, and returns it.
 
-    `run`: the folder of the job's run, in which its results and what others hold of the log are found.
+    `run`: the folder of the job's run, with its results and others' copies of the log's checkpoints.
     `results`, `baseline`: the job's results.json, and that of the same job without privacy. `attack`: an attack.json.
-    `groups`: what `medfedvqa groups --json` prints of the two, for accuracies by group of patients.
-    `audience`, `language`: for whom the pages are; those for patients are in English or German.
-    `against`: what others hold of the site's log. `network`: False for a job in one process. The site's log is signed
-    as it is; nothing else of the site changes. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
+    `groups`: the output of `medfedvqa groups --json` about both, for accuracies by group of patients.
+    `audience`, `language`: the pages' readers; pages for patients are in English or German.
+    `against`: files and folders with others' copies of the log's checkpoints. `network`: False for a job in one
+    process. The site's log is signed first. Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
     check_new(out)
     if run is not None:
@@ -44,7 +44,7 @@ def write_report(
         results, against, network = results or beside.results, (*against, run), network and beside.network
     report = report_of(evidence_of(config, job, results, baseline, attack, against, network, groups))
     write_whole(out / JSON, report_bytes(report))
-    # What draws takes seconds to import, and most programs do without it.
+    # The code that draws pages takes seconds to import, and most programs do not need it.
     from medfedvqa.report import render
 
     render(report, out, audience, language)

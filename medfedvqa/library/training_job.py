@@ -1,4 +1,4 @@
-"""A job before it has a data set: a method, its options, and how it trains."""
+"""A job without its data set: a method, its options, and the settings of training."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from privacy import PrivacyCost, PrivacyError, spent
 
 AUTO = "auto"
 DEFAULTS = {name: field.default for name, field in JobChoices.model_fields.items()} | {"round_timeout": None}
-"""The fields that are keywords. All sites run on this machine, so that a round needs no limit."""
+"""Keywords of `Job` with their defaults. All sites run on this machine, so that a round needs no time limit."""
 
 
 class Job:
-    """A method with its options. It is checked when it is made, and trains nothing before `medfedvqa.run`."""
+    """A method with its options. The constructor checks them; `medfedvqa.run` trains."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Job:
     ) -> None:
         """Every other keyword is a field of `JobChoices`, or an option of the method: `secagg=True`, `rounds=10`.
 
-        `epsilon`: differential privacy by patient, what the whole job may cost each patient, in nats. `dp`: other
-        settings of it by name, as `clip`. `split`: `official`, or `patient` for parts that share no patient.
+        `epsilon`: turns on differential privacy by patient; the most that the job may cost each patient, in nats.
+        `dp`: its other settings, such as `clip`. `split`: `official`, or `patient` for parts that share no patient.
         `questions`: `closed`, `open` or `all`. `backbone`: its name; `auto` is the bundled one that has not seen the
         data. `method_options`: options as a mapping, for names that are only known when the program runs.
 
@@ -76,16 +76,16 @@ class Job:
 
     @property
     def cost(self) -> PrivacyCost | None:
-        """What the whole job costs each patient, in nats at the job's delta; None without differential privacy.
+        """The whole job's cost to each patient, in nats at the job's delta; None without differential privacy.
 
-        It follows from the settings alone, whatever the data.
+        It depends on the settings alone, not on the data.
         """
         if self._spec.dp is None:
             return None
         return spent([event for task in self._spec.build().plan() for event in task.events], self._spec.dp.delta)
 
     def spec(self, data: Data) -> JobSpec:
-        """The job as sites receive it, on this data set."""
+        """The job's specification for sites, on this data set."""
         return JobSpec.from_dict({**self._settings, "data": data.name, "backbone": self._backbone(data.name)})
 
     def _backbone(self, data: str) -> str:

@@ -97,7 +97,7 @@ class PromptPFLConfig(AloneConfig, HeadOptions, frozen=True):
 
     @property
     def unit(self) -> Unit:
-        """What L_d and the weights compare as one vector."""
+        """The unit that L_d and the weights compare as one vector."""
         return "upload" if self.similarity == "paper" else self.similarity
 
     @property
@@ -142,7 +142,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
     @property
     def least_sites(self) -> int:
-        """Two sites at least, if they share prompts, and three if no mixture may be one other's."""
+        """At least two sites if they share prompts, and three if no mixture may be a single other site's prompts."""
         return max(super().least_sites, (2 if self.config.most_share == 1 else 3) if self.config.sharing else 1)
 
     @property
@@ -200,7 +200,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return {"values": self.model(site).initial(generator, generator)}
 
     def model(self, site: Site, shared: Values | None = None) -> TunedModel:
-        """A site's model. The others' mixed prompts, if there are any, are constants. They come as they travel."""
+        """A site's model. `shared`: the others' mixed prompts as received, if any; they are constants."""
         self.prompts(site.backbone.shape)
         config, start = self.config, self._common_start(site)
         if shared and start:  # Weights sum to 1, so that the mixture of changes is that of prompts less the start.
@@ -284,7 +284,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
         return hub.collect("evaluate", shared or None)
 
     def _common_start(self, site: Site) -> Values:
-        """The prompts with which all sites begin, where they compare and send changes; else empty."""
+        """The prompts that all sites start from, if they compare and send changes; otherwise empty."""
         if self.config.compared == "prompts":
             return {}
         generator = torch.Generator().manual_seed(site.seed)
@@ -336,7 +336,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
 
 
 def _prompts(values: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor] = NOTHING) -> Values:
-    """The prompts among these values, less those of the start if there are any."""
+    """The prompts among these values, minus the prompts in `start` if there are any."""
     prompts = {name: value for name, value in values.items() if name.startswith(PROMPT)}
     return {name: value - start[name] if start else value for name, value in prompts.items()}
 

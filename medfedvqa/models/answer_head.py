@@ -1,4 +1,4 @@
-"""The answer head: how picture and question join, and the layers from there to the answers.
+"""The answer head: it joins picture and question, and has the layers from there to the answers.
 
 | fusion    | what the two last layers see                                                                     |
 |-----------|--------------------------------------------------------------------------------------------------|
@@ -27,7 +27,7 @@ from privacy import Chance
 
 HEAD = "head."
 NORM = "norm"
-"""The layer of a LayerNorm, whose values begin at 1 and 0."""
+"""The name of the LayerNorm, with initial values 1 and 0."""
 Fusion = Literal["concat", "product", "attend", "text"]
 QuestionInput = Literal["tower", "ngrams", "both"]
 Named = Mapping[str, torch.Tensor]
@@ -56,7 +56,7 @@ class HeadConfig:
     def shapes(self, shape: BackboneShape, aside: int = 0) -> Shapes:
         """The shapes of the head's weights, on a backbone of this shape.
 
-        `aside`: the width of features beside those of the towers. Raises `ConfigError` for a fusion that the backbone
+        `aside`: the width of features that come from no tower. Raises `ConfigError` for a fusion that the backbone
         does not allow.
         """
         inputs = self.layers(shape, aside)
@@ -143,7 +143,7 @@ class HeadConfig:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The picture's parts and the question's parts, [rows, width] each.
 
-        `features` has the towers' features in order, text last, then those beside the towers, which join the question.
+        `features` has the towers' features in order, text last, then those of no tower, which join the question.
         """
         widths = {tower: facts.width for tower, facts in shape.towers.items()}
         aside = features.shape[1] - sum(widths.values())
@@ -178,5 +178,5 @@ def _layer(values: Named, name: str, inputs: torch.Tensor, member: int) -> torch
 
 
 def _layer_name(name: str, member: int) -> str:
-    """The name of a member's layer. Those of the first member are those of a single head."""
+    """The name of a member's layer. The first member's layers have the names of a single head's."""
     return f"{name}.{member}" if member else name

@@ -1,4 +1,4 @@
-"""A site's rows as answer heads take them: the backbone's own batch, and what the head sees beside it."""
+"""A site's rows as inputs of answer heads: the backbone's own batch, and the head's further inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class AnswerBatch:
     grams: torch.Tensor
     """The hashed n-grams of each row's question, float32 [rows, NGRAMS]."""
     places: torch.Tensor | None = None
-    """The frozen grid of each row's picture, [rows, places, width], where the head looks at it."""
+    """The frozen grid of each row's picture, [rows, places, width]; None if the head does not use it."""
 
     @property
     def answers(self) -> torch.Tensor:
@@ -37,8 +37,8 @@ class AnswerBatch:
 class AskedQuestions(NumberedQuestions):
     """A site's questions, numbered by their own text, as n-grams.
 
-    A backbone treats questions as one if they differ only beyond the words that it reads. Here each keeps its own
-    n-grams, so that one patient's question does not get those of another's.
+    A backbone merges questions that differ only beyond the words that it reads. Here each keeps its own n-grams, so
+    that one patient's question does not get another's.
     """
 
     def __init__(self, questions: Sequence[str], device: torch.device, places: int = NGRAMS) -> None:

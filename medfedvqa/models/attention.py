@@ -1,4 +1,4 @@
-"""Self-attention with prompts, as the towers of CLIP and ViLT share it."""
+"""Self-attention with prompts, for the towers of CLIP and ViLT."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
 """The interface of a backbone: pictures and questions in, features out, and the places where it can be tuned.
 
 Each backbone is one module that implements `Backbone` and gives its shape. CLIP has two towers that meet in the head;
-ViLT has one for both. A trunk of the literature (`trunks`) is one tower on what another backbone gives it, frozen: the
-grid of a picture and the embeddings of a question's words; it is tuned as a whole, so that its cache ends below it.
+ViLT has one for both. A trunk of the literature (`trunks`) is one tower on another backbone's frozen outputs: the grid
+of a picture and the embeddings of a question's words. It is tuned as a whole, so its cache ends below it.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from medfedvqa.models.picture_stream import PictureStream
 from medfedvqa.models.prompts import JoinedPrompts
 
 Features = Literal["concat", "product"]
-"""`concat`: the towers' features side by side; `product` adds their product in a space that they have in common."""
+"""`concat`: the towers' features side by side; `product` adds their product in the towers' common space."""
 
 Depth = Mapping[str, int]
 """The number of each tower's last blocks with tuned parts: 0 for none, layers + 1 for the embedding as well."""
@@ -48,22 +48,22 @@ class TowerShape:
     blocks: str = field(default="", compare=False)
     """The name of its list of blocks within the backbone's module."""
     queries_values: tuple[tuple[str, int, int], ...] = field(default=(), compare=False)
-    """Within a block, the weights that make queries and values: name, first row, end of rows."""
+    """The weights in a block that make queries and values: name, first row, end of rows."""
     features: int = 0
-    """The width of the tower's features if it is not that of a token."""
+    """The width of the tower's features; 0 if it is the width of a token."""
     names: tuple[str, ...] = field(default=(), compare=False)
-    """The names of its blocks where they stand in several lists: of convolutions, or of several encoders."""
+    """The names of its blocks if they are in several lists, as for convolutions or several encoders."""
     widths: tuple[int, ...] = ()
     """The channels of each block's output in such a tower, which has no heads and takes no prompts."""
     by_block: tuple[tuple[tuple[str, int, int, int], ...], ...] = field(default=(), compare=False)
-    """For each block, where blocks differ, the weights that low-rank updates are for: name, rows from, to, inputs."""
+    """If blocks differ, the weights of each block with low-rank updates: name, first row, end of rows, inputs."""
 
     def block_width(self, block: int) -> int:
         """The width of a block's output."""
         return self.widths[block] if self.widths else self.width
 
     def low_rank(self, block: int) -> tuple[tuple[str, int, int, int], ...]:
-        """The weights in a block that low-rank updates are for: name, first row, end of rows, inputs."""
+        """The weights in a block with low-rank updates: name, first row, end of rows, inputs."""
         if self.by_block:
             return self.by_block[block]
         return tuple((*part, self.width) for part in self.queries_values)
@@ -91,9 +91,9 @@ class BackboneShape:
     aside: tuple[str, ...] = field(default=(), compare=False)
     """Parameters that features do not depend on."""
     listed: Mapping[str, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
-    """The shapes of the parameters where a shape card says them, and there is nothing to build."""
+    """The shapes of the parameters from a shape card, without a module to build; None without a card."""
     regions: tuple[int, int] = field(default=NO_REGIONS, compare=False)
-    """The most regions of a picture and their width, where they come from files."""
+    """The most regions of a picture and their width, if they come from files."""
 
     @property
     def width(self) -> int:
@@ -119,7 +119,7 @@ class BackboneShape:
 class Update:
     """The low-rank additions to the projections of a block's normalised states, each [..., width] to [..., width].
 
-    An update is a path beside the frozen layer, not a sum of weights, so each matrix acts as a layer.
+    An update is a path parallel to the frozen layer, not a sum of weights, so each matrix acts as a layer.
     """
 
     queries: Callable[[torch.Tensor], torch.Tensor]
@@ -127,12 +127,12 @@ class Update:
 
 
 Adapters = Mapping[int, Callable[[torch.Tensor], torch.Tensor]]
-"""Functions that are applied to the output of blocks, [..., width], by block."""
+"""Functions to apply to the output of blocks, [..., width], by block."""
 
 
 @dataclass(frozen=True)
 class TowerTuning:
-    """What is tuned in the blocks of one tower, in one forward pass. Blocks are counted from 0."""
+    """The tuned parts in the blocks of one tower, in one forward pass. Blocks are counted from 0."""
 
     prompts: JoinedPrompts | None = None
     """Prompts for the last blocks."""
@@ -147,7 +147,7 @@ class TowerTuning:
         return self.counted_from(first)
 
     def counted_from(self, first: int) -> "TowerTuning":
-        """What is tuned in the blocks from `first` on, counted from there; prompts are for the last blocks anyway."""
+        """The tuned parts in the blocks from `first` on, counted from there; prompts are for the last blocks anyway."""
         adapters = {block - first: adapter for block, adapter in self.adapters.items() if block >= first}
         updates = {block - first: update for block, update in self.updates.items() if block >= first}
         return replace(self, adapters=adapters, updates=updates)
@@ -158,7 +158,7 @@ UNTUNED = TowerTuning()
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned in a frozen backbone, in one forward pass. The tensors may require gradients."""
+    """The tuned parts of a frozen backbone, in one forward pass. The tensors may require gradients."""
 
     prompts: Mapping[str, JoinedPrompts] = field(default_factory=dict)
     """Prompts for the last blocks, by tower."""
@@ -170,11 +170,11 @@ class Tuning:
     """Low-rank updates by tower and block."""
 
     def tower(self, name: str) -> TowerTuning:
-        """What is tuned in the blocks of one tower."""
+        """The tuned parts in the blocks of one tower."""
         return TowerTuning(self.prompts.get(name), self.adapters.get(name, NOTHING), self.updates.get(name, NOTHING))
 
     def call(self, function: Callable[..., torch.Tensor], network: nn.Module, *arguments: Any) -> torch.Tensor:
-        """`function(network, *arguments)`, where the tuned weights replace the network's."""
+        """`function(network, *arguments)` with the tuned weights in place of the network's."""
         if not self.weights:
             return function(network, *arguments)
         weights = {f"network.{name}": weight for name, weight in self.weights.items()}
@@ -183,7 +183,7 @@ class Tuning:
 
 
 class _Call(nn.Module):
-    """Wraps a function of a network as a module, since torch replaces weights only in the call of a module."""
+    """A function of a network as a module, because torch replaces weights only in calls of modules."""
 
     def __init__(self, network: nn.Module, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Regions:
 
 
 class Batch(Protocol):
-    """Rows of a site as one kind of backbone takes them. Its cache makes them."""
+    """Rows of a site as input of one kind of backbone, made by its cache."""
 
     @property
     def answers(self) -> torch.Tensor:
@@ -230,7 +230,7 @@ class Batch(Protocol):
 class Cache(Protocol):
     """The outputs of the frozen part of a backbone for all rows of a site, which the site computes once.
 
-    They are as personal as the data, and stay where the data stay.
+    They are as personal as the data, and stay at the site.
     """
 
     def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
@@ -245,8 +245,8 @@ class Cache(Protocol):
     ) -> Any:
         """Rows as a `Batch`; all arguments int64 [rows], `questions` from `question_ids`.
 
-        With `owners` (0, 1, ... in this batch, one for each patient), two owners share no item, so each owner can have
-        its own prompts.
+        With `owners` (one number per patient, 0, 1, ... in this batch), no two owners share an item, so each owner can
+        have its own prompts.
         """
 
 
@@ -254,7 +254,7 @@ class Architecture(Protocol):
     """The target of an entry point of `medfedvqa.backbones`: a backbone from outside, `NAME@label` in jobs."""
 
     def shape(self) -> BackboneShape:
-        """The shape, without any file. From it, server and sites derive what travels."""
+        """The shape, without any file. Server and sites derive the exchange from it."""
 
     def load(self, name: str, path: Path, device: str) -> "Backbone":
         """The backbone of this name from the file or folder that the site gives. Raises `BackboneError`."""
@@ -270,7 +270,7 @@ class Backbone(ABC):
     digest: str
     """SHA-256 over the weights as used, in hexadecimal."""
     channels: int = 1
-    """3 if its weights were trained on colour, else 1: it then gets grey pictures."""
+    """3 if its weights were trained on colour; 1 if it takes grey pictures."""
 
     @property
     @abstractmethod
@@ -294,11 +294,11 @@ class Backbone(ABC):
         return self.cache(depth, pictures.tensor(self.channels), questions)
 
     def storing(self, store: FeatureStore | None) -> "Backbone":
-        """The same backbone, whose caches keep outputs of its frozen part in the store; itself if it keeps none."""
+        """The same backbone with a store, in which its caches keep outputs of its frozen part; by default unchanged."""
         return self
 
     def computing(self, precision: Precision) -> "Backbone":
-        """The same backbone, whose caches compute the frozen part in this precision; what is tuned stays float32.
+        """The same backbone with caches that compute the frozen part in this precision; tuned parts stay float32.
 
         Raises `BackboneError` for a precision that it does not have.
         """
@@ -315,7 +315,7 @@ class Backbone(ABC):
         """The last block's attention to each patch of the picture, [rows, patches], line by line.
 
         It is the mean over attention heads, and a row sums to 1. Raises `ConfigError` for a batch from a cache of
-        finished features, and for a backbone without a position that stands for the picture.
+        finished features, and for a backbone without a position that represents the picture.
         """
 
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
@@ -343,7 +343,7 @@ NO_SHAPE = BackboneShape({}, embed=0, image_size=224, context=1)
 
 
 class NoBackbone(Backbone):
-    """Stands for a backbone in a job that trains a network of its own. It refuses to give features."""
+    """The placeholder for a backbone in a job that trains a network of its own. It has no features."""
 
     name, shape, seen, digest = NO_BACKBONE, NO_SHAPE, (), hashlib.sha256(NO_BACKBONE.encode()).hexdigest()
 

@@ -1,6 +1,6 @@
 """Frozen backbones by name: the project's own CLIP, open_clip's tags, the Hugging Face hub, and local files.
 
-`medfedvqa.backbone_names` lists the forms of names; what needs no torch is refused there.
+`medfedvqa.backbone_names` lists the forms of names, and makes the checks that need no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "regions": "folder of region files"})
-"""What a site provides for a backbone that adds to another one, by the prefix of its name."""
+"""The files that a site provides for a backbone that adds to another one, by the prefix of its name."""
 
 PLACES: Mapping[str, str] = MappingProxyType(
     {
@@ -56,13 +56,13 @@ PLACES: Mapping[str, str] = MappingProxyType(
         "regions": "medfedvqa.papers.networks.region_files:RegionBackbone",
     }
 )
-"""Backbones that are imported only when a job names them: those that read picture and question together, by the
-beginning of their architectures' names, and those of `ADDED`."""
+"""Backbones that are imported only when a job names them: those that read picture and question together, by the prefix
+of their architectures' names, and those of `ADDED`."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The architectures of one kind of fused backbone, which only local files have."""
+    """The architectures of one kind of fused backbone, with weights in local files only."""
 
     architectures: Mapping[str, Mapping[str, Any]]
     shape: Callable[[str], BackboneShape]
@@ -82,8 +82,8 @@ TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "context_length": 77}
 def shape_of(name: str) -> BackboneShape:
     """The shape of a backbone without loading it (`hf-hub:` names without a label read the hub's configuration).
 
-    Raises `BackboneError` for an unknown name, for an architecture that cannot be used, and for a local folder, whose
-    shape only its card says.
+    Raises `BackboneError` for an unknown name, for an architecture that cannot be used, and for a local folder, which
+    needs a shape card.
     """
     parsed = parse(name)
     if name == NO_BACKBONE:
@@ -138,7 +138,7 @@ def has_seen(name: str, data: str) -> bool:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether the backbone ships with the project, and its parts are installed: loading it fetches nothing."""
+    """Whether the backbone ships with the project and its parts are installed, so that loading it fetches nothing."""
     return (
         name == NO_BACKBONE
         or name in BUNDLED
@@ -149,7 +149,7 @@ def is_bundled(name: str) -> bool:
 def bundled_for(data: str) -> str:
     """The bundled backbone that was not trained on this data set, nor on one of several joined.
 
-    Raises `BackboneError` if each was.
+    Raises `BackboneError` if there is none.
     """
     for name in BUNDLED:
         if not has_seen(name, data):
@@ -194,7 +194,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
 
 
 def _loaded(name: BackboneName, files: Mapping[str, Path]) -> "tuple[nn.Module, FolderLayout]":
-    """A model with its weights, and what else its files say. Raises `BackboneError`."""
+    """A model with its weights, and the other facts in its files. Raises `BackboneError`."""
     notes: list[str] = []
     if name.is_folder:
         layout = layout_of(name.full, files[name.full])
@@ -316,7 +316,7 @@ def _normalisation(architecture: str, clip: "nn.Module") -> tuple[tuple[float, .
 
 
 def _agreed(architecture: str) -> dict[str, Any]:
-    """How pictures are normalised where all of open_clip's tags of an architecture agree, as for SigLIP."""
+    """The normalisation of pictures, if all of open_clip's tags of an architecture agree, as for SigLIP."""
     import open_clip
 
     tags = open_clip.list_pretrained_tags_by_model(architecture)

@@ -1,8 +1,8 @@
-"""What prefix prompts and low-rank updates need of a library's own block: its heads and its projections.
+"""Finds the heads and projections of a library's own block, for prefix prompts and low-rank updates.
 
-One reader per class of block says where its attention is. The block then runs as its library wrote it, with all that is
-particular to it (layer scale, rotary positions, gates), while `TunedBlock` joins prompts to the keys and values that it
-attends to, and adds low-rank updates to what its projections give.
+One reader per class of block finds its attention. The block then runs its library's own code, with all its
+particularities (layer scale, rotary positions, gates), while `TunedBlock` joins prompts to its keys and values, and
+adds low-rank updates to the outputs of its projections.
 """
 
 from collections.abc import Callable, Mapping
@@ -108,7 +108,7 @@ class AttentionReader:
 
     @property
     def joins_biases(self) -> bool:
-        """Whether the library joins a layer's bias from trained parts (EVA)."""
+        """Whether the library concatenates a layer's bias from trained parts (EVA)."""
         bias = getattr(self.module, "q_bias", None)
         return bias is not None and bool(bias.requires_grad)
 
@@ -156,9 +156,9 @@ def prompt_tokens(attention: AttentionReader, prompts: JoinedPrompts, index: int
 
 
 class TunedBlock(TorchFunctionMode):
-    """A context around a block's forward pass, in which the block attends to prompts and has its low-rank updates.
+    """A context around a block's forward pass that adds prompts and low-rank updates.
 
-    A `Recorder` that is open around it sees every layer that this adds.
+    A `Recorder` that is open around it records every added layer.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class TunedBlock(TorchFunctionMode):
         self._unused: set[int | str] = {*self._added, *(("prompts",) if prompts is not None else ())}
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Raises `BackboneError` if the block computed without what is tuned in it: its library has changed."""
+        """Raises `BackboneError` if the block did not use a tuned part, because its library has changed."""
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if kind is None and self._unused:
             raise BackboneError("a block does not compute its attention as its reader expects: use a tested version")
@@ -200,7 +200,7 @@ class TunedBlock(TorchFunctionMode):
 
 
 Addition = tuple[tuple[int, int], Callable[[torch.Tensor], torch.Tensor]]
-"""Rows of a layer's output, and what is added to them, from the layer's input."""
+"""A range of rows of a layer's output, and the function of the layer's input to add to them."""
 
 
 def _additions(block: nn.Module, attention: AttentionReader | None, update: Update | None) -> dict[int, list[Addition]]:

@@ -1,4 +1,4 @@
-"""The project's own small CLIPs: their architectures and their tokenizer. `pretraining` makes their weights."""
+"""The project's own small CLIPs: architectures and tokenizer. `medfedvqa.research.pretraining` makes their weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
 """Configurations of open_clip by name. With `keeps_place` the picture tower is a `PlaceTower`. With `published_parts`
 it is one too, on an EfficientNet-Lite0, and texts are pooled by a `SentencePooler`.
 
-Of `medclip`, the first edition, no weights ship any more: files of version 0.2.0 load as `medclip@LABEL`.
+The weights of `medclip`, the first edition, no longer ship: files of version 0.2.0 load as `medclip@LABEL`.
 """
 MEAN = (0.26, 0.26, 0.26)
 STD = (0.26, 0.26, 0.26)
@@ -67,11 +67,11 @@ BUNDLED = {
     "medclip2-vqarad": BundledModel("medclip2-vqarad.safetensors", ("open", "vqa-rad")),
     "medclip3-open": BundledModel("medclip3-open.safetensors", ("open",)),
 }
-"""`auto` takes the first that has not seen the data."""
+"""The bundled weights. `auto` chooses the first that has not seen the data."""
 
 
 def has_published_parts(architecture: str) -> bool:
-    """Whether the towers use networks that other packages ship, so that a weights file holds the aligned parts only."""
+    """Whether the towers use networks from other packages, so that a weights file holds only the aligned parts."""
     return bool(ARCHITECTURES[architecture].get("published_parts"))
 
 
@@ -106,7 +106,7 @@ class ShortVocabulary:
         from open_clip.tokenizer import SimpleTokenizer
 
         self.full = SimpleTokenizer(context_length=CONTEXT)
-        """CLIP's tokenizer, with the first merges only."""
+        """CLIP's tokenizer with its first merges only."""
         merges = VOCABULARY - 512 - 2
         self.full.bpe_ranks = {pair: rank for pair, rank in self.full.bpe_ranks.items() if rank < merges}
 

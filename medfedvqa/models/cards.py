@@ -40,7 +40,7 @@ def card_in(name: str, files: Mapping[str, Path]) -> ShapeCard:
 
 
 def shape_on(card: ShapeCard) -> BackboneShape:
-    """The backbone shape that a card describes."""
+    """The backbone shape in a card, the inverse of `card_of`."""
     towers = {
         key: TowerShape(**{name: getattr(tower, name) for name in TowerCard.model_fields})
         for key, tower in card.towers.items()

@@ -1,4 +1,4 @@
-"""The safe loading of checkpoint files: no code runs, and all names and shapes must fit the architecture.
+"""Safe loading of checkpoint files: no code runs, and all names and shapes must fit the architecture.
 
 A file may hold a training checkpoint, a wrapper's prefixes, a head, or positions for another picture size: see
 `fitted`. Weights in several files have an index, `NAME.index.json`, as transformers saves it.
@@ -25,14 +25,14 @@ NO_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
 WRAPPED = ("state_dict", "model_state_dict", "model")
 """Members of a training checkpoint that hold the weights."""
 PREFIXES = ("module.", "model.", "clip.", "clip_model.", "net.")
-"""What DataParallel, Lightning and others put before the names."""
+"""Prefixes of names by DataParallel, Lightning and others."""
 COMPILED = "_orig_mod."
-"""What torch.compile puts into the names."""
+"""A part that torch.compile adds to names."""
 UNUSED = ("logit_scale", "logit_bias")
-"""Weights of the contrastive loss, without which a model gives the same features."""
+"""Weights of the contrastive loss, which features do not depend on."""
 POSITIONS = {"visual.positional_embedding": True, "vision_model.embeddings.position_embedding.weight": False}
-"""Positions in pictures: their names in open_clip, which smooths where a grid shrinks, and in transformers, which does
-not."""
+"""The names of position embeddings of pictures, and whether a shrinking grid is smoothed: yes in open_clip, no in
+transformers."""
 INDEX = ".index.json"
 
 
@@ -72,9 +72,9 @@ def fill(
 
 
 def fitted(module: nn.Module, notes: list[str], weights: Weights) -> Weights:
-    """The weights as the module names them. What is left out, made up or interpolated is noted in a sentence.
+    """The weights under the module's names. `notes` gets a sentence on weights left out, added or interpolated.
 
-    Weights beside the module's parts, such as a classifier, are left out; a surplus block within a part is not.
+    Weights outside of the module's parts, such as a classifier, are left out; a surplus block within a part is not.
     """
     expected = module.state_dict()
     members: Mapping[str, Any] = weights
@@ -107,7 +107,7 @@ def _is_prefix(prefix: str, found: Weights, expected: Mapping[str, torch.Tensor]
 
 
 def _interpolated(positions: torch.Tensor, count: int, smooth: bool) -> torch.Tensor:
-    """Positions [old, width] for `count` positions of a square picture, bicubic; the position of a class stays."""
+    """Positions [old, width] resized to `count` positions of a square picture, bicubic; the class position stays."""
     first = 0 if math.isqrt(count) ** 2 == count else 1
     old, new = math.isqrt(len(positions) - first), math.isqrt(count - first)
     if old**2 + first != len(positions) or new**2 + first != count:
@@ -132,7 +132,7 @@ def _read(name: str, path: Path) -> Weights:
 
 
 def _fault(path: Path) -> str:
-    """What to do about a file that cannot be read."""
+    """The remedy for a file that cannot be read."""
     files = [path] if not path.name.endswith(INDEX) else sorted(path.parent.glob(f"*{path.suffixes[0]}"))
     starts = [_start(file) for file in files]
     if any(start.startswith(b"version https://git-lfs") for start in starts):
@@ -149,7 +149,7 @@ def _start(path: Path) -> bytes:
 
 
 def _weights_alone(weights: Weights) -> Weights:
-    """The weights without constants that follow from the shape, which some library versions save beside them."""
+    """The weights without constants that follow from the shape, which some library versions save too."""
     return {
         key: value
         for key, value in weights.items()

@@ -1,4 +1,4 @@
-"""CLIP as a backbone: two towers. Each distinct input goes through its tower once."""
+"""CLIP as a backbone: two towers, each of which computes each distinct input once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class Distinct:
 
 @dataclass(frozen=True)
 class ClipBatch:
-    """Rows of a site; each picture and each question stands only once. `answers` is int64 [rows]."""
+    """Rows of a site, with each distinct picture and question once. `answers` is int64 [rows]."""
 
     pictures: Distinct
     questions: Distinct
@@ -67,11 +67,11 @@ class ClipBackbone(Backbone):
     digest: str
     channels: int = 3
     store: FeatureStore | None = None
-    """Where the outputs of the frozen part are kept for other runs of this machine, if anywhere."""
+    """The store of the frozen part's outputs for other runs on this machine; None keeps none."""
     precision: Precision = "float32"
     """The arithmetic of the frozen part."""
     notes: tuple[str, ...] = ()
-    """What loading left out or interpolated, a sentence each."""
+    """One sentence for each kind of weights that loading left out or interpolated."""
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +135,7 @@ class ClipBackbone(Backbone):
         return TokenEmbeddings(*text_tower(self.clip, 1).words(self.tokenize(list(texts)).to(self.device), tokens))
 
     def normalised(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Pictures [n, 1 or 3, size, size] in 0..1 as the image tower takes them, [n, 3, size, size]."""
+        """Pictures [n, 1 or 3, size, size] in 0..1, normalised for the image tower, [n, 3, size, size]."""
         mean, std = (torch.tensor(each, device=self.device).view(3, 1, 1) for each in (self.mean, self.std))
         return (pictures.to(self.device).expand(-1, 3, -1, -1) - mean) / std
 
@@ -190,8 +190,8 @@ def _raw(layers: int, depth: int) -> bool:
 class ClipCache:
     """The inputs of the tuned part of a model, for every picture and question of a site; see `Cache`.
 
-    A tower without tuned parts has final features here, a tower that is tuned in its last blocks has hidden states, and
-    a tower that is tuned as a whole has pixels or token ids.
+    The cache holds final features of a tower without tuned parts, hidden states of a tower that is tuned in its last
+    blocks, and pixels or token ids of a tower that is tuned as a whole.
     """
 
     def __init__(self, backbone: ClipBackbone, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> None:
@@ -212,7 +212,7 @@ class ClipCache:
         def question_starts() -> torch.Tensor:
             return _question_start(text, depth[TEXT], tokens, self._beginnings)
 
-        # Where the embedding is tuned, the inputs themselves are what a batch begins with: there is nothing to store.
+        # If the embedding is tuned, a batch begins with the inputs themselves: there is nothing to store.
         self._raw_pictures, raw_questions = _raw(image.layers, depth[IMAGE]), _raw(text.layers, depth[TEXT])
         parts, part = pictures.parts(backbone.channels), f"{IMAGE} {depth[IMAGE]}"
         if self._raw_pictures:

@@ -1,4 +1,4 @@
-"""The common part of all caches: a check of the pictures' size, and each distinct question once."""
+"""The common part of all caches: a check of the pictures' size, and the numbering of distinct questions."""
 
 from collections.abc import Callable, Sequence
 
@@ -37,7 +37,7 @@ class DistinctQuestions(NumberedQuestions):
 def distinct(
     indices: torch.Tensor, owners: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Distinct indices (per owner), each row's position among them, and each one's owner."""
+    """The distinct indices (for each owner), each row's position among them, and each distinct index's owner."""
     if owners is None:
         return *torch.unique(indices, return_inverse=True), None
     pairs, item = torch.unique(torch.stack([owners.to(indices.device), indices]), dim=1, return_inverse=True)

@@ -1,6 +1,6 @@
-"""One encoder per library and kind of tower: the tower's embedding, blocks, pooling and projection, unchanged.
+"""Encoders, one per library and kind of tower: the tower's own embedding, blocks, pooling and projection.
 
-Each calls the library's own modules in the library's order, so that a tower can be cut below its tuned blocks.
+Each calls the library's modules in the library's order, so that a tower can be cut below its tuned blocks.
 """
 
 from abc import ABC, abstractmethod
@@ -140,7 +140,7 @@ class TimmStages(TimmVit):
 
 
 class OpenClipResNet(ImageEncoder):
-    """open_clip's ResNet. Its attention pool ends in the projection, so features are what the pool gives."""
+    """open_clip's ResNet. Its attention pool ends in the projection, so its features are the pool's outputs."""
 
     attends = False
 
@@ -224,7 +224,7 @@ class TextEncoder(ABC):
         """Token ids [n, length] to [n, length, width]."""
 
     def mask(self, present: torch.Tensor) -> torch.Tensor | None:
-        """What each position may attend to, bool, given which positions [n, length] each text has; None: everything."""
+        """The attention mask, bool, for `present` [n, length], the positions of each text; None: no mask."""
         return present[:, None, None]
 
     def run(self, index: int, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -334,7 +334,7 @@ class HuggingFaceClipText(TextEncoder):
 
 
 class HuggingFaceSiglipText(HuggingFaceClipText):
-    """The text tower of a `SiglipModel`: every position sees all, padding as well, and the last is pooled."""
+    """The text tower of a `SiglipModel`: every position attends to all, padding included, and the last is pooled."""
 
     causal = False
     _head = "text_model.head"
@@ -360,7 +360,7 @@ IMAGES: Mapping[str, Callable[[Any, str], ImageEncoder]] = MappingProxyType(
 TEXTS: Mapping[str, Callable[[Any, str], TextEncoder]] = MappingProxyType(
     {"HFTextEncoder": BertText, "CLIPModel": HuggingFaceClipText, "SiglipModel": HuggingFaceSiglipText}
 )
-"""Encoders by class of the module that they read; timm's by class of what open_clip's wrapper holds."""
+"""Encoders by class of their module; for timm, by class of the module within open_clip's wrapper."""
 
 
 def image_encoder(model: Any) -> ImageEncoder:

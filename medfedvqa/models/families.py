@@ -1,4 +1,4 @@
-"""The towers of a model of two towers, whichever library wrote them, and the shape that follows from its modules."""
+"""The towers of a two-tower model from any library, and the shape that follows from its modules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def text_tower(model: Any, tuned: int) -> Texts:
 def has_places(shape: BackboneShape) -> bool:
     """Whether a backbone of this shape gives a grid of a picture's places (`Backbone.places`).
 
-    The places are a picture tower's own states, which open_clip's attentional pooling brings to another width.
+    The places are a picture tower's own states; open_clip's attentional pooling changes their width.
     """
     image = shape.towers.get(IMAGE)
     return image is not None and image.blocks == "visual.transformer.resblocks" and not image.features

@@ -1,7 +1,7 @@
-"""Outputs of frozen towers on disk: runs of one machine on the same data compute them once.
+"""Stores outputs of frozen towers on disk, so that runs on one machine with the same data compute them once.
 
-They are float32 as computed, so that a run gives the same bits with the store as without. They are as personal as the
-pictures: the folder and its files are for this account only, and no job can name them.
+They are float32, exactly as computed, so that a run gives the same bits with and without the store. They are as
+personal as the pictures: the folder and its files are for this account only, and no job can name them.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import ConfigError
 
 FORMAT = 1
-"""The format number of what this version writes. It is in every key: another version's files are not read."""
+"""The format number of this version's files. It is part of every key, so other formats' files are not read."""
 MOST_BYTES = 8 * 2**30
 SUFFIX = ".features"
 _DIGEST_BYTES = 32
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """A folder of tensors, named by the digest of their inputs. Beyond `most_bytes`, the longest unused are removed."""
+    """A folder of tensors, named by their inputs' digest. Above `most_bytes`, the least recently used are removed."""
 
     folder: Path
     most_bytes: int = MOST_BYTES
@@ -40,10 +40,10 @@ class FeatureStore:
             raise ConfigError("the folder of the cache is open to other accounts: `chmod 700` it, or name a new one")
 
     def recall(self, part: str, inputs: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `make` returns, float32: from the folder if it was made before, else made and written.
+        """The result of `make`, float32: read from the folder if it is there, else computed and written.
 
-        It must follow from `inputs` and from what `part` names: weights, tower, depth, device. What is read is on the
-        CPU. Raises `ConfigError` for a file that is damaged.
+        It must depend only on `inputs` and on the facts in `part`: weights, tower, depth, device. A tensor from the
+        folder is on the CPU. Raises `ConfigError` for a damaged file.
         """
         path = self.folder / (self._key(part, inputs) + SUFFIX)
         try:
@@ -59,7 +59,7 @@ class FeatureStore:
         return torch.from_numpy(np.load(io.BytesIO(array), allow_pickle=False))
 
     def _key(self, part: str, inputs: torch.Tensor) -> str:
-        """The digest of everything that the bits follow from, the version of torch included."""
+        """The digest of everything that the result's bits depend on, the version of torch included."""
         facts = (FORMAT, part, torch.__version__, str(inputs.dtype), tuple(inputs.shape))
         digest = hashlib.sha256(repr(facts).encode())
         digest.update(inputs.detach().cpu().contiguous().numpy().tobytes())
@@ -75,7 +75,7 @@ class FeatureStore:
         self._shorten()
 
     def _shorten(self) -> None:
-        """Removes the files whose last use is longest ago. Another process may remove them at the same time."""
+        """Removes the least recently used files. Another process may remove them at the same time."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             try:

@@ -1,7 +1,7 @@
 """The layout of a batch's positions in memory: each distinct hidden state once, and padding only inside attention.
 
-In causal attention, a position depends only on the tokens up to it. So a question ends at its end token, and questions
-that begin alike share the hidden states of their common beginning.
+In causal attention, a position depends only on the tokens up to it. So a question is cut at its end token, and
+questions with a common beginning share the hidden states of that beginning.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Layout(Protocol):
 
 
 class Aligned:
-    """All items have the same length, [items, length, width], and share nothing; their first position is pooled."""
+    """A layout for items of one length, [items, length, width], that share nothing; the first position is pooled."""
 
     def pad(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -70,8 +70,8 @@ class Beginnings:
 def beginnings(tokens: torch.Tensor, ends: torch.Tensor, causal: bool, cut: bool = False) -> Beginnings:
     """Numbers the beginnings of token ids [questions, context].
 
-    Without causal attention nothing is shared, and nothing is cut unless `cut` says that a mask hides what is behind
-    the end.
+    Without causal attention nothing is shared, and nothing is cut unless `cut` declares that a mask hides positions
+    behind the end.
     """
     lengths = ends + 1 if causal or cut else torch.full_like(ends, tokens.shape[1])
     longest = int(lengths.max())
@@ -109,7 +109,7 @@ class Packed:
         """The owner of each row, int64 [states], if there are owners."""
         place, inside = torch.arange(spots.numel(), device=spots.device), self.present.flatten()
         self._spots = spots.flatten()
-        # Of the places that share a state, the first one computes it.
+        # The first of the places that share a state computes it.
         self._places = place.new_zeros(len(present)).scatter_reduce(
             0, self._spots[inside], place[inside], "amin", include_self=False
         )

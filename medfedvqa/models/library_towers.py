@@ -1,7 +1,7 @@
 """Towers that run a library's own blocks, one after the other, with tuned parts in the last ones.
 
-They have the interface of `towers`, and cost more: every position of the last block is computed, and texts that begin
-alike share only what is kept between blocks.
+They have the interface of `towers` but cost more: they compute every position of the last block, and texts with a
+common beginning share only the stored states between blocks.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class LibraryImageTower:
         return self.encoder.pool(hidden)
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
-        """Raises `ConfigError`: which position stands for the picture differs from library to library."""
+        """Raises `ConfigError`, because the position that represents the picture differs between libraries."""
         raise ConfigError("attention to a picture is only shown for open_clip's own ViT towers and for ViLT")
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ def library_text_tower(model: Any, tuned: int) -> LibraryTextTower:
 def tuned_block(
     block: nn.Module, attention: AttentionReader | None, tuning: TowerTuning, index: int, layers: int
 ) -> TunedBlock:
-    """What is tuned inside one block of a tower. Raises `ConfigError` for prompts in a block that does not attend."""
+    """The context with one block's tuned parts. Raises `ConfigError` for prompts in a block without attention."""
     prompts, tokens = tuning.prompts, None
     if prompts is not None and index >= layers - prompts.keys.shape[-3]:
         if attention is None:

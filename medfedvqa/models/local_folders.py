@@ -1,11 +1,11 @@
-"""Models in a local folder, in the layout in which their libraries publish them: nothing is fetched, and no code runs.
+"""Models in a local folder, in their libraries' published layout: nothing is fetched, and no code runs.
 
 | layout                                   | files                                                                 |
 |------------------------------------------|-----------------------------------------------------------------------|
 | open_clip (BiomedCLIP, SigLIP, EVA, ...) | `open_clip_config.json`, weights, and a tokenizer if the model has one |
 | transformers (PubMedCLIP, PLIP, SigLIP)  | `config.json`, weights, a tokenizer, maybe `preprocessor_config.json`  |
 
-Weights are the first file of `WEIGHTS` that is there, whole or in parts with an index.
+Weights are the first existing file of `WEIGHTS`, whole or in parts with an index.
 """
 
 import json
@@ -28,7 +28,7 @@ from medfedvqa.models.open_clip_models import build
 
 WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
-"""A folder with a tokenizer has one of these files."""
+"""Files that show that a folder has a tokenizer."""
 
 ADAPTER = "adapter_config.json"
 
@@ -44,7 +44,7 @@ Tokenize = Callable[[list[str]], torch.Tensor]
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """What the files of a model tell, apart from its weights."""
+    """The facts in a model's files, without its weights."""
 
     shape: BackboneShape
     tokenize: Tokenize
@@ -53,7 +53,7 @@ class FolderLayout:
     std: tuple[float, ...]
     """`mean` and `std` of pictures are per channel, on the scale 0..1."""
     notes: tuple[str, ...] = ()
-    """What loading the weights left out or interpolated."""
+    """Sentences on weights that loading left out or interpolated."""
 
 
 def layout_of(name: str, folder: Path) -> FolderLayout:
@@ -200,7 +200,7 @@ def _transformers_model(kind: str, facts: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig, AutoModel
     except ImportError:
         raise BackboneError("a model of transformers needs that package: pip install 'medfedvqa[vilt]'") from None
-    # Prompts join where this kind of attention computes.
+    # Prompts join in this kind of attention.
     configured = AutoConfig.for_model(kind, **facts)
     model: nn.Module = AutoModel.from_config(configured, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
     return model
@@ -232,4 +232,4 @@ def _channels(numbers: Any) -> tuple[float, ...]:
 LAYOUTS: Mapping[str, Callable[[str, Path], FolderLayout]] = MappingProxyType(
     {"open_clip_config.json": _open_clip_layout, "config.json": _transformers_layout}
 )
-"""The functions that read a folder, by the file that shows its layout."""
+"""The functions that read a folder, by the file that identifies its layout."""

@@ -1,4 +1,4 @@
-"""Questions as hashed n-grams of words: a fixed vector of each question, which needs no vocabulary and no training."""
+"""Questions as hashed n-grams of words: a fixed vector for each question, without vocabulary or training."""
 
 import re
 import zlib

@@ -1,4 +1,4 @@
-"""open_clip's models, built from their configurations without fetching; and how open_clip may ask the hub."""
+"""Builds open_clip's models from their configurations without fetching, and limits open_clip's requests to the hub."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ TEXT_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         **{f"microsoft/{name}{end}": _PUBMED for name in _PUBMED_NAMES for end in ("", "-fulltext")},
     }
 )  # fmt: skip
-"""The configurations of text towers that open_clip would read from the hub, by the name that its models give."""
+"""The configurations of text towers that open_clip would read from the hub, by their names in open_clip's models."""
 
 HUB_SECONDS = 10.0
 """Seconds within which the hub must answer a first request."""
@@ -38,7 +38,7 @@ HUB_SECONDS = 10.0
 
 @contextmanager
 def asking_the_hub() -> Iterator[None]:
-    """Within it open_clip fetches what the hub's cache lacks, and fails at once if the hub cannot be reached.
+    """Within it open_clip fetches files that the hub's cache lacks, and fails at once if the hub cannot be reached.
 
     huggingface_hub (2.4) repeats the request for each file for half a minute, and both libraries log every attempt, on
     the terminal. So a first request tests whether the hub answers; `_is_reachable` obeys HF_HUB_OFFLINE too.

@@ -1,4 +1,4 @@
-"""A VQA model that sees pictures, questions or both, and projects them into a space that models share."""
+"""A VQA model that sees pictures, questions or both, and projects them into the models' common space."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ PROJECTION = "projection."
 
 
 def check_apart(shape: BackboneShape) -> None:
-    """Raises `ConfigError` for a backbone that sees pictures and texts only together."""
+    """Raises `ConfigError` for a backbone without separate towers for pictures and texts."""
     if shape.towers.keys() != {IMAGE, TEXT}:
         raise ConfigError("this backbone reads picture and text in one tower, so neither alone: take a CLIP")
 
@@ -47,7 +47,7 @@ class PairedModel(TunedModel):
         return {tower: 0 for tower in self.backbone.shape.towers} | dict(super().depth)
 
     def projection(self, generator: torch.Generator) -> Values:
-        """The initial weights of the projections, by name. They are no part of the VQA model's values."""
+        """The initial weights of the projections, by name. They are not among the VQA model's values."""
         return {
             f"{PROJECTION}{tower}": (torch.randn(self.space, facts.width, generator=generator) * facts.width**-0.5).to(
                 self.backbone.device

@@ -1,7 +1,7 @@
-"""Networks that a job names and trains as a whole: MONAI's classifiers of pictures, and those of allowed distributions.
+"""Networks that a job names and trains as a whole: MONAI's picture classifiers, and those of allowed distributions.
 
-A job names a network and its arguments, never code. All of it is trained, from random values. Rows must not reach each
-other within it: normalisation by statistics of a batch, and dropout of the network's own, are refused by name.
+A job names a network and its arguments, never code. All of it is trained, from random values. Rows must not affect each
+other within it: batch normalisation, and the network's own dropout, are refused by the layer's name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,13 +31,13 @@ from privacy import Chance, Recorder, SettingsError, owned
 Build = Callable[..., nn.Module]
 """Builds a network from the channels of a picture, the number of its outputs, and a job's arguments by name."""
 NETWORK = "network."
-"""The name prefix of all that is trained but the last layer, which is `head.answers`."""
+"""The name prefix of all trained values except the last layer's, which is `head.answers`."""
 MOST_NUMBERS = 64_000_000
 """The most trained numbers of a network."""
 BINARY = ("no", "yes")
 """The answers to a finding, in the order of the answer space."""
 GROUPS = 8
-"""Groups of channels that MONAI's networks are normalised by, where a job does not say otherwise."""
+"""The default number of groups in the group normalisation of MONAI's networks."""
 
 _MONAI = "monai.networks.nets"
 _DENSE = "in_channels", "out_channels", frozenset({"init_features", "growth_rate", "block_config", "bn_size"})
@@ -60,14 +60,14 @@ MONAI_NETWORKS: Mapping[str, tuple[str, str, str, frozenset[str]]] = MappingProx
         ),
     }
 )
-"""MONAI's networks that a job may name: where each is, what it calls the channels of a picture and its outputs, and the
-arguments that a job may give; networks over pictures also take `groups`, the groups of channels to normalise by."""
+"""MONAI's networks that a job may name: import path, names of the arguments for channels and outputs, and the arguments
+that a job may give; networks over pictures also take `groups`, the groups of channels to normalise by."""
 MOST_ARGUMENT, MOST_BLOCKS = 1024, 64
 """The largest number in an argument of MONAI's, and the largest number of blocks in a list."""
 
 _REGISTERED: dict[str, Build] = {}
 _BUILDING = Lock()
-"""Modules draw from torch's only generator: sites that share a process would disturb each other's values."""
+"""Held while a module is built: modules draw from torch's global generator, which sites in one process share."""
 
 
 def register_network(name: str, build: Build) -> None:
@@ -83,12 +83,12 @@ def register_network(name: str, build: Build) -> None:
 
 
 def is_registered_network(name: str) -> bool:
-    """Whether only this process has the network of this name."""
+    """Whether the network of this name is registered in this process alone."""
     return name in _REGISTERED
 
 
 def outside_network(options: Mapping[str, Any]) -> str | None:
-    """The network in a job's options if a distribution has to bring it; None for MONAI's, and without a network."""
+    """The network in a job's options if a distribution must bring it; None for MONAI's, and without a network."""
     name = options.get("network")
     return name if isinstance(name, str) and name not in MONAI_NETWORKS and name not in _REGISTERED else None
 
@@ -123,7 +123,7 @@ def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int)
 
 
 def _norm_by_groups(network: nn.Module, groups: int) -> None:
-    """Puts group normalisation where MONAI (1.6) has batch normalisation whatever 'norm' says: in blocks of ResNets."""
+    """Replaces batch normalisation by groups: MONAI (1.6) ignores 'norm' in blocks of ResNets."""
     for module in [*network.modules()]:
         for place, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
@@ -178,7 +178,7 @@ def _check_layers(name: str, network: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network as a job names it."""
+    """A network's specification in a job."""
 
     name: str
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -197,13 +197,13 @@ class NetworkSpec:
         return len(self.findings) or answers
 
     def build(self, answers: int, seed: int = 0) -> nn.Module:
-        """The network with the random values of this seed; torch's own generator stays where it was."""
+        """The network with the random values of this seed; torch's global generator keeps its state."""
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return _built(self.name, dict(self.arguments), self.channels, self.outputs(answers))
 
     def shapes(self, answers: int) -> Shapes:
-        """The shapes of all that is trained, by name. Raises `ConfigError` for a network that cannot be trained."""
+        """The shapes of all trained values, by name. Raises `ConfigError` for a network that cannot be trained."""
         return dict(_outline(self, answers))
 
 
@@ -226,7 +226,7 @@ def _trained_name(name: str, last: str) -> str:
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """Rows of a site; each picture stands only once."""
+    """Rows of a site, with each distinct picture once."""
 
     pixels: torch.Tensor
     """float32 [pictures, channels, side, side] in -1..1."""
@@ -273,7 +273,7 @@ class PictureCache(NumberedQuestions):
 
 @dataclass(frozen=True)
 class PictureNetwork(AnswerModel):
-    """A network over pictures. Features are what its last layer takes."""
+    """A network over pictures. Its features are the inputs of its last layer."""
 
     spec: NetworkSpec
     answers: int
@@ -295,7 +295,7 @@ class PictureNetwork(AnswerModel):
         return PictureCache(streamed(pictures), self.spec, questions, self.device)
 
     def initial(self, generator: torch.Generator, head: torch.Generator) -> Values:
-        """The values that the network begins with; the last layer's are uniform in +-1/sqrt(inputs)."""
+        """The network's initial values; the last layer's are uniform in +-1/sqrt(inputs)."""
         network = self.spec.build(self.answers, int(torch.randint(2**62, (1,), generator=generator)))
         last, place = last_layer(self.spec.name, network, self.spec.outputs(self.answers))
         values = {_trained_name(n, place): value.detach().clone() for n, value in network.named_parameters()}
@@ -340,7 +340,7 @@ class PictureNetwork(AnswerModel):
 
 
 def check_network(model: PictureNetwork, private: bool) -> None:
-    """Try a network on two drawn pictures. Raises `ConfigError` if one affects the other's output, or changes a buffer.
+    """Tries a network on two random pictures. Raises `ConfigError` if one affects the other, or changes a buffer.
 
     `private`: also check that each picture has its own gradient, layer by layer.
     """
@@ -373,7 +373,7 @@ def check_network(model: PictureNetwork, private: bool) -> None:
 
 
 RULED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d, nn.Embedding)
-"""Layers whose gradients are known patient by patient."""
+"""Layers with rules for gradients by patient."""
 
 
 def _check_gradients(model: PictureNetwork, values: Values, logits: Callable[..., torch.Tensor]) -> None:

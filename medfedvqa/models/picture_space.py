@@ -1,9 +1,9 @@
-"""Where a site keeps pictures and what a frozen backbone makes of them: in memory up to a bound, then in a file.
+"""A site's storage of pictures and of a frozen backbone's outputs for them: in memory up to a bound, then in a file.
 
-Both hold float32 as computed: a resized picture has more levels than 8 or 16 bits tell apart, so that smaller numbers
-would change what is trained. The file has no name: it goes with the process, however that ends, and no other process
-can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process; those of the next
-batch are read while the present one is trained on.
+Both hold float32 exactly as computed: a resized picture has more levels than 8 or 16 bits can hold, so that smaller
+types would change training. The file has no name: it disappears with the process, however that ends, and no other
+process can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process; the rows of
+the next batch are read while the present one is trained on.
 """
 
 import errno
@@ -26,7 +26,7 @@ class FileRows:
     """Tensors of one shape in a file, row by row. Like a tensor, it is indexed by numbers of rows."""
 
     def __init__(self, file: IO[bytes], like: torch.Tensor) -> None:
-        """`like`: one row, whose shape, type and device all have."""
+        """`like`: a tensor with the shape, type and device of each row."""
         self._file, self._like = file, like
         self.device = like.device
         self._reader = ThreadPoolExecutor(1, "rows ahead")
@@ -42,7 +42,7 @@ class FileRows:
         return rows.to(self.device, non_blocking=True)
 
     def ahead(self, numbers: torch.Tensor) -> None:
-        """Begins to read the rows that will be selected soon. They replace those that were to be read before."""
+        """Begins to read the rows that will be needed next. They replace earlier requests."""
         wanted = numbers.tolist()
         if self._ahead is None or self._ahead[0] != wanted:
             self._ahead = wanted, self._reader.submit(self._read, wanted)
@@ -72,14 +72,14 @@ class PictureSpace:
         self._files: weakref.WeakSet[FileRows] = weakref.WeakSet()
 
     def ahead(self, numbers: torch.Tensor) -> None:
-        """Begins to read these rows, int64 [rows], wherever rows are in a file: they will be selected soon."""
+        """Begins to read these rows, int64 [rows], which will be needed next, from all files of this space."""
         for rows in self._files:
             rows.ahead(numbers)
 
     def keep(self, count: int, parts: Iterable[torch.Tensor], device: torch.device | None = None) -> Rows:
-        """`count` rows that come in parts, [rows, ...] each, one after the other.
+        """Stores `count` rows, which come in consecutive parts, [rows, ...] each.
 
-        `device`: where the rows are wanted; None means where they are.
+        `device`: the device of the stored rows; None: that of the parts.
         Raises `DeviceMemoryError` if they exceed the bounds or the disk is full.
         """
         parts = iter(parts)
@@ -112,7 +112,7 @@ class PictureSpace:
         weakref.finalize(rows, file.close)
         self._files.add(rows)
         if not _written(file, parts):
-            # Not as the error of a full disk, whose code a server gets: how much is written depends on the patients.
+            # Not the error of a full disk: a server gets its code, and the amount written depends on the patients.
             raise DeviceMemoryError(
                 "the disk is too full for what this site computes of its pictures: free some where `state` lies"
             )

@@ -1,4 +1,4 @@
-"""Pictures as backbones take them: in order, some at a time, so that no more need be decoded at once."""
+"""Pictures for backbones, in order and a few at a time, so that only these are decoded at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.picture_space import PictureSpace
 
 CHUNK = 32
-"""Pictures, questions or pairs that go through the frozen part together."""
+"""The number of pictures, questions or pairs that go through the frozen part together."""
 
 
 class PictureStream(ABC):
-    """Square pictures of one size. Each pass over them decodes them anew."""
+    """Square pictures of one size. Each pass over them decodes them again."""
 
     size: int
     """The side of a picture, pixels."""
     space: PictureSpace
-    """Where what is made of them is kept."""
+    """The storage for outputs computed from them."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class PictureStream(ABC):
         raise ConfigError("these pictures are not read from files, so no region files belong to them")
 
     def tensor(self, channels: int = 1) -> torch.Tensor:
-        """All pictures, [pictures, 1, size, size], or [pictures, 3, size, size] if any has colour that is asked for."""
+        """All pictures, [n, 1, size, size], or [n, 3, size, size] if colour is asked for and any has it."""
         parts = list(self.parts(channels))
         widest = max(part.shape[1] for part in parts)
         return torch.cat([part.expand(-1, widest, -1, -1) for part in parts])
@@ -59,7 +59,7 @@ class Stacked(PictureStream):
         return len(self._pictures)
 
     def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
-        """See `PictureStream`. Raises `ConfigError` for pictures in colour where grey ones are asked for."""
+        """See `PictureStream`. Raises `ConfigError` for pictures in colour if `channels` is 1."""
         if self._pictures.shape[1] > channels:
             raise ConfigError("these pictures have colour, and grey ones are asked for")
         yield from torch.split(self._pictures, most)

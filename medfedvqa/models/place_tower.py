@@ -1,8 +1,8 @@
-"""A picture tower that keeps place: a convolutional stem, attention blocks, and pooling by place.
+"""A picture tower that keeps positions: a convolutional stem, attention blocks, and pooling by place.
 
-The stem sees edges before it halves anything away, which a cut into patches of 16 pixels does not. The pooled output is
-not one summary token: it is the picture in 4 x 4 places, each narrowed to the same few numbers, one after the other. So
-a head that reads it knows where something is. The class token stays as a token that all places can write to.
+The stem sees edges at full resolution, which a cut into patches of 16 pixels does not. The pooled output is not one
+summary token but the features of 4 x 4 places, each narrowed to the same small width, one after the other. So an answer
+head can tell where something is. The class token stays as a token that all places can write to.
 """
 
 from typing import Any
@@ -26,8 +26,8 @@ class PlaceTower(VisionTransformer):  # type: ignore[misc]  # open_clip has no a
     """
 
     def __init__(self, width: int, stem: nn.Module | None = None, whole: int = 0, **options: Any) -> None:
-        """`stem`: pictures to [n, width, rows, columns], which are not normalised afterwards; None: convolutions of
-        its own. `whole`: how many numbers of the pooled output describe the whole picture. `options`: open_clip's."""
+        """`stem`: pictures to [n, width, rows, columns], without later normalisation; None: the tower's own
+        convolutions. `whole`: the width of the whole picture's part of the pooled output. `options`: open_clip's."""
         super().__init__(width=width, pool_type="avg", **options)
         # open_clip admits only the names of its own kinds of pooling.
         self.pool_type = "places"
@@ -49,7 +49,7 @@ class PlaceTower(VisionTransformer):  # type: ignore[misc]  # open_clip has no a
 def _stem(width: int) -> nn.Sequential:
     """Pictures [n, 3, side, side] to [n, width, side / 16, side / 16].
 
-    Normalisation is within one picture and has no weights, so that patients stay apart under differential privacy.
+    Normalisation is within one picture and has no weights, so that patients stay separate under differential privacy.
     """
     quarter, eighth = STEM
     return nn.Sequential(

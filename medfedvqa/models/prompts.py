@@ -51,7 +51,7 @@ class JoinedPrompts:
 
 
 def in_norm_of_states(prompt: torch.Tensor) -> torch.Tensor:
-    """Each token [..., width] at length sqrt(width), that of a state after LayerNorm; a token of zeros stays so."""
+    """Scales each token [..., width] to norm sqrt(width), that of a state after LayerNorm; zeros stay zeros."""
     return F.rms_norm(prompt, prompt.shape[-1:], eps=1e-12)
 
 

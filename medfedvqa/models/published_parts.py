@@ -1,5 +1,5 @@
-"""Pretrained parts of a bundled backbone that other projects publish as packages. Their digests are checked, and none
-of their code runs.
+"""Pretrained parts of a bundled backbone that other projects publish as packages. Digests are checked, and no code of
+the packages runs.
 
 | part                 | package                           | trained on            | licence    |
 |----------------------|-----------------------------------|-----------------------|------------|
@@ -28,14 +28,14 @@ from medfedvqa.errors import BackboneError
 
 @dataclass(frozen=True)
 class PublishedPart:
-    """A file in an installed package, and where its weights stand in the backbone."""
+    """A file in an installed package, and the place of its weights in the backbone."""
 
     package: str
     """The name by which Python finds the package."""
     file: str
     sha256: str
     prefix: str
-    """What precedes the names of its weights in the backbone."""
+    """The prefix of its weights' names in the backbone."""
 
     def content(self) -> bytes:
         """The file's bytes. Raises `BackboneError` if the package is not installed, or its file has another digest."""
@@ -95,7 +95,7 @@ class PublishedStem(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> "PublishedStem":
-        """Changes nothing: the network only ever evaluates."""
+        """Stays in evaluation mode."""
         super().train(False)
         return self
 
@@ -116,7 +116,7 @@ class SentencePooler(nn.Module):
 def sentence_means(hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """The mean of a text's states [n, positions, width], as all-MiniLM-L6-v2 pools, [n, width].
 
-    The published model scales it to length 1; here its mean square is 1, as the answer head has its inputs.
+    The published model scales it to length 1; here its mean square is 1, as the answer head expects.
     """
     return F.normalize(state_means(hidden, present), dim=1) * math.sqrt(hidden.shape[-1])
 
@@ -127,7 +127,7 @@ def state_means(hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
 
 
 def parts_are_installed() -> bool:
-    """Whether both packages are installed, whatever they hold."""
+    """Whether both packages are installed; their contents are not checked."""
     return all(find_spec(part.package) for part in (PICTURES, SENTENCES))
 
 

@@ -1,9 +1,9 @@
-"""open_clip's frozen towers with tuned parts in their last blocks. They are exact, and compute nothing twice.
+"""open_clip's frozen towers with tuned parts in their last blocks. Outputs are exact, and nothing is computed twice.
 
 - The *trunk* is everything below the first block with prompts or adapters. Nothing in it is trained, so a site
-  computes it once per picture and question (`ClipCache`), and the backward pass needs nothing of it.
+  computes it once per picture and question (`ClipCache`), and the backward pass ends above it.
 - Questions are cut at their end token and share the states of common beginnings (`layouts`).
-- In the last block only the position that is pooled has a query.
+- In the last block only the pooled position has a query.
 - Prompts are projected once for the batch, or once for each owner of items in it.
 """
 

@@ -1,7 +1,7 @@
-"""A tuned model on a CLIP as a function of tensors alone, which torch can write down as a program (`torch.export`).
+"""A tuned model on a CLIP as a function of tensors alone, which torch can export as a program (`torch.export`).
 
-Training computes each distinct state once, by tables that depend on the questions. A program has no such tables: here
-one question stands at its full length, and the towers are the same.
+Training computes each distinct state once, by tables that depend on the questions. A program has no such tables: it
+computes one question at full length, with the same towers.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ def weights_of(model: TunedModel, values: Mapping[str, torch.Tensor]) -> Weights
 
 
 def check_traceable(model: object) -> tuple[TunedModel, ClipBackbone]:
-    """A model that becomes a program, and its CLIP. Raises `ConfigError` for other models."""
+    """Returns a model that can become a program, and its CLIP. Raises `ConfigError` for other models."""
     if type(model) is not TunedModel or not isinstance(model.backbone, ClipBackbone):
         raise ConfigError("only a tuned CLIP with an answer head can be exported: choose another method or backbone")
     if isinstance(text_tower(model.backbone.clip, 1), ClassTextTower):

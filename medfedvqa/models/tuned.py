@@ -17,7 +17,7 @@ from privacy import Chance
 
 
 class AnswerModel(ABC):
-    """The model that a method trains, without its values: a teacher is the same model with other values.
+    """The model that a method trains, without its values, so that a teacher is the same model with other values.
 
     The names of the answer head's values begin with `HEAD`.
     """
@@ -34,7 +34,7 @@ class AnswerModel(ABC):
 
     @property
     def cache_key(self) -> str:
-        """Models with the same key make the same cache of a site, at the same depth."""
+        """A key for sharing caches: models with the same key and depth make the same cache of a site."""
         return type(self).__name__
 
     @abstractmethod
@@ -47,7 +47,7 @@ class AnswerModel(ABC):
 
     @abstractmethod
     def features(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """The features that the model's trained parts compute of the rows, [rows, width]. Methods compare them."""
+        """The rows' features from the model's trained parts, [rows, width]. Some methods compare them."""
 
     @abstractmethod
     def answer(
@@ -66,7 +66,7 @@ class AnswerModel(ABC):
 
 @dataclass(frozen=True)
 class TunedModel(AnswerModel):
-    """A frozen backbone, tuned, with an answer head. Values are named as `TuningConfig` and `HeadConfig` name them."""
+    """A frozen backbone, tuned, with an answer head. `TuningConfig` and `HeadConfig` define the values' names."""
 
     backbone: Backbone
     tuning: TuningConfig
@@ -118,7 +118,7 @@ class TunedModel(AnswerModel):
         return self.backbone.features(batch.rows, self.tuned(values, batch), self.join)
 
     def tuned(self, values: Mapping[str, torch.Tensor], batch: Any) -> Tuning:
-        """These values as the backbone takes them."""
+        """The tuning of the backbone by these values."""
         return self.tuning.applied(self.backbone, values, self.shared, batch.owners)
 
     def answer(
@@ -131,7 +131,7 @@ class TunedModel(AnswerModel):
 
 
 def check_head(head: HeadConfig, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
-    """Raises `ConfigError` for a head that the backbone does not allow, or that does not see all that is tuned."""
+    """Raises `ConfigError` for a head that the backbone does not allow, or that ignores a tuned part."""
     head.layers(shape, aside)
     unseen = [tower for tower, depth in tuning.depth(shape).items() if depth and not head.sees(tower)]
     if unseen:

@@ -1,7 +1,7 @@
 """The kinds of tuning of a frozen backbone: none, low-rank updates, prompts, biases, adapters, blocks, or everything.
 
-Every kind is a flat mapping of names to tensors. The names travel, so they say where a tensor belongs and nothing
-about a site.
+Every kind is a flat mapping of names to tensors. The names travel, so they show a tensor's place and nothing about a
+site.
 
 | kind         | names                             | source                                                  |
 |--------------|-----------------------------------|---------------------------------------------------------|
@@ -44,7 +44,7 @@ class TuningConfig:
 
     kind: Kind
     blocks: int | None = None
-    """The number of each tower's last blocks; None means all."""
+    """The number of each tower's last blocks that are tuned; None means all."""
     rank: int = 16
     """The rank of low-rank updates."""
     reduction: int = 16
@@ -58,7 +58,7 @@ class TuningConfig:
     placing: Placing = "before"
     """Whether prompts join before or after the projections to keys and values."""
     normed: bool = False
-    """Whether the tokens of prompts, also of shared ones, join in the norm of normalised states."""
+    """Whether the tokens of prompts, shared ones included, are scaled to the norm of normalised states."""
     std: float = _STD
     """Standard deviation of new prompts, adapters and low-rank projections."""
 
@@ -112,7 +112,7 @@ class TuningConfig:
         shared: Mapping[str, torch.Tensor] | None = None,
         owners: Mapping[str, torch.Tensor | None] = NOTHING,
     ) -> Tuning:
-        """These values as a backbone takes them.
+        """The tuning of a backbone by these values.
 
         `shared`: other sites' prompts that join these, as constants. `owners`: the owner of each item, by tower. A
         prompt may then be [owners, blocks, length, width], with separate tokens for each owner.

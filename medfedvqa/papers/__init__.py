@@ -1,1 +1,1 @@
-"""The other founding papers' methods and networks, imported when a job names them, and by no other room."""
+"""The other founding papers' methods and networks, imported only when a job names one."""

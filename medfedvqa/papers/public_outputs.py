@@ -28,16 +28,16 @@ from privacy import DPSettings
 
 LOGITS = "logits"
 MOST_LOGIT = 30.0
-"""Logits are cut to -30..30 before they leave: a probability of e^-60 is as good as none."""
+"""Logits are clipped to -30..30 before they leave. A probability of e^-60 is practically zero."""
 _BOUND = 30.01
-"""The bound in the exchange, with room for what rounding adds to a mean."""
+"""The bound in the exchange, with room for rounding in a mean."""
 CHUNK = 64
-"""Public rows that go through a model together where nothing is learned."""
+"""Public rows per forward pass without training."""
 
 OutputLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The loss of each row, [rows], given a model's logits [rows, answers] and the public rows' numbers, int64 [rows]."""
 Lesson = tuple[OutputLoss, int]
-"""What is learned on public rows, and in how many passes."""
+"""A loss on public rows, and the number of passes."""
 
 
 class SiteModel(MethodConfig, frozen=True):
@@ -80,7 +80,7 @@ class PublicOutputs(Averaging[Config]):
 
     shares = False
     teacher: ClassVar[str] = "the server's"
-    """Whose logits come down."""
+    """The sender of the logits that come down, in words."""
 
     def __init__(self, config: Config, dp: DPSettings | None = None, secagg: bool = False) -> None:
         super().__init__(config, dp, secagg)
@@ -93,7 +93,7 @@ class PublicOutputs(Averaging[Config]):
 
     @abstractmethod
     def lessons(self, state: State, rows: FrozenRows, received: torch.Tensor | None) -> Iterator[Lesson]:
-        """What a site learns on public rows at the beginning of a round.
+        """The lessons of a site on public rows at the beginning of a round.
 
         `state`: before the round; `received`: the teacher's logits, [rows, answers]; None before there are any.
         """
@@ -185,6 +185,6 @@ def learn(
 
 @torch.no_grad()
 def logits_on(model: AnswerModel, values: Mapping[str, torch.Tensor], rows: FrozenRows) -> torch.Tensor:
-    """The model's logits on all public rows, [rows, answers], within what may travel."""
+    """The model's logits on all public rows, [rows, answers], clipped to the bound."""
     parts = torch.split(torch.arange(len(rows)), CHUNK)
     return torch.cat([model.logits(values, rows.batch(items)) for items in parts]).clamp(-MOST_LOGIT, MOST_LOGIT)

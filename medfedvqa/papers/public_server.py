@@ -45,7 +45,7 @@ Config = TypeVar("Config", bound=TaughtServerConfig)
 
 
 class AnsweringServer:
-    """An answer head, and what is tuned below it, on a backbone; it sees public rows alone."""
+    """The server's model: a backbone with tuned parts and an answer head. It sees public rows only."""
 
     def __init__(self, backbone: Backbone, config: TaughtServerConfig, answers: tuple[str, ...], seed: int) -> None:
         self._backbone, self._config, self._answers = backbone, config, answers
@@ -88,7 +88,7 @@ class TaughtServer(PublicOutputs[Config]):
 
     @abstractmethod
     def lesson_of_server(self, server: AnsweringServer, uploads: torch.Tensor) -> OutputLoss:
-        """What the server learns in a round from the sites' logits, [sites, rows, answers]."""
+        """The server's lessons in a round, from the sites' logits [sites, rows, answers]."""
 
     def setup(self, site: Site) -> State:
         """See `Averaging.setup`. Raises `ConfigError` if the server's backbone knows the site's data set."""

@@ -1,8 +1,8 @@
 """The base of split learning: sites hold a model's lower part, the server an upper one for each site.
 
-In every step a site sends the activations of a batch and receives the gradients of the loss by them; at the end of a
-round both sides average their parts. A site keeps no graph between the two: it computes the batch again from its saved
-values, so that it may die in between.
+In every step a site sends a batch's activations and receives the loss's gradients with respect to them. At the end of
+a round both sides average their parts. A site keeps no graph in between: it recomputes the batch from its saved
+values, so that it may be restarted between the two.
 """
 
 from abc import abstractmethod
@@ -30,7 +30,7 @@ from privacy import DPSettings, Secagg
 ROWS = "v_mha"
 """The activations of a batch's pictures and questions. Their gradient comes back under the same name."""
 SERVER_SEED = 1
-"""What the server adds to the job's seed: sites draw from the seed itself, and it must not draw the same numbers."""
+"""Added to the job's seed at the server, so that its random numbers differ from those of the sites."""
 OUT_OF_ORDER = "the server asked for a step out of order: start the job again"
 
 
@@ -66,10 +66,10 @@ Config = TypeVar("Config", bound=SplitConfig)
 
 
 class SplitTraining(Method[Config]):
-    """A site's part, the server's part, and their exchange; what the loss is remains open."""
+    """A site's part, the server's part, and their exchange. Subclasses define the loss."""
 
     at_cut: ClassVar[Mapping[str, str]]
-    """What a step sends, each [batch_rows, width], and its meaning."""
+    """The tensors that a step sends, each [batch_rows, width]: their descriptions by name."""
     why_not_private: ClassVar[str]
     """Why the method does not train under differential privacy."""
 
@@ -101,7 +101,7 @@ class SplitTraining(Method[Config]):
         return [step_name(number) for number in range(2, self.config.steps + 1)]
 
     def exchange(self, shape: BackboneShape) -> Exchange:
-        """Activations go up and gradients come down in each step; a round ends in a mean, the job with the adapters."""
+        """Each step sends activations up and gradients down; a round ends with a mean, the job with the adapters."""
         up = tuple(self.activations_of(name, of) for name, of in self.at_cut.items())
         down = tuple(self.activations_of(name, f"gradient of the loss by {of}") for name, of in self.at_cut.items())
         parts = tuple(_parameters(name, size, "the site's") for name, size in self.shared(shape).items())
@@ -120,7 +120,7 @@ class SplitTraining(Method[Config]):
 
     @property
     def between(self) -> tuple[TaskSpec, ...]:
-        """Tasks between a step's activations and the gradients by them."""
+        """Tasks between a step's activations and their gradients."""
         return ()
 
     def shared(self, shape: BackboneShape) -> Shapes:
@@ -158,7 +158,7 @@ class SplitTraining(Method[Config]):
     def activations(
         self, site: Site, values: Mapping[str, torch.Tensor], round: int, step: int
     ) -> dict[str, torch.Tensor]:
-        """What a site sends in a step, as functions of its values."""
+        """The activations that a site sends in a step, as functions of its values."""
 
     @abstractmethod
     def right(self, site: Site, values: Mapping[str, torch.Tensor], examples: Examples) -> torch.Tensor:
@@ -239,7 +239,7 @@ class SplitTraining(Method[Config]):
         return SiteNetworks(self.config.trained_backbone(site), self.config.tuned, self.config.width)
 
     def batch(self, site: Site, examples: Examples, chosen: torch.Tensor) -> Any:
-        """The selected rows as the trunk takes them; `chosen` is int64 [rows]."""
+        """The rows `chosen`, int64 [rows], in the trunk's input format."""
         networks = self.networks(site)
         cache = cached(site, networks.depth, networks.backbone.cache_of)
         questions = cache.question_ids([examples.questions[row] for row in chosen.tolist()])
@@ -266,7 +266,7 @@ class SplitTraining(Method[Config]):
         return self.learned(state, values, round)
 
     def learned(self, state: State, leaves: dict[str, torch.Tensor], round: int) -> State:
-        """The state after Adam's step by the gradients of these leaves; a leaf without a gradient stays."""
+        """The state after a step of Adam with these leaves' gradients; a leaf without a gradient stays unchanged."""
         optimizer = adam(leaves, self.config.rate(round, state["step"]), state["optimizer"])
         optimizer.step()
         values = {name: value.detach() for name, value in leaves.items()}
@@ -274,7 +274,7 @@ class SplitTraining(Method[Config]):
 
 
 def leaves_of(state: State) -> dict[str, torch.Tensor]:
-    """Copies of a state's values that take gradients."""
+    """Copies of a state's values that require gradients."""
     return {name: value.clone().requires_grad_() for name, value in state["values"].items()}
 
 

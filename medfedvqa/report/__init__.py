@@ -19,19 +19,19 @@ JOINED_HTML, JOINED_PDF = "joined.html", "joined.pdf"
 
 
 def render(report: Report, folder: Path, audience: Audience = "officers", language: Language = "en") -> None:
-    """Write report.html and report.pdf into the folder, with the same bytes each time.
+    """Writes report.html and report.pdf into the folder, with the same bytes each time.
 
     The PDF names the long tables that it leaves out. All else has the same content in both.
 
-    For `patients` both are one page in short words, in the language that is given. Raises `ValueError` if the report's
-    date is malformed.
+    For `patients` both are one page in simple words, in the given language. Raises `ValueError` if the report's date
+    is malformed.
     """
     document = compose_patients(report, language) if audience == "patients" else compose(report)
     _write(document, folder / HTML, folder / PDF)
 
 
 def render_joined(joined: JoinedReport, folder: Path) -> None:
-    """Write joined.html and joined.pdf into the folder, as `render` does."""
+    """Writes joined.html and joined.pdf into the folder, as `render` does."""
     _write(compose_joined(joined), folder / JOINED_HTML, folder / JOINED_PDF)
 
 

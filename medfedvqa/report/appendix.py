@@ -6,11 +6,11 @@ from hashlib import sha256
 from medfedvqa.report.blocks import Code, Digest, Facts, Inline, Section, Table, row
 
 MAX_ANCHOR = 256
-"""The longest digest or key that an anchor holds in full; a longer one is hashed."""
+"""The most characters of a digest or key that an anchor holds in full; a longer one is hashed."""
 
 
 def digests(sections: Sequence[Section]) -> Section:
-    """The full digests that the sections print short: those of the PDF, then those of tables that it leaves out."""
+    """The full forms of shortened digests: first those in the PDF, then those in tables that it leaves out."""
     first = dict[str, tuple[str, bool]]()
     for on_paper in (True, False):
         for section in sections:
@@ -32,7 +32,7 @@ def digests(sections: Sequence[Section]) -> Section:
 
 
 def anchor(full: str) -> str:
-    """The anchor of the row that has a digest in full."""
+    """The anchor of the appendix row with the full digest."""
     if len(full) > MAX_ANCHOR:
         return f"digest-{sha256(full.encode()).hexdigest()}"
     return f"digest-{full.encode().hex() if not full.isalnum() else full}"

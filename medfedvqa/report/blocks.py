@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 NONE = "—"
 """Stands for a missing figure, since a 0 would claim one."""
 SHORT_LINE, LONG_WORD = 24, 22
-"""The letters of a short line, and of the longest word that is never broken."""
+"""The most letters of a short line, and of a word that is never broken."""
 MAX_CHARACTERS = 4_000
-"""The most characters of a part of a cell, enough to list some hundred sites."""
+"""The most characters of a part of a cell, enough to list a few hundred sites."""
 THOUSANDTH = Decimal("0.001")
 
 FIGURE = re.compile(r"(?<![^\s(])(\d+(?:\.\d+)?(?:e-\d+)?)(?=[\s,.;:)]|$)")
@@ -27,14 +27,14 @@ Tone = Literal["good", "bad", "open"]
 
 @dataclass(frozen=True)
 class Number:
-    """A figure: as it is printed, and with all of its digits."""
+    """A figure: its printed form, and all of its digits."""
 
     text: str
     exact: str
 
 
 class Time(Number):
-    """A time: as it is printed, to the second, and as it stands in the evidence."""
+    """A time: its printed form, to the second, and its form in the evidence."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class TableRow:
-    """The cells of a row, the first of which names it. Links can lead to its anchor."""
+    """The cells of a row; the first names the row. Links can lead to its anchor."""
 
     cells: tuple[Cell, ...]
     anchor: str | None = None
@@ -261,7 +261,7 @@ def fact(label: str, value: Content, source: Content = ()) -> Fact:
 
 
 def printable(text: str) -> str:
-    """A text of others with hidden characters made visible; without its middle if it exceeds `MAX_CHARACTERS`."""
+    """Untrusted text with hidden characters made visible; without its middle beyond `MAX_CHARACTERS`."""
     return for_pdf(text, MAX_CHARACTERS)
 
 

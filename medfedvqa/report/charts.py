@@ -71,7 +71,7 @@ def budget_course(accounting: Sections, job: str) -> Drawing | None:
 
 @styled(PAGE_STYLE)
 def budget_by_job(accounting: Sections, job: str) -> Drawing | None:
-    """Epsilon of each job, the newest last, with the limit of a job or of all."""
+    """Epsilon of each of the newest jobs, the last one last, with the limit of one job, or else of all."""
     jobs = accounting.jobs[-DRAWN_JOBS:]
     values = [account.epsilon if account.epsilon is not None and isfinite(account.epsilon) else 0.0 for account in jobs]
     if all(account.epsilon is None for account in jobs):
@@ -237,7 +237,7 @@ def _drawing(title: str, axes: "Axes", lines: Sequence[str] = (), columns: int =
 
 
 def _runs(charges: Sequence[Sections]) -> list[tuple[int, int]]:
-    """The begin and the end of each run of charges of one job."""
+    """The first index and the end of each run of consecutive charges of one job."""
     runs, begin = list[tuple[int, int]](), 0
     for _, group in groupby(charges, key=lambda charge: charge.job):
         end = begin + len(list(group))
@@ -260,6 +260,6 @@ def _bound(value: float) -> str:
 
 
 def _short(name: str, room: int) -> str:
-    """As much of a name as fits, in letters that every font has."""
+    """The name cut to `room` characters, in letters that every font has."""
     text = printable(name).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= room else f"{text[: room - 1]}…"

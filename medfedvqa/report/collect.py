@@ -61,7 +61,7 @@ def evidence_of(
     network: bool,
     groups: Path | None = None,
 ) -> ReportEvidence:
-    """The site's evidence on a job, by default its last one. The site's log is signed first, as it is.
+    """The site's evidence on a job, by default its last one. Signs the site's log first.
 
     Raises `ConfigError`, `DataError`, `LogError` or `LedgerError`.
     """
@@ -117,7 +117,7 @@ def _job_id(audit: Path, ledger: Sequence[LedgerRow], job: str | None) -> str:
 
 
 def _ledger(config: SiteConfig) -> tuple[tuple[LedgerRow, ...], CohortAttestation | None]:
-    """The ledger without its patients, and how its deltas compare with their number."""
+    """The ledger's records without patients, and the statement on delta and the largest cohort."""
     if not config.ledger.is_dir():
         return (), None
     with closing(look_into(config)) as ledger:
@@ -250,7 +250,7 @@ def _accuracy(entry: dict[str, Any]) -> Accuracy:
 
 
 def _binding(config: SiteConfig) -> StoreBinding:
-    """How ledger and store are bound to each other. Raises `LedgerError` if the store is bound to another ledger."""
+    """Whether ledger and store name each other. Raises `LedgerError` if the store is bound to another ledger."""
     store = store_of(config)
     if store is None:
         return StoreBinding(from_store=False, bound=False, compared=False)

@@ -1,4 +1,4 @@
-"""Blocks of the pages that are no list or table of figures: sums, plots, the site's texts; `figures.txt` names them."""
+"""Blocks of the pages other than lists and tables of figures, such as plots; `figures.txt` names these functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ Blocks = Iterator[Block]
 
 
 def approvals(report: Report) -> Blocks:
-    """A figure for each entry that admits the job with the permit of a person of the hospital.
+    """A figure for each entry that admits the job with a permit by a person of the hospital.
 
     The log holds the person's name, the permit, and its end where this version or a later one wrote it.
     """
@@ -142,7 +142,7 @@ def accuracies(report: Report) -> Blocks:
 
 
 def support(report: Report) -> Blocks:
-    """How many lines of each framework the report supports."""
+    """The number of lines of each framework, by support."""
     lines, kinds = report.sections.mappings, SUPPORT.split("/")
     counts = Counter((line.framework, line.support) for line in lines)
     rows = tuple(
@@ -154,7 +154,7 @@ def support(report: Report) -> Blocks:
 
 
 def frameworks(report: Report) -> Blocks:
-    """The versions of the frameworks, and when each was looked at."""
+    """The versions of the frameworks, and the date of each one's last check."""
     lines = report.sections.mappings
     dated = dict.fromkeys((line.framework, line.source, line.checked) for line in lines if line.source)
     rows = tuple(row(framework, plain(source), plain(checked)) for framework, source, checked in dated)
@@ -209,7 +209,7 @@ def parameters(named: Any) -> Cell:
 
 
 def by_kind(totals: Any) -> Cell:
-    """What left a site, each kind on a line."""
+    """The totals of a site's released tensors, one line for each kind and protection."""
     lines = list[Inline]()
     for total in totals or ():
         lines += (BREAK, f"{total['kind']}, {total['protection']}: ", count(total["tensors"]), " tensors, ")

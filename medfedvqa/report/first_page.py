@@ -1,4 +1,4 @@
-"""The first page of a report, for people: the question, its answer, and what it means, before any symbol."""
+"""The first page of a report, in words: the question, its answer, and the meaning of its epsilon, before any symbol."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from privacy.report.report import Report, Sections
 
 QUESTION = "May what left be used as planned?"
 MOST_OPEN = 8
-"""Open rules that the first page lists; section L has all of them."""
+"""The most open rules on the first page; section L has all of them."""
 NOT_COVERED = (
     "The model that the site keeps, and the answers of any model that are shown to people.",
     "What the site published elsewhere, and releases of other hospitals that treat the same patient.",
@@ -39,7 +39,7 @@ NOT_COVERED = (
 
 
 def in_hundred(share: float) -> int:
-    """The share as people of 100, rounded up."""
+    """The share as a number of 100 people, rounded up."""
     return math.ceil(100 * share - 1e-9)
 
 
@@ -103,7 +103,7 @@ def _attack(report: Report) -> str:
 
 
 def front(report: Report) -> tuple[Section, ...]:
-    """What follows the answer, up to the signatures."""
+    """The sections of the first page after the answer, up to the signatures."""
     about = (_open(report), _left(report), _patient(report), _budget(report), _limits(report))
     return (*about, governance.summary(report), _signatures(report))
 

@@ -1,4 +1,4 @@
-"""What a site tells about its own decisions, and epsilons that others chose, for comparison."""
+"""A site's statements on its own decisions, and known deployments' epsilons for comparison."""
 
 from audits.escaping import bounded
 from medfedvqa.report.blocks import NONE, Section, Table, Text, row
@@ -39,7 +39,7 @@ DEPLOYMENTS = (
         "Apple, Differential Privacy Overview",
     ),
 )
-"""Known deployments: what was deployed, who is protected, epsilon, delta, source."""
+"""Known deployments: name, privacy unit, epsilon, delta, source."""
 
 
 def summary(report: Report) -> Section:

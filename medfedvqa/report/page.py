@@ -22,7 +22,7 @@ from medfedvqa.report.blocks import (
 )
 
 LONG_TABLE = 60
-"""The rows beyond which a table scrolls by itself."""
+"""The number of rows above which a table scrolls by itself."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LINE_FEED = Html("\n")
 
@@ -33,7 +33,7 @@ def page(document: Document) -> str:
 
 
 def _text(text: str) -> Html:
-    """A text of others, escaped."""
+    """Untrusted text, escaped."""
     return Html(for_html(text, MAX_CHARACTERS))
 
 
@@ -43,7 +43,7 @@ def _line(name: str, *children: Child, **attributes: str | None) -> Html:
 
 
 class _Page:
-    """Makes the elements of a page whose links lead to these anchors."""
+    """Makes the elements of a page. Links to other anchors than these become text."""
 
     def __init__(self, anchors: frozenset[str]) -> None:
         self._anchors = anchors

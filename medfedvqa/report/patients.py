@@ -1,6 +1,6 @@
-"""The lay page of a report: one page in short words, for patients, their councils and ethics boards, in two languages.
+"""The lay page of a report: one page in simple words, for patients, their councils and ethics boards, in two languages.
 
-It has the same figures as the report, from the same sections, and nothing that the report has not.
+Its figures come from the report's sections, and it adds nothing to them.
 """
 
 import json
@@ -22,7 +22,7 @@ SHORT = 300
 
 
 Words = SimpleNamespace
-"""All words of the page in one language. Braces stand for figures and names; a pair is a title and its text."""
+"""All texts of the page in one language. Braces stand for figures and names; a pair is a title and its text."""
 WORDS: Mapping[Language, Words] = {
     language: Words(**words)
     for language, words in json.loads(files(__package__).joinpath("patients.json").read_text("utf-8")).items()

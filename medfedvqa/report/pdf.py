@@ -1,7 +1,7 @@
 """Sets a document as a tagged PDF (PDF/UA-1) on A4, with bookmarks, links and page numbers.
 
-`document.typ` has the layout; Typst reads it together with the document as JSON. Fonts are those of matplotlib and of
-the compiler alone, so that every machine writes the same bytes. A letter that they lack is written as its number.
+`document.typ` has the layout; Typst reads it together with the document as JSON. Only matplotlib's and the compiler's
+fonts are used, so that every machine writes the same bytes. A letter that they lack is written as its number.
 """
 
 import json
@@ -27,7 +27,7 @@ LONG_IN_TEXT, LONG_IN_TABLE = 40, 13
 """The most characters of a word that is not broken, in a paragraph and in a table of many columns."""
 MANY_COLUMNS = 4
 BREAK = "\u200b"
-"""The mark of a place to break. Printable text never holds it, since it writes the character as its number."""
+"""The mark of a place to break. Printable text never holds it, because `printable` writes it as its number."""
 
 
 def pdf_bytes(document: Document) -> bytes:
@@ -180,7 +180,7 @@ def _font_folder() -> Path:
 
 @cache
 def _letters() -> frozenset[int]:
-    """The code points that the text's font has, and so every text of the document."""
+    """The code points of the text's font, which every text of the document is limited to."""
     from matplotlib.ft2font import FT2Font
 
     return frozenset(FT2Font(str(_font_folder() / "DejaVuSans.ttf")).get_charmap())

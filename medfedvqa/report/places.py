@@ -1,4 +1,4 @@
-"""Where a figure comes from: links to entries of the log, to records of the ledger, and to sections."""
+"""The sources of figures, as links to entries of the log, records of the ledger, and sections."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from privacy.report.report import Report
 
 
 def source_cell(report: Report, source: str) -> Cell:
-    """What a page writes for the source of a figure."""
+    """The cell that a page shows for the source of a figure."""
     charges, job = report.sections.accounting.charges, report.evidence.job
     match source:
         case "this version":

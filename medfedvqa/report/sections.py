@@ -1,4 +1,4 @@
-"""The lettered sections and the appendix: a loop over the list of figures, in which each line is set by its unit."""
+"""The lettered sections and the appendix, made from the list of figures: each figure's unit decides its form."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,12 +57,12 @@ JOINED: Mapping[str, Content] = {
     "to": " to ",
     "+": figure_blocks.BREAK,
 }
-"""Labels of figures that stand in the cell of the figure before them, and what stands between."""
+"""Labels of figures that share the cell of the figure before them, and the text between both."""
 
 
 @dataclass
 class Lines:
-    """The lines of one block: its sign, its title, what stands behind the title, and its figures."""
+    """The lines of one block: its sign, its title, the options after the title, and its figures."""
 
     sign: str
     title: str
@@ -81,7 +81,7 @@ class Part:
 
 @cache
 def parts(listing: Listing) -> tuple[Part, ...]:
-    """The sections of a list, but for the first page."""
+    """The sections of a list, without the first page."""
     found: list[Part] = []
     for line in filter(None, listing.lines):
         if line.startswith("# "):
@@ -96,7 +96,7 @@ def parts(listing: Listing) -> tuple[Part, ...]:
 
 
 def sections(report: Report | JoinedReport, values: Mapping[str, Any], listing: Listing = REPORT) -> list[Section]:
-    """All sections of a list. `values`: those of the report, nested as the ids of the list are."""
+    """All sections of a list. `values`: the report's values, nested like the ids of the list."""
     content = _Content(report, values)
     return [Section(part.anchor, part.title, tuple(content.blocks(part))) for part in parts(listing)]
 
@@ -148,7 +148,7 @@ class _Content:
 
 
 def _groups(figures: Sequence[Figure]) -> Iterator[list[Figure]]:
-    """Figures that stand in one cell, without those that are drawn elsewhere."""
+    """Groups of figures that share a cell, without those that are shown elsewhere."""
     group: list[Figure] = []
     for one in figures:
         if one.label in JOINED:

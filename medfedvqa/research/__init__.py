@@ -1,1 +1,1 @@
-"""What researchers run: benchmarks, studies, the tables of the papers, and the training of backbones."""
+"""Commands for researchers: benchmarks, studies, the papers' tables, and the training of backbones."""

@@ -1,4 +1,4 @@
-"""Public rows as a model's frozen part gives them: pictures with captions, or with questions and answers."""
+"""Public rows as outputs of a model's frozen part: pictures with captions, or with questions and answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenRows:
-    """The cache of public pictures and texts, and which of them each row joins."""
+    """The cache of public pictures and texts, and the picture, text and answer of each row."""
 
     cache: Cache
     pictures: torch.Tensor
@@ -59,7 +59,7 @@ class FrozenRows:
         return len(self.pictures)
 
     def batch(self, items: torch.Tensor) -> Any:
-        """The selected rows, int64 [rows], as the backbone takes them."""
+        """The selected rows, int64 [rows], as a batch for the backbone."""
         return self.cache.batch(self.pictures[items], self.texts[items], self.answers[items])
 
     def rows(self, items: torch.Tensor) -> Rows:

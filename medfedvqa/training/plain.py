@@ -36,7 +36,7 @@ class PlainGradients:
     config: TrainingConfig
 
     def draws(self, seed: int | SeededChance, passes: int) -> Iterator[tuple[StepRows, ...]]:
-        """The batches of one round, none without rows. All passes see the same batches.
+        """The batches of one round; none if there are no training rows. All passes see the same batches.
 
         If `seed` is a `SeededChance`, its sequence continues after its earlier draws.
         """

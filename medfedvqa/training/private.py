@@ -1,7 +1,7 @@
 """Gradients under differential privacy by patient: sampled patients, clipped one by one, summed, with noise on the sum.
 
-A patient's contribution follows from its own rows and its own key in the step's secret: not from who else is there, not
-from its place in a batch, not from a job's seed. The optimiser sees noisy gradients only, so that its state is free.
+A patient's contribution depends on its own rows and on its own stream under the step's secret: not on other patients,
+its place in a batch, or the job's seed. The optimiser sees only noisy gradients, so its state costs no privacy.
 """
 
 import logging
@@ -104,14 +104,14 @@ class PrivateGradients:
 
     @cached_property
     def _counted(self) -> "StepCount":
-        """What Opacus counts of a round's steps."""
+        """Opacus' count of a round's steps."""
         from privacy.opacus_step import StepCount
 
         return StepCount()
 
     @cached_property
     def clipped(self) -> torch.Tensor:
-        """How often each patient took part, and how often its gradient was shortened then, int64 [patients, 2]."""
+        """How often each patient took part, and how often its gradient was clipped, int64 [patients, 2]."""
         return torch.zeros(len(self.site.data.patients), 2, dtype=torch.int64)
 
     def _add(

@@ -19,7 +19,7 @@ class Rows:
     """Some of a site's rows, as the input of a loss."""
 
     batch: Any
-    """The rows as the backbone takes them."""
+    """The rows as a batch for the backbone."""
     answers: torch.Tensor
     """The answers, int64 [rows], in the model's answer space. Test rows may hold -1 for an answer outside of it."""
     chance: Chance | None = None
@@ -77,7 +77,7 @@ class SiteRows:
         return Rows(batch, batch.answers, chance)
 
     def ahead(self, examples: Examples, chosen: torch.Tensor) -> None:
-        """Begins to read the rows that are selected soon from the cache's file. With several views it does nothing."""
+        """Begins to read rows that will be needed next from the cache's file. With several views it does nothing."""
         if self._views == 1:
             self._site.space.ahead(distinct(examples.pictures[chosen], None)[0])
 
@@ -94,7 +94,7 @@ class SiteRows:
 def cached(
     site: Site, depth: Depth, make: MakeCache, count: int = 1, key: str = "backbone", size: int | None = None
 ) -> Cache:
-    """The frozen part of the model at this depth, which `make` computes once for `count` views of each picture.
+    """The cache of the model's frozen part at this depth, which `make` computes once for `count` views of each picture.
 
     `key` names the kind of cache that it makes; `size`: the side of its pictures, the backbone's if None.
     """

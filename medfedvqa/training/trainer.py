@@ -1,4 +1,4 @@
-"""Local steps on named values: batches or samples, gradients, optimiser; the same for every method."""
+"""Local steps on named values, for every method: batches or samples, gradients, optimiser."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from privacy import SeededChance
 logger = logging.getLogger(__name__)
 
 CLIPPED = "clipped"
-"""The key in the state of a private job: see `Trainer.clipped`. No noise is on these counts; they never leave."""
+"""The key of the counts of `Trainer.clipped` in a private job's state. They have no noise and never leave."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ class Trainer:
     def draws(self, seed: int | SeededChance, passes: int = 1) -> Iterator[tuple[Any, ...]]:
         """The draws of one round: for each step a tuple of `passes` draws, one for each model that takes the step.
 
-        `seed` orders the rows and seeds dropout in plain training. A round that draws in parts passes a chance.
+        `seed` orders the rows and seeds dropout in plain training. A round that draws in parts passes a `SeededChance`.
         """
         if outside := len(self.site.data.train) - len(self.train_rows):
             logger.info("%d training rows are left out: the answer space does not hold their answers", outside)
         return self._gradients.draws(seed, passes)
 
     def step(self, parts: Sequence[Part], loss: RowLoss, draw: Any, penalty: Penalty | None = None) -> Values:
-        """One step of these parts, which share no names; returns noisy sums, see `PrivateGradients.fill`. Raises
-        `ConfigError`."""
+        """One step of these parts, which share no names; returns the result of `fill`: noisy sums, or empty in plain
+        training. Raises `ConfigError`."""
         values = {name: value for part in parts for name, value in part.values.items()}
         noisy = self._gradients.fill(values, loss, draw)
         if penalty is not None:

@@ -1,8 +1,8 @@
 """The numerical analysis behind both accountants, by Opacus or by NumPy alone.
 
-A site charges its patients by the functions of Opacus, a library that many people check. Opacus needs torch, which a
-verifier of reports does without: there `with_numpy` computes the same quantities, written anew from the papers. Tests
-hold both to the same figures, far within the tolerance with which a report is verified.
+A site charges its patients by the functions of Opacus, a library that many people check. Opacus needs torch; a verifier
+of reports should not. So `with_numpy` computes the same quantities, implemented from the papers. Tests show that both
+agree far within the tolerance of a report's verification.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from privacy.analysis.quantities import Analysis, Floats, Losses, PrivacyLoss
 __all__ = ["LEAST_DELTA", "Analysis", "Floats", "Losses", "PrivacyLoss", "analysis", "recomputes_at"]
 
 LEAST_DELTA = 1e-7
-"""Below this the rounding of probabilities alone moves epsilon by more than a report's tolerance, and by another amount
+"""At smaller deltas, rounding of probabilities alone changes epsilon by more than a report's tolerance, and differently
 in each implementation."""
 
 
@@ -31,5 +31,5 @@ def analysis() -> Analysis:
 
 
 def recomputes_at(delta: float) -> bool:
-    """Whether the figures of a site, which come from Opacus, can be had again here within a report's tolerance."""
+    """Whether this machine can recompute a site's figures, which come from Opacus, within a report's tolerance."""
     return delta >= LEAST_DELTA or find_spec("opacus") is not None

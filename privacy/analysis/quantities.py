@@ -10,7 +10,7 @@ Floats = NDArray[np.float64]
 
 
 class PrivacyLoss(Protocol):
-    """A privacy random variable: the logarithm of the ratio of both neighbours' densities, drawn from the first's."""
+    """A privacy loss random variable: the log of the ratio of both neighbours' densities, at a draw from the first."""
 
     def cdf(self, t: Floats) -> Floats:
         """Probability that the loss is at most `t`."""
@@ -22,17 +22,17 @@ class PrivacyLoss(Protocol):
 
 
 class Losses(Protocol):
-    """Makes the privacy losses that are composed, given the least and the most that each of them may be."""
+    """Makes the privacy losses to compose, each cut to values from `least` to `most`."""
 
     def __call__(self, least: float, most: float) -> Sequence[PrivacyLoss]: ...
 
 
 class Analysis(Protocol):
-    """What the accountants compute with."""
+    """The numerical functions that the accountants use."""
 
     @property
     def NAME(self) -> str:
-        """The library, for people."""
+        """The library's name, for people."""
         ...
 
     def renyi_divergence(self, rate: float, noise: float, orders: Sequence[float]) -> Floats:
@@ -40,7 +40,7 @@ class Analysis(Protocol):
         ...
 
     def epsilon_of(self, divergence: Floats, orders: Sequence[float], delta: float) -> float:
-        """The smallest epsilon at `delta` that any order gives, infinite if none gives one."""
+        """The smallest epsilon at `delta` over all orders; infinite if no order gives one."""
         ...
 
     def sampled_gaussian_loss(self, rate: float, noise: float, least: float, most: float) -> PrivacyLoss:
@@ -56,10 +56,10 @@ class Analysis(Protocol):
         deltas: Sequence[float],
         errors: tuple[float, float],
     ) -> list[float]:
-        """Upper bounds of epsilon, one at each of `deltas`, of all steps of each loss, which are composed once.
+        """Composes `steps[i]` steps of each loss i; returns an upper bound of epsilon at each of `deltas`.
 
-        `losses` makes the variables, given the ends of the grid, which reaches to about `reach` on both sides of 0
-        with about `mesh` between its points. `errors`: those allowed in delta and in epsilon. Raises
-        `ArithmeticError`, `ValueError` or `RuntimeError` where there is no figure.
+        `losses` makes the variables from the ends of the grid, which reaches to about `reach` on both sides of 0 with
+        a spacing of about `mesh`. `errors`: the permitted errors of delta and of epsilon. Raises `ArithmeticError`,
+        `ValueError` or `RuntimeError` if there is no figure.
         """
         ...

@@ -16,11 +16,11 @@ from privacy.analysis.quantities import Floats, Losses, PrivacyLoss
 
 NAME = "NumPy, by the project's own implementation"
 NEGLIGIBLE = -30.0
-"""Terms of a series end once their logarithms are below this, as in Opacus."""
+"""A series ends at terms with logarithms below this, as in Opacus."""
 TAIL = 25.0
-"""From here on erfc is computed by its asymptotic series: soon after, the function itself underflows."""
+"""For larger arguments, erfc is computed by its asymptotic series, because `math.erfc` soon underflows."""
 WIDTHS = 12
-"""A Gaussian beyond this many standard deviations weighs less than a float can tell."""
+"""A Gaussian's mass beyond this many standard deviations is below float precision."""
 NODES = 20
 """Points of each panel of Gauss and Legendre's quadrature."""
 
@@ -65,7 +65,7 @@ def _divergence(rate: float, noise: float, order: float) -> float:
 
 
 def _whole_moment(rate: float, noise: float, order: int) -> float:
-    """The logarithm of A at a whole order: the binomial sum."""
+    """The logarithm of the moment A at a whole order: the binomial sum."""
     index = np.arange(order + 1)
     logs = _log_binomials(order) + index * math.log(rate) + (order - index) * math.log1p(-rate)
     logs = logs + (index * index - index) / (2 * noise**2)
@@ -79,7 +79,7 @@ def _log_binomials(order: int) -> Floats:
 
 
 def _moment(rate: float, noise: float, order: float) -> float:
-    """The logarithm of A at a fractional order: two series of terms whose signs alternate in the end."""
+    """The logarithm of the moment A at a fractional order: two series, whose terms alternate in sign in the end."""
     middle = noise**2 * math.log(1 / rate - 1) + 0.5
     log_rate, log_rest, scale = math.log(rate), math.log1p(-rate), math.sqrt(2) * noise
     terms: list[tuple[float, float]] = []
@@ -139,14 +139,14 @@ class _SampledGaussianLoss:
         return float(half * ((loss * density) @ weights).sum() / (noise * math.sqrt(2 * math.pi)) / self._mass)
 
     def _whole(self, t: Floats) -> Floats:
-        """The distribution function of the loss that is not cut."""
+        """The distribution function of the loss before cutting."""
         z, noise = self._z(t), self._noise
         around_one = _erfc((2 * z * noise**2 - 1) / (2 * math.sqrt(2) * noise))
         around_zero = _erfc((2 * z * noise**2 + 1) / (2 * math.sqrt(2) * noise))
         return np.asarray(1 - self._rate * around_one / 2 - (1 - self._rate) * around_zero / 2)
 
     def _z(self, t: Floats) -> Floats:
-        """Where the loss is `t`; -infinity for what it never falls to."""
+        """The z at which the loss is `t`; -infinity for values below the loss's infimum."""
         rest = 1 - self._rate
         above = t + np.log1p(-np.minimum(rest * np.exp(-np.maximum(t, 0)), 1))
         below = np.log(np.maximum(np.expm1(np.minimum(t, 0)) + self._rate, 0))
@@ -155,7 +155,7 @@ class _SampledGaussianLoss:
 
 @dataclass(frozen=True)
 class _Grid:
-    """An even number of points from `least` to `most`; `shift` is how far they were moved in all."""
+    """An even number of equidistant points from `least` to `most`; `shift`: the sum of their moves."""
 
     least: float
     most: float
@@ -190,7 +190,7 @@ class _Discrete:
 
 
 def _discrete(loss: PrivacyLoss, grid: _Grid) -> _Discrete:
-    """Rounded to the grid, which is then moved so that the mean stays."""
+    """Rounds a loss to the grid, then moves the grid to keep the mean."""
     edges = np.append(grid.points - grid.mesh / 2, grid.most + grid.mesh / 2)
     masses = np.diff(loss.cdf(edges))
     shift = loss.mean() - float(grid.points @ masses)
@@ -200,16 +200,16 @@ def _discrete(loss: PrivacyLoss, grid: _Grid) -> _Discrete:
 
 
 def _self_convolution(loss: _Discrete, steps: int) -> _Discrete:
-    """The sum of `steps` draws, which wraps around the grid's ends."""
+    """The distribution of the sum of `steps` draws, which wraps around the grid's ends."""
     size = loss.grid.size
     masses = np.fft.irfft(np.fft.rfft(loss.masses) ** steps, size)
-    # Point 0 of the grid is not at 0 but half of the grid before it.
+    # The grid's first point is not at 0 but half of the grid below it.
     turn = steps - 1 + (size // 2 if steps % 2 == 0 else 0)
     return _Discrete(np.roll(masses, turn), loss.grid.moved(loss.grid.shift * (steps - 1)))
 
 
 def _convolution(left: _Discrete, right: _Discrete) -> _Discrete:
-    """The sum of both, cut to the grid."""
+    """The distribution of the sum of both, cut to the grid."""
     size, padded_size = left.grid.size, 2 * left.grid.size
     product = np.fft.rfft(left.masses, padded_size) * np.fft.rfft(right.masses, padded_size)
     start = (size - 1) // 2
@@ -217,7 +217,7 @@ def _convolution(left: _Discrete, right: _Discrete) -> _Discrete:
 
 
 def _epsilon(loss: _Discrete, delta: float, delta_error: float, epsilon_error: float) -> float:
-    """The upper bound: where the loss exceeds epsilon with a delta that is less by the error allowed in it."""
+    """The upper bound of epsilon: at delta - `delta_error`, plus `epsilon_error`."""
     target = delta - delta_error
     if np.finfo(np.longdouble).eps * loss.grid.size > target:
         raise ValueError("rounding errors would be larger than delta")

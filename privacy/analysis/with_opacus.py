@@ -24,7 +24,7 @@ def renyi_divergence(rate: float, noise: float, orders: Sequence[float]) -> Floa
 
 @lru_cache(maxsize=1 << 14)
 def _divergence(rate: float, noise: float, order: float) -> float:
-    """One order's divergence. An epsilon asks for the same orders up to three times, a millisecond each."""
+    """One order's divergence, cached: each epsilon needs the same orders up to three times, a millisecond each."""
     return float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=[order])[0])
 
 

@@ -1,4 +1,4 @@
-"""Mechanisms that add noise: one file each, with its noise, sensitivity, event, accountants' view and words.
+"""Mechanisms that add noise, one file each: sampling of noise, sensitivity, event, accounting, and words for reports.
 
 A new mechanism is a new file of this package: every class in it that derives from `DPEvent` and has a `mechanism` is
 registered under that name, and ledger, log, accountants and reports find it there.

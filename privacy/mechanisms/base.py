@@ -1,4 +1,4 @@
-"""What a mechanism is to the rest of the project, and the registry that finds one by its name."""
+"""The interface of a mechanism, and the registry that finds one by its name."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from privacy.noise import Randomness
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e4
-"""Noise is calibrated between these, in units of the sensitivity. Noise above the second counts as the second, which
-never understates epsilon."""
+"""The range of calibrated noise, in units of the sensitivity. Larger noise counts as the second, which never
+understates epsilon."""
 UNITS = 2**20
-"""Counts are whole numbers of these parts of a patient, so that a patient adds at most 1 without any rounding."""
+"""Counts are whole numbers of 1/UNITS of a patient, so that a patient adds at most 1 without any rounding."""
 UNNAMED = "sampled_gaussian"
-"""The mechanism of records that name none: versions up to 0.1.0 knew no other."""
+"""The mechanism of records that name none: versions up to 0.1.0 had no other."""
 
 
 class Use(StrEnum):
-    """What a mechanism was applied to."""
+    """The value that a mechanism was applied to."""
 
     GRADIENTS = "gradients"
     COUNTS = "counts"
@@ -38,7 +38,7 @@ class Use(StrEnum):
 
     @property
     def bound(self) -> str:
-        """The most that one patient changes it, for reports: a setting of the job, or a number."""
+        """The most by which one patient changes the value, for reports: a setting of the job, or a number."""
         return _USES[self][1]
 
 
@@ -58,7 +58,7 @@ class DPEvent(ABC):
     mechanism: ClassVar[str]
     """Its name in records."""
     rdp_source: ClassVar[str]
-    """Where its Renyi divergence is derived."""
+    """The source of its Renyi divergence."""
     norm: ClassVar[str]
     """The norm in which its sensitivity is measured, for reports."""
     steps: int
@@ -80,7 +80,7 @@ class DPEvent(ABC):
         return replace(self, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that survive JSON exactly."""
+        """The event as plain values, which survive JSON exactly."""
         use = None if self.use is None else self.use.value
         return {"mechanism": self.mechanism, "use": use, **self.parameters, "steps": self.steps}
 
@@ -107,7 +107,7 @@ class DPEvent(ABC):
         return kind(**record)
 
     def against(self, colluders: int) -> Self:
-        """The event as seen by an observer whom `colluders` sites tell their noise; only shared noise differs."""
+        """The event for an observer who knows the noise of `colluders` sites; differs only for shared noise."""
         return self
 
     @property
@@ -132,7 +132,7 @@ class DPEvent(ABC):
 
     @property
     def slack(self) -> float:
-        """Nats of one step beyond the accountants' figure: the logarithm of what its probabilities are off by."""
+        """Nats to add to the accountants' figure for one step: the log of the relative error of its probabilities."""
         return 0.0
 
     @abstractmethod
@@ -151,7 +151,7 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def mu_is_exact(self) -> bool:
-        """Whether mu is exact, and not the central limit's approximation."""
+        """Whether mu is exact, and not the central limit approximation."""
 
     @property
     @abstractmethod
@@ -185,7 +185,7 @@ class CountsMechanism(DPEvent):
     @classmethod
     @abstractmethod
     def for_counts(cls, noise: float) -> Self:
-        """One release with this much noise, in the mechanism's own parameter; more never costs more."""
+        """One release with this noise, in the mechanism's own parameter; more noise never costs more."""
 
     @property
     @abstractmethod
@@ -194,14 +194,14 @@ class CountsMechanism(DPEvent):
 
     @abstractmethod
     def noisy(self, counts: Sequence[int], randomness: "Randomness") -> tuple[float, ...]:
-        """Counts in `UNITS` of a patient, as noisy numbers of patients."""
+        """Adds noise to counts in 1/UNITS of a patient; returns noisy numbers of patients."""
 
 
 _REGISTRY: dict[str, type[DPEvent]] = {}
 
 
 def counts_mechanisms() -> list[type[CountsMechanism]]:
-    """All that can release counts, by name."""
+    """All mechanisms that can release counts, sorted by name."""
     return [kind for _, kind in sorted(_REGISTRY.items()) if issubclass(kind, CountsMechanism)]
 
 

@@ -1,11 +1,10 @@
 """The Laplace mechanism for counts, exact on a grid.
 
-The noise is a Laplace variable that is rounded to a whole number of grid units. Counts are whole numbers of them
-too, so that the noisy counts are the rounded values of the continuous mechanism: a function of its output, which
-costs no more than the continuous mechanism does. No floating-point number takes part until the result is on the grid,
-so that the low bits of a result tell nothing (Mironov, "On Significance of the Least Significant Bits for
-Differential Privacy", 2012). The sampler is exact and needs nothing but uniform whole numbers: Canonne, Kamath and
-Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2.
+The noise is a Laplace variable rounded to a whole number of grid units. Counts are whole numbers of these units too. So
+the noisy counts are the rounded output of the continuous mechanism, and cost no more than it does. No floating-point
+number is used until the result is on the grid, so that the low bits of a result reveal nothing (Mironov, "On
+Significance of the Least Significant Bits for Differential Privacy", 2012). The sampler is exact and needs only uniform
+whole numbers: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2.
 
 A patient who changes two counts by a and 1 - a costs at most as much as a change of one count by 1, at every delta:
 where the loss of the latter is 1/b or -1/b, that of the former is less often so, and every loss between is more likely,
@@ -37,7 +36,7 @@ WORD = 53
 
 @dataclass(frozen=True)
 class Laplace(CountsMechanism):
-    """`steps` releases with Laplace noise whose `scale` (b) is in units of the sensitivity, everybody taking part.
+    """`steps` releases with Laplace noise of `scale` b, in units of the sensitivity; every patient takes part.
 
     Raises `AccountingError` unless the scale is finite and above 0, and steps >= 1.
     """
@@ -70,7 +69,7 @@ class Laplace(CountsMechanism):
         return np.asarray(largest + np.log1p(inner) / (order - 1))
 
     def loss(self, least: float, most: float) -> PrivacyLoss:
-        """The loss is bounded by `pure_epsilon`: nothing lies outside of that."""
+        """The loss, which is bounded by `pure_epsilon` and so needs no cutting."""
         return _LaplaceLoss(1 / self.scale)
 
     @property
@@ -108,7 +107,7 @@ class Laplace(CountsMechanism):
 
 @dataclass(frozen=True)
 class _LaplaceLoss:
-    """`largest` with probability 1/2; else less by 2 E with E standard exponential, but not below -`largest`."""
+    """A loss: `largest` with probability 1/2; else `largest` - 2 E, E standard exponential, at least -`largest`."""
 
     largest: float
 
@@ -121,10 +120,10 @@ class _LaplaceLoss:
 
 
 def _rounded_laplace(scale: float, randomness: "Randomness") -> int:
-    """A Laplace variable of at least this scale, in patients, rounded to the nearest whole number of `UNITS`.
+    """A Laplace variable of at least this scale, in patients, rounded to the nearest whole number of 1/UNITS.
 
-    With `halves` the scale in half units, the whole half units of an exponential variable are geometric; rounding
-    needs no more of it than these.
+    `halves` is the scale in half units. The number of whole half units in an exponential variable is geometric, and
+    rounding needs no more than that number.
     """
     halves = math.ceil(scale * 2 * UNITS)  # a product with a power of two is exact
     while not _coin(part := _below(halves, randomness), halves, randomness):

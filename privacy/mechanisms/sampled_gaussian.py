@@ -1,9 +1,9 @@
 """The Gaussian mechanism on a Poisson sample of patients: for sums of clipped gradients, and for counts at rate 1.
 
-Sum and noise are whole multiples of one grid, which follows from public settings. The sum is rounded to the grid, and
-so is the noise, so that the result is the rounded value of the continuous mechanism on the rounded sum: a function of
-that mechanism's output, which costs no more. A floating-point number of any other precision in the result could show
-the sum in its low bits (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", 2012).
+Sum and noise are both rounded to whole multiples of one grid step, which follows from public settings. So the result is
+the rounded output of the continuous mechanism on the rounded sum, and costs no more than that mechanism. With
+floating-point noise, the low bits of the result could reveal the sum (Mironov, "On Significance of the Least
+Significant Bits for Differential Privacy", 2012).
 
 Sources: Mironov, Talwar and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, and Gopi, Lee
 and Wutschitz, "Numerical Composition of Differential Privacy", 2021, as `privacy.analysis` has both; Bu, Dong, Long and
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from privacy.noise import Randomness
 
 GRID_SHARE = 2.0**-11
-"""The share of a clipping norm that rounding sums to the grid may add to the sensitivity: half of what the clip leaves
-free, see `clip_weights`."""
+"""The share of the clipping norm that rounding sums to the grid may add to the sensitivity: half of the reserve of
+`clip_weights`."""
 MOST_VALUES = 2**28
-"""Values of one sum: with more, whole numbers of grid steps would not all be exact in double precision."""
+"""The most values in one sum: with more, whole numbers of grid steps would not all be exact in double precision."""
 
 
 def grid_step(clip: float, values: int, share: float = GRID_SHARE) -> float:
-    """The distance of the grid's points for a sum of `values` numbers to which each patient adds at most norm `clip`.
+    """The grid's step for a sum of `values` numbers to which each patient adds at most norm `clip`.
 
     A power of two, so that dividing by it is exact. Rounding moves each of the numbers by at most half a step in either
     of two sums, so it moves their difference by at most step * sqrt(values) <= `share` * clip in the L2 norm.
@@ -85,7 +85,7 @@ class SampledGaussian(CountsMechanism):
 
     @property
     def is_accountable(self) -> bool:
-        """With less noise every epsilon is in the thousands, and the series behind RDP do not converge."""
+        """Whether noise is at least LEAST_NOISE: with less, epsilon is in the thousands and RDP's series diverge."""
         return self.noise >= LEAST_NOISE
 
     def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""The Gaussian mechanism on sums of several sites that only their total shows: each site adds a part of the noise.
+"""The Gaussian mechanism on a masked total over several sites, to which each site adds a part of the noise.
 
 With masks nobody sees one site's upload, so noise on the total is enough. Each of at least `sites` honest sites adds
-whole Gaussian noise of deviation noise * C / sqrt(sites); up to `colluders` further ones may tell the server theirs.
-What opens is the total over all, so `noise` is what protects a patient from the server and the colluders together.
+rounded Gaussian noise of deviation noise * C / sqrt(sites); up to `colluders` further sites may tell the server theirs.
+Only the total over all is opened, so `noise` protects a patient from the server and the colluders together.
 
 A rounded Gaussian's probabilities differ from those of the discrete Gaussian by a factor within exp(+-32 / s^2), s the
 deviation in grid steps, up to 16 deviations (beyond lies less than 1e-50): the average of exp(-k u / s^2) over
@@ -26,22 +26,22 @@ from privacy.mechanisms.base import DPEvent, Use, is_number
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
 
 GRID_SHARE = 2.0**-24
-"""The share of a clipping norm that rounding sums to the grid may add: finer than for one site's noise, see above."""
+"""The share of the clipping norm that rounding sums to the grid may add: a finer grid than for one site's own noise."""
 LEAST_SHARE = 2.0**-4
 """The least noise multiplier of one site: with it, a deviation is at least 2^20 sqrt(values) grid steps."""
 CLOSENESS = 32 * 2.0**-40
-"""How far the logarithm of a probability of one site's noise, over all values of a sum, is from the discrete
+"""The largest error, over all values of a sum, of the log-probability of one site's noise against the discrete
 Gaussian's."""
 MOST_SITES = 1024
-"""Sites of a sum, all of them, that `slack` counts."""
+"""The most sites in a sum; `slack` counts this many."""
 
 
 @dataclass(frozen=True)
 class SharedGaussian(DPEvent):
     """`steps` times the Gaussian mechanism on a Poisson sample of all sites' patients, its noise from `sites` of them.
 
-    `site_noise` is the multiplier of one site's noise. Raises `AccountingError` for what `SampledGaussian` refuses, or
-    fewer than 2 sites, the colluders among them.
+    `site_noise` is the multiplier of one site's noise. Raises `AccountingError` as `SampledGaussian` does, and unless
+    `sites` + `colluders` is from 2 to MOST_SITES.
     """
 
     mechanism: ClassVar[str] = "shared_gaussian"
@@ -91,7 +91,7 @@ class SharedGaussian(DPEvent):
 
     @property
     def slack(self) -> float:
-        # Of both neighbours, the total's noise and the Gaussian that it is compared with.
+        # Twice, for both neighbours: the noise of all sites, and the Gaussian that the total is compared with.
         return 2 * (MOST_SITES + 1) * CLOSENESS
 
     def rdp(self, orders: Sequence[float]) -> NDArray[np.float64]:
@@ -123,5 +123,5 @@ class SharedGaussian(DPEvent):
 
 
 def site_share(noise: float, sites: int) -> float:
-    """The noise multiplier of each honest site, of `sites`, whose noise has the multiplier `noise` together."""
+    """The noise multiplier of each of `sites` honest sites whose noise together has the multiplier `noise`."""
     return noise / math.sqrt(sites)

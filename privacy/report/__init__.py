@@ -1,4 +1,4 @@
-"""The privacy-budget report: what a site released for a job, what that cost its patients, and what proves it."""
+"""The privacy-budget report: a site's releases for a job, their cost to its patients, and the evidence for both."""
 
 from privacy.report.build import report_of, sections_of
 from privacy.report.facts import NewerReport, ReportError

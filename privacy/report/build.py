@@ -1,4 +1,4 @@
-"""From evidence to a report: every row follows from the evidence, and from nothing else."""
+"""Builds a report from evidence. Every row follows from the evidence alone."""
 
 from audits import LogError, NewerFormat
 from privacy.report.claim import claim, executed, identity, unit
@@ -24,14 +24,14 @@ NEVER = (
 
 
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What is raised where an entry that is proven to be in the log holds other values than this version writes."""
+"""The errors for an entry that is proven to be in the log but holds values that this version never writes."""
 
 
 def report_of(evidence: ReportEvidence, parameters: Parameters | None = None) -> Report:
     """The report. Raises `ReportError` if the evidence does not hold or cannot be read, `AccountingError`.
 
-    `parameters`: those of a report whose rows are computed again; by default those of this version.
-    `NewerReport` is raised where only a newer version can read the evidence.
+    `parameters`: the parameters of an existing report, to compute its rows again; by default this version's.
+    Raises `NewerReport` if only a newer version can read the evidence.
     """
     try:
         rows = rows_of_tree(_sections(ReportFacts.of(evidence), parameters or Parameters()))

@@ -1,4 +1,4 @@
-"""Sections A to D: what the report is about, what it claims, for whom, and what ran."""
+"""Sections A to D: the report's subject, its claim, the privacy unit, and the executed mechanisms."""
 
 import hashlib
 import math
@@ -25,7 +25,7 @@ NOT_COVERED = (
 
 
 def identity(facts: ReportFacts) -> Part:
-    """Section A: what the report is about."""
+    """Section A: the report's subject."""
     evidence, checkpoint, run = facts.evidence, facts.excerpt.checkpoint, facts.evidence.run
     records, head = facts.replay.book.head
     evidence_json = evidence.model_dump(mode="json", exclude_unset=True)
@@ -78,7 +78,7 @@ def _adapter(facts: ReportFacts) -> tuple[Part, ...]:
 
 
 def claim(facts: ReportFacts) -> Part:
-    """Section B: what is claimed, and for whom."""
+    """Section B: the claim, and the observer it holds against."""
     why = _no_claim(facts)
     if why:
         figures = ("epsilon", "delta", "mu", "mu_is_exact")
@@ -152,7 +152,7 @@ def _observer(events: list[DPEvent]) -> str:
 
 
 def rounded_up(value: float) -> str:
-    """Three decimals, never below the value."""
+    """The value as text, rounded up to three decimals."""
     return f"{math.ceil(value * 1000 - 1e-9) / 1000:.3f}"
 
 
@@ -162,7 +162,7 @@ def finite(value: float) -> float | None:
 
 
 def unit(facts: ReportFacts) -> Part:
-    """Section C: who is protected."""
+    """Section C: the privacy unit, and the bounds on one patient."""
     policy = facts.evidence.policy
     site = "the site's policy"
     policy_bounds = (
@@ -216,7 +216,7 @@ def _number(value: object) -> float | None:
 
 
 def executed(facts: ReportFacts) -> Part:
-    """Section D: what ran."""
+    """Section D: the executed mechanisms."""
     dp = (facts.evidence.run and facts.evidence.run.dp) or {}
     clip, noise = _number(dp.get("clip")), _number(dp.get("noise"))
     expected_patients = dp.get("expected_patients")
@@ -254,7 +254,7 @@ def _mechanism_figures(event: DPEvent) -> Part:
 
 
 def figures(event: DPEvent) -> Part:
-    """The event in the form that a report holds."""
+    """The event as a part of a report."""
     parameters = tuple(dict(name=name, value=float(value)) for name, value in event.parameters.items())
     use = None if event.use is None else str(event.use)
     return dict(mechanism=event.mechanism, use=use, parameters=parameters, steps=event.steps)

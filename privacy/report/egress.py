@@ -1,4 +1,4 @@
-"""Sections F to H: what the theorem leaves out, who is trusted, and everything that left."""
+"""Sections F to H: the limits of the theorem, the trusted parties, and everything that left."""
 
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -25,12 +25,12 @@ ISOLATION = {
 
 
 def isolation_sentence(facts: ReportFacts) -> str:
-    """What kept the network from the process that held the rows, in order; empty where no entry opens the job."""
+    """How the process with the rows was kept from the network, in order; empty if no entry opens the job."""
     return "; later ".join(map(ISOLATION.__getitem__, facts.isolations))
 
 
 def outside(facts: ReportFacts) -> tuple[Part, ...]:
-    """Section F: what the theorem leaves out."""
+    """Section F: releases and facts that the theorem does not cover."""
     unprotected = [
         dict(
             what=f"released tensors without differential privacy: {len(facts.unprotected)}",
@@ -62,7 +62,7 @@ def outside(facts: ReportFacts) -> tuple[Part, ...]:
 
 
 def trust(facts: ReportFacts) -> Part:
-    """Section G: who is trusted."""
+    """Section G: the trusted parties."""
     attempts = _attempts(facts)
     kind: Literal["in clear", "on shares", "nothing released"]
     if attempts:

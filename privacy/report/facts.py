@@ -30,20 +30,20 @@ from privacy.report.replay import Replay, ReplayedCharge
 from privacy.report.report_evidence import ReportEvidence
 
 Part = dict[str, Any]
-"""A part of a report: values by name, nested as the ids of their rows are."""
+"""A part of a report: values by name, nested like the ids of their rows."""
 
 
 class ReportError(PrivacyError):
-    """The report, or what it is to be made of, does not hold. The sentence names no patient and no path."""
+    """The report or its evidence does not hold. The sentence names no patient and no path."""
 
 
 class NewerReport(ReportError):
-    """The report, or a part of its evidence, holds what only another version of this software reads."""
+    """The report, or a part of its evidence, needs another version of this software."""
 
 
 @dataclass(frozen=True)
 class ReportFacts:
-    """What the sections are made of. `of` raises `ReportError` if a signature, a proof or a chain does not hold."""
+    """The checked facts that the sections are made from; `of` checks the evidence."""
 
     evidence: ReportEvidence
     excerpt: ExcerptFacts
@@ -52,7 +52,7 @@ class ReportFacts:
 
     @classmethod
     def of(cls, evidence: ReportEvidence) -> "ReportFacts":
-        """Raises `ReportError`, and `NewerReport` where all proofs hold, as far as this version can read them."""
+        """Checks the evidence. Raises `ReportError` if a proof or chain does not hold, and else `NewerReport`."""
         newer: Exception | None = None
         try:
             excerpt = check_excerpt(evidence.log, evidence.site)
@@ -76,7 +76,7 @@ class ReportFacts:
 
     @property
     def job(self) -> JobKey:
-        """This site's part of the job, as the ledger keeps it."""
+        """The key of this site's part of the job in the ledger."""
         return self.evidence.site, self.evidence.job
 
     @cached_property
@@ -150,7 +150,7 @@ class ReportFacts:
 
     @cached_property
     def isolations(self) -> tuple[Isolation | None, ...]:
-        """What kept the network from the process that held the rows, each once; None where an entry does not say."""
+        """How the process with the rows was kept from the network, each way once; None for an entry without it."""
         return tuple(dict.fromkeys(entry.isolation for entry in self.job_entries if entry.event is Event.OPEN))
 
     @cached_property
@@ -161,11 +161,11 @@ class ReportFacts:
 
     @cached_property
     def sharings(self) -> dict[int, Sharing | None]:
-        """How these entries describe their computations, by the entry's number. Raises `LogError`."""
+        """The computation on shares of each entry in `shared`, by the entry's number. Raises `LogError`."""
         return {entry.seq: sharing_of(entry) for entry in self.shared}
 
     def latest(self, name: str) -> str | None:
-        """A field of the job's last entry that has it."""
+        """The last value of a field over the job's entries; None if no entry has it."""
         values = [value for entry in self.job_entries if (value := getattr(entry, name)) is not None]
         return str(values[-1]) if values else None
 

@@ -27,8 +27,8 @@ SUPPORT = "supports/partly supports/not provided"
 WORDING = frozenset(("words", "letters", SUPPORT))
 """Units of rows that change from one version to the next. No figure depends on them, and nobody parses them."""
 RANGES = {"summary.wrongly": (0.01, 0.5), "summary.most_counted": (1, 100)}
-"""Bounds of the two parameters that a version chooses. They belong to the format: a share of accused people below one
-in 100 would be rounded away on the pages, and a longer count would keep a verifier busy."""
+"""Bounds of the two parameters that a version chooses. They belong to the format: the pages would round away a share of
+accused people below one in 100, and a longer count would keep a verifier busy."""
 _COLUMNS = ("id", "unit", "source", "label")
 _SIGNS = re.compile(r"[?~]")
 _POSITION = re.compile(r"(?<=\.)\d+(?=\.|$)", re.ASCII)
@@ -238,7 +238,7 @@ def read_rows(content: object) -> dict[str, Value]:
 
 
 def written(rows: Rows) -> list[dict[str, Any]]:
-    """The rows as a report's file has them."""
+    """The rows as in a report's file."""
     return [
         {"id": row, "section": figure.section, "unit": figure.unit, "source": figure.source, "value": value}
         for row, value in rows.items()

@@ -1,6 +1,6 @@
-"""Sites' reports on one job, side by side: what all of them say, what adds up, and nothing that is a site's alone.
+"""Joins sites' reports on one job: common facts and sums, without facts about a single site.
 
-A joined report is not signed. Whoever has the reports, which are, can make it again.
+A joined report is not signed. Whoever has the signed reports can make it again.
 """
 
 import json
@@ -39,7 +39,7 @@ class JoinedReport:
 
     @classmethod
     def read(cls, content: bytes) -> "JoinedReport":
-        """Raises `ReportError`, `NewerFormat`, or another error of parsing for content that is no joined report."""
+        """Reads `joined.json`. Raises `ReportError`, `NewerFormat`, or an error of parsing for other content."""
         document = json.loads(content)
         if not check_number(document.pop("format"), FORMAT, "the joined report"):
             raise ReportError("this is no joined report")
@@ -152,7 +152,7 @@ def _part(source: SourceReport) -> Part:
 
 
 _OWN = ("de-identified", "within limits")
-"""Rules whose state tells of a site's data or policy."""
+"""Rules with a state that reveals a site's data or policy."""
 
 
 def _same_code(identity: Sections) -> object:

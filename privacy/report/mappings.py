@@ -1,4 +1,4 @@
-"""Section K: what in the report serves which part of which framework, and what the project does not provide.
+"""Section K: the parts of frameworks that the report supports, and those that the project does not provide.
 
 `mappings.txt` has the lines, in the project's own words: under each framework with its version and the day of the last
 check, `reference | topic | support | sentence | sections`. docs/compliance.md names the sources.
@@ -33,7 +33,7 @@ class Mapping(NamedTuple):
     evidence: tuple[str, ...]
     """Sections of this report, such as `E` or `H`."""
     source: str
-    """Which version of the framework the line is about."""
+    """The version of the framework that the line is about."""
     checked: str
     """The day, as YYYY-MM-DD, on which the line was last compared with its source."""
 
@@ -53,7 +53,7 @@ def lines() -> tuple[Mapping, ...]:
 
 
 def mappings(facts: ReportFacts) -> tuple[Mapping, ...]:
-    """Section K: what in the report serves which part of which framework."""
+    """Section K: the support that the report gives to each line of each framework."""
     return tuple(_judged(line, _conditions(facts), facts) for line in lines())
 
 

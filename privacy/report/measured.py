@@ -1,4 +1,4 @@
-"""Sections I and J: how the data were handled, what attacks prove beside the claim, and what privacy costs."""
+"""Sections I and J: the handling of data, lower bounds from attacks, and the cost of privacy in accuracy."""
 
 from decimal import Decimal
 
@@ -74,7 +74,7 @@ def data_handling(facts: ReportFacts) -> Part:
 
 
 def empirical(facts: ReportFacts) -> Part:
-    """Section J: what attacks prove and privacy costs. Raises `ReportError` for counts that no attack can have."""
+    """Section J: attacks' lower bounds, and accuracies. Raises `ReportError` for counts that no attack can have."""
     attack, run, measured = facts.evidence.attack, facts.evidence.run, facts.evidence.measured
     try:
         figures = _attacks(attack) if attack else ()

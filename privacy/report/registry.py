@@ -1,8 +1,8 @@
-"""An entry for the Differential Privacy Deployments Registry, as far as a report can fill it in.
+"""Drafts an entry for the Differential Privacy Deployments Registry from a report.
 
-Fields: the template of opendp/deployments-registry-data (`tests/good_deployments/template.yaml`, 2026). What only the
-curator knows is left empty, for a person to fill in. The number of privacy units is left out: a site withholds how many
-patients it has.
+Fields: the template of opendp/deployments-registry-data (`tests/good_deployments/template.yaml`, 2026). Fields that
+only the curator knows are left empty. The number of privacy units is left out, because a site withholds its number of
+patients.
 """
 
 from typing import Any

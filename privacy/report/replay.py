@@ -1,4 +1,4 @@
-"""The ledger in a report: quoted without patients, checked against its own chain, and replayed charge by charge."""
+"""The ledger in a report: quoted without patients, checked by its own chain, and replayed charge by charge."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +14,12 @@ from privacy.report.report_evidence import LedgerRow
 TOLERANCE = 1e-6
 """The largest relative difference between the figures of two machines.
 
-It is the verifier's own, and no report carries it: a report that did would choose how far its figures may be wrong.
+It is the verifier's own, and no report carries it: else a report could choose how wrong its figures may be.
 """
 
 
 def quote_ledger(rows: Iterable[JournalRow]) -> tuple[LedgerRow, ...]:
-    """The journal's records; of those that list patients' digests, only the hash."""
+    """The journal's records. Those that list patients' digests are quoted by their hash alone."""
     return tuple(
         LedgerRow(seq=row.seq, prev=row.prev, hash=row.hash, record=None if _of_patients(row) else row.record)
         for row in rows
@@ -34,7 +34,7 @@ def same(first: float | None, second: float | None) -> bool:
 
 
 class ReplayedCharge(NamedTuple):
-    """A charge in the chain; without `charge` if it was taken over from another ledger, whose figures are not here."""
+    """A charge in the chain. `charge` is None if it was taken over from another ledger, without that one's figures."""
 
     seq: int
     hash: str
@@ -46,8 +46,8 @@ class ReplayedCharge(NamedTuple):
 class Replay:
     """The state of the ledger after its quoted records.
 
-    A withheld record can only be the registration of a cohort: there are as many as cohorts, each before the first
-    record that names its cohort. So none can hide a charge.
+    A withheld record can only register a cohort: there is one for each cohort, before the first record that names it.
+    So no withheld record can hide a charge.
 
     Raises `LedgerError` if the chain is broken or a record contradicts those before it.
     """
@@ -75,7 +75,7 @@ class Replay:
         return events_of(debit for debit in self.book.all_debits(reserved) if job in (None, debit.key))
 
     def at(self, item: ReplayedCharge) -> PrivacyCost | None:
-        """What a charge's job had spent up to it, by this ledger's charges; None for a charge that was taken over."""
+        """The cost of a charge's job up to this charge, by this ledger; None for a charge that was taken over."""
         if item.charge is None:
             return None
         before = (other.debit for other in self.charges if other.seq <= item.seq and other.debit.key == item.debit.key)
@@ -101,7 +101,7 @@ class Replay:
                 yield item.seq
 
     def _is_possible(self, item: ReplayedCharge, charge: LedgerCharge) -> bool:
-        """Whether the worst patient's figure lies between that of this cohort alone and that of all charges.
+        """Whether the worst-off patient's figure lies between that of this cohort alone and that of all charges.
 
         A report does not tell which patients are in several cohorts. With a single cohort, both figures are equal.
         """

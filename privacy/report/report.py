@@ -23,7 +23,7 @@ class Report:
     evidence: ReportEvidence
     format: str = FORMAT
     lacks: tuple[str, ...] = ()
-    """Parts that a report of an earlier format has not, by the beginnings of their ids."""
+    """The parts that a report of an earlier format lacks, by the beginnings of their ids."""
 
     @cached_property
     def sections(self) -> Sections:

@@ -1,6 +1,6 @@
-"""What a report is made of: parts of the site's log and ledger that prove themselves, and what else it was given.
+"""The evidence of a report: parts of the site's log and ledger with their proofs, and unproven facts from the site.
 
-Every section of a report follows from this alone, so that whoever has the report can make its sections again.
+Every section of a report follows from its evidence alone, so that whoever has the report can make its sections again.
 """
 
 from typing import Literal
@@ -16,9 +16,9 @@ State = Literal["shown", "not shown", "broken"]
 
 
 class Frozen(BaseModel):
-    """Part of a report: nothing in it changes, nothing is added to it.
+    """A part of a report: immutable, without unknown fields.
 
-    A report that an earlier version wrote lacks fields that were added since: such a field has a default, is not among
+    A report of an earlier version lacks fields that were added since. Such a field has a default, is not among
     `model_fields_set` when the report is read, and stays out of the file when it is written again.
     """
 
@@ -45,7 +45,7 @@ class LedgerRow(Frozen):
 
 
 class Policy(Frozen):
-    """What the site allows and demands, as `site.yml` says it when the report is made."""
+    """The site's policy, from its `site.yml` at the time of the report."""
 
     methods: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -83,7 +83,7 @@ class Policy(Frozen):
 
 
 class Run(Frozen):
-    """What a run's `results.json` tells about the job: settings and versions, no figure of any site's data."""
+    """The job's settings and versions from a run's `results.json`, without figures about any site's data."""
 
     sha256: str
     """SHA-256 of the file, hex."""
@@ -105,7 +105,7 @@ class Run(Frozen):
 
 
 class LogVerdict(Frozen):
-    """One part of what the verifier found about the whole log, see `medfedvqa audit verify`."""
+    """One part of the verdicts on the whole log, see `medfedvqa audit verify`."""
 
     verdict: str
     part: str
@@ -124,7 +124,7 @@ class AttackEstimate(Frozen):
 
 
 class Attack(Frozen):
-    """What `medfedvqa audit attack` counted."""
+    """The counts of `medfedvqa audit attack`."""
 
     sha256: str
     """SHA-256 of the file, hex."""
@@ -197,7 +197,7 @@ class DicomCode(Frozen):
 
 
 class IngestionManifest(Frozen):
-    """How an ingested store was made, from its manifest; its counts stay with it."""
+    """The making of an ingested store, from its manifest, without the manifest's counts."""
 
     sha256: str
     """SHA-256 of the manifest, hex."""
@@ -211,7 +211,7 @@ class IngestionManifest(Frozen):
 
 
 class StoreBinding(Frozen):
-    """How the ledger is tied to the patients of a store; nothing of it tells who they are."""
+    """The binding of the ledger to the patients of a store, without anything that identifies them."""
 
     from_store: bool
     """Whether the site trains on a store that `medfedvqa ingest` made: other data sets have no key to bind to."""
@@ -222,7 +222,7 @@ class StoreBinding(Frozen):
 
 
 class CohortAttestation(Frozen):
-    """Whether delta is below one over the patients of the largest cohort: the site's word, without their number."""
+    """The site's statement whether delta is below 1 / (patients of the largest cohort), without their number."""
 
     delta: float
     """The largest delta of the ledger's charges."""

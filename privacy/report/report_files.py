@@ -1,4 +1,4 @@
-"""The files of a report: the JSON that counts, what is drawn from it, and the statement that signs them all."""
+"""The files of a report: the authoritative JSON, the pages drawn from it, and the statement that signs all of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from privacy.report.report_evidence import ReportEvidence
 JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "report.pdf"
 SCHEMA = "report.schema.json"
 PREDICATE = "urn:medfedvqa:privacy-report/1"
-"""The predicate's type; not a registered name space."""
+"""The predicate's type, an unregistered namespace."""
 MAX_REPORT = MAX_DOCUMENT
 _MEMBERS = {FORMAT: ["format", "rows", "evidence"], FORMER: ["format", "sections", "evidence"]}
 
@@ -84,7 +84,7 @@ def read_report(content: bytes) -> Report:
 
 _NONE = "this is no report of a version that this one reads: see the schema of reports"
 _UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
-"""What pydantic finds in evidence to which a newer version has added fields or words."""
+"""pydantic's errors for evidence with fields or words of a newer version."""
 
 
 def _format(document: Any) -> str:
@@ -106,14 +106,14 @@ def _present(document: Any, evidence: ReportEvidence) -> tuple[Report, bytes]:
 
 
 def _former(document: Any, evidence: ReportEvidence) -> tuple[Report, bytes]:
-    """A report whose rows were nested, and lack what was added since."""
+    """Reads a report of the former format, with nested rows and without parts that were added since."""
     lacks: list[str] = []
     report = Report(rows_of_tree(document["sections"], lacks), evidence, FORMER, tuple(lacks))
     return report, indented_json({**document, "evidence": _evidence(evidence)})
 
 
 def predicate(report: Report) -> dict[str, Any]:
-    """What the signed statement says besides the files' digests."""
+    """The content of the signed statement besides the files' digests."""
     identity = report.sections.identity
     return {
         "report": identity.report,

@@ -1,4 +1,4 @@
-"""Section E: the ledger's charges, one by one; what they come to, what is left, what was refused or repeated."""
+"""Section E: the ledger's charges, one by one; their total, the remaining budget, refusals and repetitions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ PRV = "Gopi, Lee and Wutschitz, Numerical Composition of Differential Privacy, 2
 
 
 def accounting(facts: ReportFacts) -> Part:
-    """Section E: the ledger's charges, the epsilon they come to, and refusals."""
+    """Section E: the ledger's charges, their total epsilon, and refusals."""
     ledger, policy, job = facts.replay, facts.evidence.policy, facts.job
     book_job = ledger.book.jobs.get(job)
     authorised = _figures(ledger.events(reserved=True), facts.delta)

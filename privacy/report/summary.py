@@ -13,7 +13,7 @@ class Parameters(NamedTuple):
     wrongly: float = 0.05
     """The share of non-participants who are wrongly accused."""
     most_counted: int = 10
-    """Jobs that fit are counted up to here, since each count replays the ledger."""
+    """The most jobs that are counted as fitting, because each count replays the ledger."""
 
 
 def summary(facts: ReportFacts, claimed: bool, parameters: Parameters) -> Part:
@@ -30,7 +30,7 @@ def summary(facts: ReportFacts, claimed: bool, parameters: Parameters) -> Part:
 
 
 def _jobs_that_fit(facts: ReportFacts, most_counted: int) -> int | None:
-    """How many more such jobs fit the budget, for a patient in all of them and in all charged and reserved jobs."""
+    """The number of further such jobs that fit the budget of a patient in all jobs; None without limit or charges."""
     limit, job = facts.evidence.policy.limit, facts.replay.events(facts.job, reserved=True)
     if limit is None or not job:
         return None

@@ -1,4 +1,4 @@
-"""Section L: rule by rule, whether the report shows that it was kept; then who signs off."""
+"""Section L: for each rule, whether the report shows that it was kept; then the people who sign off."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -34,7 +34,7 @@ RuleVerdict = tuple[State, str]
 
 
 class Rule(NamedTuple):
-    """A line of `rules.txt`: the sections that show the rule, what it states, and what to do if it is not shown."""
+    """A line of `rules.txt`: the rule's name, the sections that show it, its statement, and a remedy if not shown."""
 
     name: str
     sections: str
@@ -222,7 +222,7 @@ def _allowed(facts: ReportFacts) -> RuleVerdict:
 
 
 def _digest(policy: Policy) -> str:
-    # What an earlier report lacks, its site could not set: no default of today takes part in the digest.
+    # A site could not set what an earlier report lacks, so today's defaults take no part in the digest.
     settings = policy.model_dump(mode="json", exclude={"epsilon_limit"}, exclude_unset=True)
     try:
         return SitePolicy.from_mapping(UNCOUNTED | settings).digest()
@@ -242,7 +242,7 @@ def _in_settings(facts: ReportFacts) -> RuleVerdict:
         plan = {event.times(1) for event in decode_events(cast(list[Record], run.dp["mechanisms"]))}
     except (AccountingError, KeyError, TypeError, ValueError):
         return NOT_SHOWN, "the settings that were given do not name the job's mechanisms"
-    # Whom the site's policy trusts, it says for itself: noise that sites share is compared by what all of them add.
+    # Sites' policies differ in whom they trust, so shared noise is compared by the noise of all sites together.
     charged = facts.replay.events(facts.job)
     if not {event.against(0) for event in plan}.issuperset(event.against(0).times(1) for event in charged):
         return BROKEN, "the settings that were given have another noise than the ledger charged"
@@ -275,7 +275,7 @@ def _hidden(facts: ReportFacts) -> RuleVerdict:
 
 
 def _is_bare(tensor: TensorRecord) -> bool:
-    """Whether the server sees what this site contributed."""
+    """Whether the server sees this site's own tensor."""
     return tensor.kind is not Kind.PUBLIC and not tensor.protection.masked
 
 

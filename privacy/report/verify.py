@@ -1,10 +1,10 @@
-"""Checks a report: who signed it, that its proofs hold, and that every figure follows from what it quotes.
+"""Checks a report: its signature, its proofs, and that every figure follows from the quoted evidence.
 
-Wording is no figure: the signature covers it, and it is compared only where this very code made the report.
+Wording is no figure: the signature covers it, and it is compared only if the same code made the report.
 
-A figure that was edited is found even if the site itself signed the report anew. What the report was merely given (the
-job's settings, counts of attacks, accuracies, a store's manifest) is the site's word: nothing here vouches for it. Only
-what follows from it is computed again.
+An edited figure is found even if the site itself signed the report again. The job's settings, counts of attacks,
+accuracies and a store's manifest are the site's own statements, and nothing here vouches for them. Only the figures
+that follow from them are computed again.
 """
 
 import json
@@ -46,12 +46,12 @@ def verify_report(
     withdrawn: Path | None = None,
     code_digest: str = "",
 ) -> Judgement:
-    """Judges a report: what it shows and what it does not.
+    """Verifies a report and returns the state of each of its parts.
 
-    `path`: its folder, or its JSON beside the other files. `key`: the site's, where it is known for sure.
-    `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with what the report quotes.
+    `path`: its folder, or its JSON next to the other files. `key`: the site's, from a trusted source.
+    `log`: the site's audit folder, `ledger`: an export of its ledger, to compare with the report's quotations.
     `withdrawn`: versions whose epsilons are withdrawn, besides those that this package lists.
-    `code_digest`: of the code that runs here; the wording of a report that the same code made is compared as well.
+    `code_digest`: the running code's; the wording of a report made by the same code is compared as well.
 
     Raises `ReportError` if there is no report to read, `SettingsError` if `withdrawn` names no such list.
     """
@@ -123,7 +123,7 @@ def _signature(report: Report | None, content: bytes, key: VerifierKey | None, f
 
 
 def _key_in(content: bytes) -> str:
-    """The key that a report of a newer version names; empty if it names none where this version does."""
+    """The key in a report of a newer version; empty if it is not in the same place as in this version's."""
     try:
         return str(json.loads(content)["evidence"]["log"]["key"])
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -220,7 +220,7 @@ def _wording(report: Report, fresh: Report, code_digest: str) -> VerdictPart:
 
 
 def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
-    """Whether the versions that ran the job, and the one that made the report, may still be relied on."""
+    """Whether none of the versions that ran the job or made the report is withdrawn."""
     if not report.sections.claim.made:
         return VerdictPart(CODE, SHOWN, "the report claims no epsilon that could be withdrawn")
     records = [

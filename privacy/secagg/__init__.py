@@ -1,7 +1,7 @@
-"""Sums and mixtures of what sites hold, computed on shares: no party sees another's part.
+"""Sums and mixtures of sites' inputs, computed on shares: no party sees another's input.
 
-What is computed is in `privacy.secagg.protocol`; importing that module imports CrypTen, which takes seconds, and
-changes it for the whole process, see `privacy.secagg.crypten_runtime`. The rest, here, costs nothing.
+The computations with CrypTen are in `privacy.secagg.protocol`. Importing that module takes seconds and patches CrypTen
+for the whole process, see `privacy.secagg.crypten_runtime`. The names in this module need no CrypTen.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Messages from site to site, encrypted end to end over a relay that sees every byte and may change any.
+"""Messages between sites, encrypted end to end over a relay that sees every byte and may change any.
 
 Each site holds a long-term X25519 key; its peers pin the fingerprint. For each job two sites mix their long-term and
-fresh ephemeral keys as the Noise pattern KK does (tokens ss, ee, es, se), so recorded traffic stays closed after a
-long-term key is stolen, and a stolen key does not let its thief play another site to its owner.
+fresh ephemeral keys as the Noise pattern KK does (tokens ss, ee, es, se). So recorded traffic stays confidential after
+a long-term key is stolen, and a thief of a site's key cannot impersonate another site towards it.
 
 Source: T. Perrin, "The Noise Protocol Framework", revision 34, section 7.5 (KK); RFC 7748, RFC 5869, RFC 8439. The key
 schedule is one HKDF over a transcript hash, not Noise's chain: both messages are sent at once, and carry no payload.
@@ -31,13 +31,13 @@ _CONFIRMATION = b"confirmed"
 
 
 class Relay(Protocol):
-    """One site's transport, untrusted: it may read, change, drop and reorder. One job and attempt per relay."""
+    """One site's untrusted transport, for one job and attempt: it may read, change, drop and reorder messages."""
 
     def send(self, to: str, message: bytes) -> None:
         """Hands a message over; may return before it is delivered, and retries while the peer is not up."""
 
     def receive(self, sender: str, timeout: float) -> bytes:
-        """The next message of a sender. Raises `TimeoutError` after `timeout` seconds."""
+        """The sender's next message. Raises `TimeoutError` after `timeout` seconds."""
 
 
 class InProcessRelay:
@@ -75,7 +75,7 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key, 64 hex digits: what peers pin and people read to each other."""
+        """SHA-256 of the public key, 64 hex digits, which peers pin."""
         return hashlib.sha256(self.public).hexdigest()
 
     @classmethod
@@ -95,7 +95,7 @@ class Identity:
 
 
 class Session:
-    """The keys of one pair of sites for one job: seals and opens messages in order, and derives shared secrets."""
+    """The keys of a pair of sites for one job. It seals and opens messages in order, and derives shared secrets."""
 
     def __init__(self, secret: bytes, job: str, me: str, peer: str) -> None:
         self._secret, self._job, self.me, self.peer = secret, job, me, peer
@@ -104,11 +104,11 @@ class Session:
         self._broken = False
 
     def export(self, label: bytes) -> bytes:
-        """A key of 32 bytes for a label, which only the two ends can derive."""
+        """A key of 32 bytes for a label; only the two ends can derive it."""
         return HKDFExpand(SHA256(), KEY_BYTES, label).derive(self._secret)
 
     def seal(self, message: bytes) -> bytes:
-        """The message for the peer, 16 bytes longer."""
+        """The message, encrypted for the peer; 16 bytes longer."""
         return self._ciphers[self.me].encrypt(*self._next(self.me, self.peer, message))
 
     def open(self, sealed: bytes) -> bytes:
@@ -139,7 +139,7 @@ class Handshake:
         self.hello = identity.public + self._ephemeral.public_key().public_bytes_raw()
 
     def finish(self, hello: bytes) -> Session:
-        """The session, which only the owner of the pinned key can share; whether it does, its first message proves.
+        """The session, which only the owner of the pinned key can derive; its first message proves that it has.
 
         Raises `SiteError` for a key that is not pinned or not a key.
         """
@@ -156,7 +156,7 @@ class Handshake:
         return Session(secret, self._job, self._me, self._peer)
 
     def _agree(self, static: bytes, ephemeral: bytes) -> bytes:
-        """ee, the two crossed agreements in the order of the sites' names, ss. Raises `ValueError` for a zero one."""
+        """ee, es and se in the order of the sites' names, ss. Raises `ValueError` if an agreement is zero."""
         keys = [X25519PublicKey.from_public_bytes(raw) for raw in (ephemeral, static)]
         (ee, es), (se, ss) = [
             [own_key.exchange(key) for key in keys] for own_key in (self._ephemeral, self._identity.private)
@@ -193,13 +193,13 @@ def connect(
     timeout: float,
     context: bytes = b"",
 ) -> dict[str, SecureLink]:
-    """Links to all peers, each of which has proved that it holds the key with the pinned fingerprint, and that the
-    server told it the same as this site.
+    """Links to all peers. Each peer has proved that it holds the key with the pinned fingerprint, and that the server
+    gave it the same `context` as this site.
 
-    `job` names job, round and attempt: another attempt has other keys. `timeout`: seconds for each message.
-    `context`: all that the server told this site of the attempt, in an encoding that is equal at all sites.
-    Raises `SiteError` naming the peer that is silent or not who it should be, and `EquivocationError` if a genuine
-    message of a peer shows that it was told something else; nothing was sent before that depends on data.
+    `job` names job, round and attempt: each attempt has other keys. `timeout`: seconds for each message.
+    `context`: all facts from the server about the attempt, in an encoding that is equal at all sites.
+    Raises `SiteError` naming the peer that is silent or has another key, and `EquivocationError` if a peer's genuine
+    message shows another `context`. Nothing that depends on data was sent before.
     """
     handshakes = {peer: Handshake(identity, job, me, peer, fingerprint) for peer, fingerprint in fingerprints.items()}
     for peer, handshake in handshakes.items():
@@ -233,5 +233,5 @@ def _received(relay: Relay, sender: str, timeout: float) -> bytes:
 
 
 def joined(*parts: bytes) -> bytes:
-    """Parts with their lengths, so that no two lists of parts give the same bytes."""
+    """Concatenates parts, each after its length, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

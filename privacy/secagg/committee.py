@@ -1,14 +1,14 @@
-"""A few sites that compute for all of a large federation: drawn by randomness that no one party controls.
+"""Draws a committee, a few sites that compute for a large federation, by randomness that no single party controls.
 
-Named committees need nothing from here. Drawn ones: each site commits to a nonce for the job before it sees any
-other's, then all open theirs; the beacon is a hash of all nonces. The committee of a round are the sites with the
-lowest tags under the beacon. Everything is public, and any site checks all of it.
+Named committees need no draw. For a draw, each site commits to a nonce for the job before it sees any other's, then all
+open theirs; the beacon is a hash of all nonces. The committee of a round consists of the sites with the lowest tags
+under the beacon. Everything is public, and any site can check all of it.
 
-One honest site's nonce makes the beacon unpredictable until it opens. A round has one draw: if one of its sites falls
-out, the next by tag takes its place, so that a server gains no other draw by letting attempts fail. What a lying server
-still can do: leave sites out before the draw, so that the colluders among the rest weigh more; keep back the opening of
-a colluding site after it has seen the others', which makes the draw void and ends the job; and leave out honest sites
-after the draw, so that colluders move up: `colluding` counts with that, and a job's `min_sites` limits it.
+One honest site's nonce makes the beacon unpredictable until it opens. A round has one draw: if one of its sites drops
+out, the next by tag takes its place, so that a server gains no new draw by letting attempts fail. A lying server can
+still leave sites out before the draw, so that the colluders among the rest weigh more. It can withhold the opening of a
+colluding site after it has seen the others', which voids the draw and ends the job. And it can leave out honest sites
+after the draw, so that colluders move up: `colluding` includes that, and a job's `min_sites` limits it.
 
 Source: M. Blum, "Coin flipping by telephone", 1981 (commit, then open); each nonce has 32 random bytes, so that its
 hash hides it. Tags are HMAC-SHA-256 (RFC 2104).
@@ -42,20 +42,20 @@ class Nonce:
 
     @property
     def commitment(self) -> bytes:
-        """32 bytes, to be seen by all sites before any opens; for this job and site only."""
+        """32 bytes, bound to this job and site, for all sites to see before any site opens."""
         return _digest(b"commitment", self.job.encode(), self.site.encode(), self.value)
 
 
 @dataclass(frozen=True)
 class Beacon:
-    """The randomness of one job, from the nonces of all its sites; equal at whoever saw the same openings."""
+    """The randomness of one job, from the nonces of all its sites; equal for all who saw the same openings."""
 
     sites: tuple[str, ...]
     value: bytes
 
     @classmethod
     def open(cls, nonce: Nonce, commitments: Mapping[str, bytes], nonces: Mapping[str, bytes]) -> "Beacon":
-        """The beacon as a site checks it: `commitments` are those that it saw before it opened its own, by site.
+        """The beacon, checked by a site with its own nonce. `commitments`: those that it saw before it opened, by site.
 
         Raises `SiteError` naming the site whose nonce does not fit its commitment, or is missing, and
         `SecureAggregationError` if this site's own part is missing or changed, or sites were added.
@@ -66,7 +66,7 @@ class Beacon:
 
     @classmethod
     def of(cls, job: str, commitments: Mapping[str, bytes], nonces: Mapping[str, bytes]) -> "Beacon":
-        """The beacon as anybody checks it who has no nonce in it. Raises as `open` does."""
+        """The beacon, checked by a party without a nonce. Raises as `open` does."""
         if strangers := sorted(nonces.keys() - commitments.keys()):
             raise SecureAggregationError(
                 f"the draw has nonces of sites that did not commit ({', '.join(strangers)}): refuse the job"
@@ -99,11 +99,11 @@ class Beacon:
 
 
 def colluding(sites: int, colluders: int, members: int, enough: int, left_out: int = 0, rounds: int = 1) -> float:
-    """The probability that in some of the rounds the committee holds `enough` colluders, as a server may arrange it
-    that knows the draw and leaves out the `left_out` sites that suit it best.
+    """The probability that in any of the rounds the committee has `enough` colluders, if the server knows the draw and
+    leaves out the `left_out` sites that suit it best.
 
-    Without them the colluders have to be among `left_out` more of the ranking's first. Rounds are independent: a tag is
-    a random function of the round. Source: the hypergeometric distribution's tail.
+    Then the colluders only have to be among the first `members` + `left_out` of the ranking. Rounds are independent,
+    because a tag is a random function of the round. Source: the hypergeometric distribution's tail.
     """
     first = min(members + left_out, sites)
     if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or min(left_out, rounds - 1) < 0:
@@ -120,9 +120,9 @@ def _digest(purpose: bytes, *parts: bytes) -> bytes:
 
 
 def threshold(members: int) -> int:
-    """How many members must answer to open a sum: more than two thirds.
+    """The number of members that must answer to open a sum: more than two thirds.
 
-    With fewer than `2 * threshold - members` members on its side, a server that asks members for different sums of one
-    attempt gets one of them opened at most.
+    A server with fewer than `2 * threshold - members` colluding members that asks members for different sums of one
+    attempt gets at most one of them opened.
     """
     return 2 * members // 3 + 1

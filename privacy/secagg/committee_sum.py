@@ -1,7 +1,7 @@
-"""The sum of what all sites hold, which the members compute on shares with CrypTen and open to each other.
+"""The sum of all sites' vectors, which the members compute on shares with CrypTen and open to each other.
 
-Each owner splits its vector among the members: all of them but one get the key of a uniform stream, and that one gets
-what is left. The members add up their shares of all owners, wait until every member has done so, and open the sum.
+Each owner splits its vector among the members: all but one get the key of a uniform stream, and that one gets the rest.
+The members add up their shares of all owners, wait until every member has done so, and open the sum.
 
 Source: B. Knott et al., "CrypTen: Secure Multi-Party Computation Meets Machine Learning", 2021 (additive shares modulo
 2^64, whose sum each party computes alone); R. Cramer, I. Damgard, Y. Ishai, "Share Conversion, Pseudorandom
@@ -30,8 +30,8 @@ def secure_sum(
     key, once all members hold their shares of the sum, and before this one sends its own. An exception out of it, or an
     error before it, means that this member has opened nothing. The key comes from the first member.
 
-    What anybody could open: all members together, every input. Any fewer, with any number of other sites, see only what
-    is uniform to them, their own inputs, and the sum.
+    Only all members together could open inputs. Fewer members, with any number of other sites, see only values that
+    are uniform to them, their own inputs, and the sum.
 
     Exchanges: owners to members, shares, once; 2 among the members: that all have theirs, and the shares of the sum.
     Raises `SiteError` naming a site whose message is missing or is not what it should be.
@@ -68,7 +68,7 @@ def split(values: Ring, group: Group) -> dict[str, bytes]:
 
 
 def _received(group: Group, links: Mapping[str, Peer], size: int) -> Iterator[tuple[str, bytes]]:
-    """What each peer sends to this site. Raises `SiteError`."""
+    """Yields each peer with its message to this site. Raises `SiteError`."""
     for peer, link in links.items():
         nbytes = KEY_BYTES if peer == group.members[0] else 0
         if group.is_member:

@@ -1,4 +1,4 @@
-"""CrypTen's communicator over links between sites: every collective is made of messages from one party to one other."""
+"""CrypTen's communicator over links between sites: each collective operation consists of point-to-point messages."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from privacy.secagg.channel import Session
 
 
 class PeerWire(Protocol):
-    """The way to one peer and back, in order."""
+    """An ordered two-way connection to one peer."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -22,7 +22,7 @@ class PeerWire(Protocol):
 
 
 class Peer(PeerWire, Protocol):
-    """A wire with the secrets that its two ends share."""
+    """A wire with a session of secrets that its two ends share."""
 
     @property
     def session(self) -> Session: ...
@@ -30,7 +30,7 @@ class Peer(PeerWire, Protocol):
 
 @dataclass
 class MeteredWire:
-    """A way to a peer that counts what is sent."""
+    """A wire to a peer that counts messages and bytes sent."""
 
     link: Peer
     messages: int = 0
@@ -50,7 +50,7 @@ class MeteredWire:
 
 
 class SilentWire:
-    """A wire to no peer: drops what is sent and receives zeros. For the dealer, who runs protocols alone."""
+    """A wire without a peer: drops sent messages and receives zeros. For the dealer, who runs protocols alone."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -72,7 +72,7 @@ class _Request:
 
 
 class LinkCommunicator:
-    """All that CrypTen's `Communicator` declares, for int64 tensors; shapes are the protocol's and never sent.
+    """Implements CrypTen's `Communicator` for int64 tensors. The protocol fixes all shapes, so they are never sent.
 
     Everything is sent before anything is received, so no two parties wait for each other. Receiving raises `SiteError`.
     """
@@ -97,7 +97,7 @@ class LinkCommunicator:
         return _Request(lambda: None)
 
     def irecv(self, tensor: torch.Tensor, src: int) -> _Request:
-        """When it has been waited for, the tensor holds what was received."""
+        """After `wait`, the tensor holds the received values."""
 
         def finish() -> None:
             tensor.copy_(self.recv(tensor, src))
@@ -105,7 +105,7 @@ class LinkCommunicator:
         return _Request(finish)
 
     def send_obj(self, obj: Any, dst: int) -> None:
-        """Plain JSON: nothing that a peer sends is ever unpickled."""
+        """Sends plain JSON: nothing from a peer is ever unpickled."""
         content = json.dumps(obj).encode()
         self._send(dst, len(content).to_bytes(8, "big"))
         self._send(dst, content)
@@ -120,7 +120,7 @@ class LinkCommunicator:
         return self.exchange([tensor] * self.world_size)
 
     def exchange(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Sends each party its tensor, all of one shape, and returns what each sent here, by rank; one's own stays."""
+        """Sends each party its tensor, all of one shape; returns the received ones by rank, with this party's own."""
         for peer in self._wires:
             self.send(tensors[peer], peer)
         mine = tensors[self.rank]
@@ -211,7 +211,7 @@ def _reduced(tensors: list[Any], op: ReduceOp.RedOpType) -> torch.Tensor:
 
 
 def _batch(apply: Callable[[torch.Tensor], Any], input: Any, batched: bool) -> Any:
-    """Several tensors travel as one, so a batch is one exchange whatever its length."""
+    """Applies an operation to several tensors joined into one, so a batch of any length is one exchange."""
     if not batched:
         return apply(input)
     result = apply(torch.cat([tensor.reshape(-1) for tensor in input]))

@@ -1,9 +1,9 @@
-"""CrypTen 0.4.1 made fit for hospitals; the only module that imports it.
+"""Patches CrypTen 0.4.1 for use between hospitals; the only module that imports it.
 
-What is changed, for the whole process, by importing this module:
+Importing this module makes these changes for the whole process:
 
-- It imports on current torch, which lost a module that CrypTen looks for and that we do not need.
-- Its state (communicator, tuple provider) is the calling thread's party's, so parties can share a process.
+- It imports with current torch, which lacks a module that CrypTen imports and this project does not need.
+- Its state (communicator, tuple provider) belongs to the calling thread's party, so parties can share a process.
 - Its random numbers came from torch generators seeded with 64 bits, and its zero shares from a ring of neighbours: the
   two neighbours of a party together see through its shares. Zero shares now come from ChaCha20 keyed for every pair of
   parties; everything else that asks for randomness is refused.
@@ -64,11 +64,11 @@ class Party:
         self.secret: Stream = secret_stream()
 
     def public(self, values: Ring) -> Ring:
-        """This member's share of what everybody knows."""
+        """This member's share of public values."""
         return values if self.rank == 0 else np.zeros_like(values)
 
     def share(self, mine: Ring) -> torch.Tensor:
-        """Shares of the sum of what each member puts in, [the same shape]; costs no message."""
+        """Shares of the sum of all members' `mine`, [the same shape]; costs no message."""
         return tensor(mine + self.zero.additive(mine.shape))
 
     def sum(self, shares: Iterable[Ring]) -> Ring:
@@ -78,11 +78,11 @@ class Party:
             return _plain(reduce(operator.add, rest, first))
 
     def wait_for_all(self) -> None:
-        """Returns once every member has come to this point; one exchange of 8 bytes."""
+        """Returns once every member has called it; one exchange of 8 bytes."""
         self.communicator.barrier()
 
     def open(self, *shares: Ring) -> list[Ring]:
-        """The secrets, to every member; one exchange for all."""
+        """Opens secrets to every member; one exchange for all."""
         with self._at_work():
             tensors = [_wrapped(tensor(each)) for each in shares]
             return [ring(values) for values in _crypten.mpc.primitives.ArithmeticSharedTensor.reveal_batch(tensors)]
@@ -107,7 +107,7 @@ class Party:
 
 
 class _Provider:
-    """What CrypTen's multiplication asks of a tuple provider, from dealt tuples."""
+    """The tuple provider for CrypTen's multiplication, from dealt tuples."""
 
     def __init__(self, tuples: Tuples) -> None:
         self._tuples = tuples
@@ -122,12 +122,12 @@ class _Provider:
 
 
 def tensor(elements: Ring) -> torch.Tensor:
-    """Ring elements as torch holds them, without a copy if they lie in order."""
+    """Ring elements as an int64 torch tensor, without a copy if they are contiguous."""
     return torch.from_numpy(np.ascontiguousarray(elements).view(np.int64))
 
 
 def ring(shares: torch.Tensor) -> Ring:
-    """Ring elements as numpy holds them, without a copy."""
+    """Ring elements as a uint64 NumPy array, without a copy."""
     return shares.numpy().view(np.uint64)
 
 

@@ -1,8 +1,8 @@
-"""Tuples that the dealer can neither use twice nor bend unnoticed: cut and choose over dealings from members' seeds.
+"""Keeps a dealer from reusing or changing tuples unnoticed: cut and choose over dealings from members' seeds.
 
 For each attempt every member draws a fresh seed and sends it to the dealer. `SETS` set seeds are derived from each.
-A dealing is a function of one set seed of each member: all that is uniform in it comes from these, so one honest member
-makes every mask fresh, and the dealer can choose nothing but corrections and the keys of masks that it hands on.
+A dealing is a function of one set seed of each member. All its uniform values come from these seeds, so one honest
+member makes every mask fresh, and the dealer chooses only corrections and the keys of masks that it hands on.
 
 1. The dealer makes `SETS` dealings and sends the digest of each to all sites.
 2. The members toss a coin (`privacy.secagg.committee`: commit, then open), which chooses the dealing to be used.
@@ -10,9 +10,9 @@ makes every mask fresh, and the dealer can choose nothing but corrections and th
    others. Each site checks that the digests give the one of step 1 (`check_part`). Each member makes all other dealings
    again and compares their digests (`check_dealing`). A member computes with the set seed that it derives itself.
 
-Soundness: a dealer that bends one dealing passes with probability 1 / SETS, if the coin is fair and all sites have the
-same digests (`privacy.secagg.channel.connect` compares them); one that bends more is caught. Whoever can end an attempt
-after the coin has shown and before the dealing is checked gets another try: count these tries.
+Soundness: a dealer that changes one dealing passes with probability 1 / SETS, if the coin is fair and all sites have
+the same digests (`privacy.secagg.channel.connect` compares them); one that changes more is caught. Whoever can end an
+attempt between the coin toss and the check of the dealing gets another try: count these tries.
 
 Source: M. Rabin, "Digitalized Signatures", 1978 (cut and choose); Y. Lindell, B. Pinkas, "An Efficient Protocol for
 Secure Two-Party Computation in the Presence of Malicious Adversaries", 2007, section 3.
@@ -30,7 +30,7 @@ from privacy.secagg.layout import TensorLayout
 from privacy.secagg.randomness import KEY_BYTES, derive_key
 
 SETS = 4
-"""Dealings for each attempt, of which one is used. A power of two, so that 32 uniform bytes choose it uniformly."""
+"""The dealings of each attempt, one of them used. A power of two, so that 32 uniform bytes choose uniformly."""
 
 
 def new_seed() -> bytes:
@@ -39,7 +39,7 @@ def new_seed() -> bytes:
 
 
 def set_seed(seed: bytes, context: bytes, index: int) -> bytes:
-    """A member's seed of one set, which tells nothing about the seeds of other sets.
+    """A member's seed of one set, which reveals nothing about the seeds of other sets.
 
     `context` names job, round, attempt and members. Raises `SecureAggregationError` if this is no member's seed.
     """
@@ -57,7 +57,7 @@ def choice(beacon: bytes) -> int:
 
 @dataclass(frozen=True)
 class ChosenInstances:
-    """What the dealer sends of the chosen dealing, by site, and of the others: the set seeds, by member, in order."""
+    """The dealer's messages after the choice: the chosen dealing's parts, by site, and the others' seeds, by member."""
 
     parts: Mapping[str, bytes]
     digests: Mapping[str, bytes]
@@ -66,7 +66,7 @@ class ChosenInstances:
 
 @dataclass(frozen=True)
 class Dealing:
-    """The dealer's side of one attempt; parts are made again when they are chosen, since all together are large."""
+    """The dealer's side of one attempt. Parts are computed again once chosen, since all together are large."""
 
     sites: tuple[str, ...]
     members: tuple[str, ...]
@@ -93,7 +93,7 @@ class Dealing:
         return cls(tuple(sites), tuple(members), layout, by_set, digests)
 
     def chosen(self, index: int) -> ChosenInstances:
-        """The dealing of this index, and what shows that the others are right."""
+        """The dealing of this index, and the set seeds that show that the others are right."""
         parts = _parts(self.sites, self.members, self.layout, self.seeds[index])
         others = [each for place, each in enumerate(self.seeds) if place != index]
         set_seeds = {member: tuple(each[member] for each in others) for member in self.members}
@@ -101,9 +101,9 @@ class Dealing:
 
 
 def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes) -> None:
-    """For every site: its part is the one that the dealer was bound to. Raises `MisdealtError`.
+    """For every site: raises `MisdealtError` unless its part is the one that the dealer had committed to.
 
-    `parts`: the digests of all sites' parts. `digest`: that of the chosen dealing, from before the coin was tossed.
+    `parts`: the digests of all sites' parts. `digest`: the chosen dealing's, from before the coin toss.
     """
     if not hmac.compare_digest(_digest_of_set(parts), digest):
         raise MisdealtError("the parts that the server dealt are not those that it was bound to: refuse the job")
@@ -123,7 +123,7 @@ def check_dealing(
     digests: Sequence[bytes],
     index: int,
 ) -> None:
-    """For members: all dealings but the chosen one follow from the members' seeds. Raises `MisdealtError`.
+    """For members: raises `MisdealtError` unless all dealings but the chosen one follow from the members' seeds.
 
     `me_seed`: this member's name and the seed that it drew. `digests`: of all dealings, from before the coin toss.
     """
@@ -150,9 +150,9 @@ def check_unused(
     seeds: Mapping[str, bytes],
     digests: Sequence[bytes],
 ) -> None:
-    """For members, where an attempt ended after its coin was tossed and before its dealing was used: all dealings.
+    """For members, after an attempt that ended between its coin toss and the use of its dealing: checks all dealings.
 
-    Else a dealer would end attempts until the coin suits it. `seeds`: those that the members had sent. Raises
+    Else a dealer could end attempts until the coin suits it. `seeds`: those that the members had sent. Raises
     `MisdealtError`.
     """
     me, seed = me_seed
@@ -165,7 +165,7 @@ def check_unused(
 def _parts(
     sites: Sequence[str], members: Sequence[str], layout: TensorLayout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    # CrypTen takes seconds to import, and a site that is no member checks its part without it.
+    # CrypTen takes seconds to import, and sites that are not members check their parts without it.
     from privacy.secagg.protocol import deal_mix
 
     return deal_mix(sites, members, layout, seeds)

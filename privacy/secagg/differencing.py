@@ -13,9 +13,9 @@ _Vector = list[int]
 
 
 def sites_shown(earlier: Collection[Cohort], cohort: Cohort, least: int) -> tuple[str, ...]:
-    """The smallest group of fewer than `least` sites whose inputs alone make up a combination of these sums.
+    """The smallest group of fewer than `least` sites such that a combination of these sums has only their inputs.
 
-    Empty if there is none, or if the sum over `cohort` is a combination of the earlier ones and so reveals nothing new.
+    Empty if there is none, or if the sum over `cohort` is a combination of earlier ones and so reveals nothing new.
     """
     alike = _always_together({*earlier, cohort})
     span = _Span(_vector(alike, past) for past in set(earlier))
@@ -77,7 +77,7 @@ def _first(vector: _Vector) -> int | None:
 
 
 def _cleared(vector: _Vector, row: _Vector, pivot: int) -> _Vector:
-    """A multiple of the vector minus a multiple of the row, such that the result is zero at the pivot."""
+    """A combination of vector and row that is zero at the pivot."""
     if not vector[pivot]:
         return vector
     mine, other = row[pivot], vector[pivot]

@@ -3,7 +3,7 @@
 from privacy.errors import PrivacyError
 
 MINIMUM = 3
-"""With two contributing sites each could subtract its own part from the result."""
+"""The fewest contributing sites: of two, each could subtract its own input from the result."""
 
 
 class SecureAggregationError(PrivacyError):
@@ -15,7 +15,7 @@ class RangeError(SecureAggregationError):
 
 
 class MisdealtError(SecureAggregationError):
-    """The dealer did not deal what follows from the members' seeds; no site is to blame."""
+    """The dealing does not follow from the members' seeds; no site is to blame."""
 
 
 class EquivocationError(SecureAggregationError):

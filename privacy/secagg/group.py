@@ -1,4 +1,4 @@
-"""Who takes part in a computation on shares: sites that own data, and the members among them that compute."""
+"""The participants of a computation on shares: sites that own data, and the members among them that compute."""
 
 from dataclasses import dataclass
 

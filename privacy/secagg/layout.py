@@ -1,4 +1,4 @@
-"""How the tensors of an upload lie in one vector, and which stretches of it have a weight of their own."""
+"""The arrangement of an upload's tensors in one vector, and the segments of it that are weighed separately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LARGEST_NORM = 1024.0
 
 
 def with_error(most_norm: float) -> float:
-    """The limit for an aggregate of tensors within a norm: a computation on shares adds an error of its own."""
+    """The norm limit for an aggregate, which allows for the error of a computation on shares."""
     return 1.01 * most_norm + 1e-3
 
 
@@ -34,12 +34,12 @@ class TensorLayout:
 
     @property
     def size(self) -> int:
-        """How many numbers there are in all."""
+        """The total number of values."""
         return sum(prod(shape) for _, shape in self.shapes)
 
     @property
     def segments(self) -> list[slice]:
-        """Where each unit lies."""
+        """The slice of each unit in the vector."""
         if self.unit == "upload":
             return [slice(0, self.size)]
         lengths: list[int] = []
@@ -50,20 +50,19 @@ class TensorLayout:
         return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
     def flatten(self, tensors: Tensors) -> Floats:
-        """[size]. Raises `SecureAggregationError` if names or shapes are not the layout's."""
+        """The tensors as one vector, float64 [size]. Raises `SecureAggregationError` for other names or shapes."""
         if {name: np.shape(tensor) for name, tensor in tensors.items()} != dict(self.shapes):
             raise SecureAggregationError("the tensors are not those of the job: all sites must share the same shapes")
         return np.concatenate([np.asarray(tensors[name], np.float64).reshape(-1) for name, _ in self.shapes])
 
     def restore(self, flat: Floats) -> Tensors:
-        """The tensors that lie in [size]."""
+        """The inverse of `flatten`: float32 tensors from a vector [size]."""
         ends = np.cumsum([prod(shape) for _, shape in self.shapes])[:-1]
         parts = np.split(flat.astype(np.float32), ends)
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
 
     def check_mixture(self, mixture: Tensors, most_norm: float | None) -> None:
-        """A mixture is no longer, segment by segment, than the longest upload. Raises `SecureAggregationError` if this
-        one is."""
+        """Raises `SecureAggregationError` if a segment of the mixture is longer than any upload's may be."""
         flat, most = self.flatten(mixture), with_error(min(most_norm or LARGEST_NORM, LARGEST_NORM))
         if not all(np.linalg.norm(flat[segment]) <= most for segment in self.segments):
             raise SecureAggregationError(

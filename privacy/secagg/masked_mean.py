@@ -1,4 +1,4 @@
-"""A weighted mean as a sum: what each site puts in, and what is read from the sum over all."""
+"""A weighted mean by a sum: the summand of each site, and the mean from the sum over all."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from privacy.secagg.layout import TensorLayout, with_error
 from privacy.secagg.ring import FixedPoint, Ring
 
 SUM_BITS = 24
-"""A sum is exact to sites * 2^-25; one site's tensors times its weight stay below 2^38 / sites."""
+"""Fractional bits: a sum is exact to sites * 2^-25, and one site's tensors times its weight stay below 2^38 / sites."""
 
 
 def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -> Ring:
@@ -25,10 +25,10 @@ def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -
 
 
 def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[float, float] | None = None) -> Tensors:
-    """The weighted mean, from the sum over this many sites; `weights`: the least and the most that one site may weigh.
+    """The weighted mean, from the sum over `sites` sites; `weights`: the bounds of one site's weight.
 
-    Raises `SecureAggregationError` if it is not that, if the weights are all zero, or if no weights of this many sites
-    within their bounds have this sum.
+    Raises `SecureAggregationError` if the sum does not count `sites` sites, if the weights are all zero, or if their
+    sum is impossible within the bounds.
     """
     # Every site adds a one: any other sum means that the masks did not cancel.
     if total.shape != (layout.size + 2,) or int(total[-1]) != sites:
@@ -47,6 +47,6 @@ def weight_of_sum(total: Ring) -> float:
 
 
 def check_mean(mean: Tensors, most_norm: float | None) -> None:
-    """A mean is no longer than the longest of its uploads. Raises `SecureAggregationError` if this one is."""
+    """Raises `SecureAggregationError` if the mean is longer than any of its uploads may be."""
     if most_norm is not None and not joint_norm(mean) <= with_error(most_norm):
         raise SecureAggregationError("the mean is longer than any upload may be: a site sent more than the job allows")

@@ -1,8 +1,8 @@
-"""Secrets that are opened under dealt masks, and what can then be computed without another message.
+"""Opens secrets under dealt masks, after which functions of them need no further message.
 
-A secret z is shown once as z + r, where r is uniform and dealt. It is then a combination, with public factors, of
-dealt numbers; so are z itself, z without its low bits, and whether z is below a limit (`privacy.secagg.reliability`).
-A product of such combinations needs the products of their dealt numbers, and the dealer deals these.
+A secret z is opened once as z + r, where r is uniform and dealt. Then z is a combination of dealt numbers with public
+factors; so are z without its low bits, and whether z is below a limit (`privacy.secagg.reliability`). A product of such
+combinations needs the products of their dealt numbers, which the dealer deals.
 """
 
 import itertools
@@ -17,16 +17,16 @@ from privacy.secagg.crypten_runtime import Party
 from privacy.secagg.ring import Ring
 
 MIDDLE = np.uint64(1 << 62)
-"""Added to what is opened, so that a secret of magnitude below 2^62 shows by one public bit whether the sum wrapped."""
+"""Added before opening, so that one public bit shows if the sum wrapped, for a secret of magnitude below 2^62."""
 
 _ONE, _TOP, _MINUS_ONE = np.uint64(1), np.uint64(63), np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
 class MaskedSecret:
-    """`shown` plus, for each of `terms`, a public factor times a dealt number of which each member has a share.
+    """`shown` plus, for each of `terms`, a public factor times the member's share of a dealt number.
 
-    All are of one shape, or broadcast to that of `shown`.
+    All have the shape of `shown`, or broadcast to it.
     """
 
     shown: Ring

@@ -1,9 +1,9 @@
-"""Uploads with masks that cancel in the sum, so that the collector learns the sum and nothing else.
+"""Uploads under masks that cancel in the sum, so that the server learns only the sum.
 
-Each site masks its upload twice: by a stream of its own, and by one in common with each member of the group, added by
-one end and subtracted by the other. The keys of both are shared among the members. To open a sum, members give their
-shares of the own streams' keys for sites that uploaded, and of the common streams' keys for sites that did not; never
-both for one site. So a site may die at any time, and an upload that comes late still tells nothing.
+Each site masks its upload twice: by its own stream, and by one in common with each member of the group, which one end
+adds and the other subtracts. The keys of both are secret-shared among the members. To open a sum, members give their
+shares of the own streams' keys of sites that uploaded, and of the common streams' keys of sites that did not; never
+both for one site. So a site may drop out at any time, and a late upload still reveals nothing.
 
 Source: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", 2017, figure 4, on a
 graph that joins every site to every member.
@@ -31,7 +31,7 @@ from privacy.secagg.randomness import KEY_BYTES, Stream
 from privacy.secagg.ring import Ring
 
 _PATIENCE = 0.05
-"""Seconds to wait for one member before the next is asked, at first: a dead one must not keep the others waiting."""
+"""The first wait for one member, in seconds, before the next is asked: a dead member must not delay the others."""
 
 SHARES_BYTES = 2 * shamir.ELEMENT_BYTES
 """A member's shares of one site's two secrets: the key of its common streams, then that of its own stream."""
@@ -45,7 +45,7 @@ class Masks:
     public: bytes
     """The key by which the server recomputes the common streams of sites that did not upload."""
     shares: Mapping[str, bytes]
-    """What a member holds of every site's secrets, its own among them; empty at other sites."""
+    """At a member, its shares of every site's secrets, its own included; empty at other sites."""
     group_key: bytes
     """Known to all sites of the attempt, and not to the server."""
     opening_keys: Mapping[str, bytes]
@@ -54,7 +54,7 @@ class Masks:
     _common: Mapping[str, bytes]
 
     def apply(self, values: Ring, hide: bool) -> Ring:
-        """The upload, [the same length]; `hide`: also under the group's key, so that only sites can read the sum."""
+        """The masked values, [the same length]; `hide`: under the group's key too, so that only sites read the sum."""
         total = values + Stream(self._own).ring(values.shape)
         for peer, key in self._common.items():
             total = _shifted(total, key, self.group.me < peer)
@@ -67,7 +67,7 @@ def new_secrets() -> bytes:
 
 
 def exchange(group: Group, links: Mapping[str, Peer], secrets: bytes) -> tuple[Masks, int]:
-    """Sends keys and shares of secrets round: this site's masks, and the bytes that it sent.
+    """Exchanges keys and shares of secrets; returns this site's masks, and the number of bytes that it sent.
 
     `links`: to all members, and at a member to all sites. Raises `SiteError` naming the site that broke off.
     """
@@ -96,12 +96,12 @@ def exchange(group: Group, links: Mapping[str, Peer], secrets: bytes) -> tuple[M
 
 
 def agree(me: str, keys: Mapping[str, bytes], relay: Relay, context: bytes, timeout: float, enough: int) -> None:
-    """Returns once `enough` members, this one among them, were told the same by the server about the sum to open.
+    """Returns once `enough` members, this one included, confirm that they have the same `context` from the server.
 
-    To be called before `answer`. `keys`: by member that may still answer, the `opening_keys` of the attempt. `context`:
-    all that the server told this site of the opening, in an encoding that is equal at all members. A message that is
-    not genuine counts as none, since the server could as well have kept it.
-    Raises `EquivocationError` at a genuine message of a member that was told something else, and
+    To be called before `answer`. `keys`: the attempt's `opening_keys` of members that may still answer. `context`: all
+    facts from the server about the sum to open, in an encoding that is equal at all members. A message that is not
+    genuine counts as none, since the server could as well have dropped it.
+    Raises `EquivocationError` for a member's genuine message about another context, and
     `SecureAggregationError` if after `timeout` seconds too few have answered.
     """
     digest = hashlib.sha256(context).digest()
@@ -126,7 +126,7 @@ def agree(me: str, keys: Mapping[str, bytes], relay: Relay, context: bytes, time
 
 
 def _words_of(peer: str, key: bytes, relay: Relay, wait: float) -> bytes | None:
-    """The digest of what the server told a member, if a genuine message of it arrives in time."""
+    """The digest of a member's context, if a genuine message arrives in time; else None."""
     try:
         message = relay.receive(peer, wait)
     except TimeoutError:
@@ -142,10 +142,10 @@ def _confirmed(key: bytes, sender: str, digest: bytes) -> bytes:
 def answer(
     group: Group, shares_by_site: Mapping[str, bytes], contributors: Collection[str], least: int = MINIMUM
 ) -> dict[str, bytes]:
-    """What a member tells the server to open the sum over `contributors`: one share for each site, 32 bytes.
+    """A member's part to open the sum over `contributors`: one share for each site, 32 bytes.
 
-    To be given for one set of sites only. Raises `SecureAggregationError` if the sum would be of fewer than `least`
-    sites, or of too few members: without any in it that is honest, single uploads would open.
+    To be sent for one set of contributors only. Raises `SecureAggregationError` if the sum would have fewer than
+    `least` sites, or too few members: without an honest member in it, single uploads could be opened.
     """
     check_contributors(group.sites, group.members, contributors, least)
     half = shamir.ELEMENT_BYTES
@@ -179,9 +179,9 @@ def opened(
     uploads: Mapping[str, Upload],
     answers: Mapping[str, Mapping[str, bytes]],
 ) -> Ring:
-    """The sum of the uploads without its masks, but for those under the group's key. For the server.
+    """For the server: the sum of the uploads without their masks, except the masks under the group's key.
 
-    `answers`: by member, what `answer` gave. Raises `SecureAggregationError` if fewer than the threshold did, and as
+    `answers`: the result of `answer`, by member. Raises `SecureAggregationError` for fewer than the threshold, and as
     `answer` does.
     """
     check_contributors(sites, members, uploads)
@@ -196,20 +196,20 @@ def opened(
             continue
         private = X25519PrivateKey.from_private_bytes(secret)
         for peer in uploads.keys() & set(sites if site in members else members):
-            # What the peer did with the common stream is undone.
+            # Undo the peer's use of the common stream.
             total = _shifted(total, _agreed(private, peer, uploads[peer].public), peer > site)
     return total
 
 
 def hidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:
-    """A sum over these sites as the server may have it. `unhidden` is the inverse."""
+    """Hides a sum over these sites from the server. `unhidden` is the inverse."""
     for site in contributors:
         total = total + _hiding(group_key, site, total)
     return total
 
 
 def unhidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:
-    """The sum that the server opened, without what hides it from the server. For the sites."""
+    """For the sites: recovers the sum that `hidden` hides from the server."""
     for site in contributors:
         total = total - _hiding(group_key, site, total)
     return total

@@ -1,4 +1,4 @@
-"""What sites compute on shares with CrypTen: the mixture by reliability of `privacy.aggregation`.
+"""Computes the mixture by reliability of `privacy.aggregation` on shares, with CrypTen.
 
 Neither the server nor another site sees a site's tensors, norms, accuracy or similarities.
 """
@@ -23,17 +23,17 @@ from privacy.secagg.reliability import ACCURACY_BITS, COSINE_BITS, NORM_BITS, WE
 from privacy.secagg.ring import FixedPoint, Ring
 from privacy.secagg.tuples import DealerTuples, PartyTuples, mask_key, own_mask
 
-# Long vectors, one of each owner, and what is linear or bilinear in them, at one message of their length each way.
+# Linear and bilinear functions of owners' long vectors, for one message of their length each way.
 #
-# Each owner has shown its vector to the members minus a mask that only it knows; of the mask each member has a share,
-# which its seed makes. What products of masks add to a result, the dealer deals.
+# Each owner has shown the members its vector minus a mask that only it knows. Each member has a share of the mask, made
+# from its seed. The dealer deals the terms of results that are products of masks.
 
 BLUR_BITS = 28
-"""How many low bits of a revealed mixture each member blurs: the exact bits of a sum of products could be factored."""
+"""The low bits of a revealed mixture that each member blurs: the exact bits of a sum of products could be factored."""
 
 
 class OwnedVectors:
-    """All owners' vectors, in `segments` that are combined each by itself."""
+    """All owners' vectors, in `segments` that are combined separately."""
 
     def __init__(self, party: Party, masked_values: Ring, masks: Ring, segments: Sequence[slice]) -> None:
         """`masked_values`: vectors minus masks, public; `masks`: shares of the masks; both [owners, length]."""
@@ -58,9 +58,9 @@ class OwnedVectors:
     def mixed(self, weights: Ring) -> Ring:
         """Shares for each target of the sum over sources of weight times vector, [targets, length]; one exchange.
 
-        `weights`: shares, [segments, targets, sources]. With weight = opened + mu: the weight's share times shown, and
-        opened times the share of the mask; mu times mask is dealt, its correction to the target alone. So these shares
-        are uniform to all but the target, which is to add them up.
+        `weights`: shares, [segments, targets, sources]. With weight = opened + mu, a member adds its weight share times
+        shown, and opened times its mask share. mu times mask is dealt, with the correction to the target alone. So
+        these shares are uniform to all but the target, which adds them up.
         """
         party = self._party
         mu = party.tuples.random(weights.shape)
@@ -88,7 +88,7 @@ class OwnedVectors:
 def _product(left: Ring, right: Ring) -> Ring:
     """The product of two matrices; torch's wraps as numpy's does, and is many times as fast from 100 rows on.
 
-    It takes slices and transposes as they lie, without a copy.
+    It takes slices and transposes without a copy.
     """
     return ring(torch.from_numpy(left.view(np.int64)) @ torch.from_numpy(right.view(np.int64)))
 
@@ -97,7 +97,7 @@ _UNIT = FixedPoint(COSINE_BITS // 2)
 
 
 def join(me: str, links: Mapping[str, Peer], seed: bytes, corrections: bytes = b"") -> Party:
-    """This member's part; ranks follow the order of names. `corrections`: what `deal` made for the last member.
+    """This member's party; ranks follow the order of names. `corrections`: for the last member, from `deal`.
 
     Raises `SecureAggregationError` with fewer than 3 members.
     """
@@ -111,7 +111,7 @@ def join(me: str, links: Mapping[str, Peer], seed: bytes, corrections: bytes = b
 def deal(seeds: Sequence[bytes], protocol: Callable[[Party], object]) -> DealerTuples:
     """The corrections for one run of a protocol: a function of the members' seeds, in order of rank.
 
-    The protocol is run here, alone and on zeros: it must ask for tuples in an order that no value changes.
+    The dealer runs the protocol alone, on zeros: the order of its tuples must not depend on values.
     """
     dealer = DealerTuples(seeds)
     protocol(Party(0, {rank: SilentWire() for rank in range(1, len(seeds))}, ZeroShares(0, {}), dealer))
@@ -137,8 +137,8 @@ def secure_mix(
     relative to its norm, for norms from 0.05 to 1024. A target whose scores sum to less than 2^-16
     falls back to accuracies, and these, if they too sum to less, to equal weights.
 
-    What anybody could open: all members together, or the dealer with one member, every input. Any other sites, members
-    and owners, together see only what is uniform to them, their own inputs, and their own mixtures.
+    Only all members together, or the dealer with one member, could open inputs. Any other set of sites sees only values
+    that are uniform to it, its own inputs, and its own mixtures.
 
     Exchanges: owners to members, masked inputs, once; 10 among the members; members to owners, shares of the mixture.
     Raises, before anything is sent, `RangeError` if a value is not finite, or accuracy or a norm out of its range, and
@@ -173,7 +173,7 @@ def deal_mix(
 ) -> dict[str, bytes]:
     """What the dealer sends to each site for one `secure_mix`: a function of the members' seeds, which are used once.
 
-    To an owner, the keys of its mask's shares and the correction of its mixture; to the last member corrections.
+    It holds the keys of the owner's mask's shares and its mixture's correction; for the last member, also corrections.
     Raises `SecureAggregationError` if these are no group.
     """
     group = Group(sites[0], tuple(sites), tuple(members))
@@ -222,7 +222,7 @@ def _received(link: Peer, size: int) -> Ring:
 
 @dataclass(frozen=True)
 class _OwnerPart:
-    """What the dealer sends to every site: keys of the shares of its mask, and the correction of its mixture."""
+    """The dealer's message to every site: the keys of the shares of its mask, and the correction of its mixture."""
 
     keys: Sequence[bytes]
     correction: Ring

@@ -1,4 +1,4 @@
-"""Random ring elements: ChaCha20 keyed by secrets of the operating system or of a pair of sites; no seeded generator.
+"""Random ring elements from ChaCha20, keyed by the operating system or by a pair of sites; never from a seed.
 
 Source: RFC 8439 (ChaCha20); K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning", 2017, section 4 (masks for every pair of parties that cancel in the sum).
@@ -20,7 +20,7 @@ from privacy.secagg.ring import Ring
 KEY_BYTES = 32
 
 _PIECE = memoryview(bytes(1 << 16))
-"""The zeros that a stream encrypts at a time. They fit the processor's cache: long streams are four times as fast."""
+"""The zeros that a stream encrypts at a time. They fit the processor's cache, which is four times as fast."""
 
 
 class Stream:
@@ -53,8 +53,8 @@ def secret_stream() -> Stream:
 class ZeroShares:
     """One party's part of random sharings of zero, from a stream in common with each other party.
 
-    Each pair's elements are added by the one and subtracted by the other. Whoever lacks the stream of one pair knows
-    nothing about how these two divide what is left, so all but two parties together learn only the sum.
+    One party of each pair adds the pair's elements and the other subtracts them. Whoever lacks the stream of a pair
+    cannot tell these two shares apart, so all but two parties together learn only the sum.
     """
 
     def __init__(self, rank: int, keys: Mapping[int, bytes]) -> None:

@@ -1,6 +1,6 @@
-"""The weights of `privacy.aggregation.reliability_weights` (clamped), as shares computed from shares.
+"""The weights of `privacy.aggregation.reliability_weights` (clamped), computed on shares.
 
-Whatever is opened is hidden by a uniform mask. Numbers are in fixed point, with the bits that the constants name.
+Every opened value is under a uniform mask. Numbers are in fixed point, with the bits that the constants name.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from privacy.secagg.errors import SecureAggregationError
 from privacy.secagg.masked_opening import MIDDLE, MaskedOpening, MaskedSecret, open_masked, product, truncate
 from privacy.secagg.ring import HEADROOM_BITS, Ring
 
-# Which secrets are below public limits, by dealt truth tables: one exchange after the secret is opened under a mask.
+# Compares secrets with public limits by dealt truth tables: one exchange after the secret is opened under a mask.
 #
 # For y = z + r, public, and a limit, z is below the limit if the top bit of (y - limit) - r is set. That is the
 # exclusive or of the top bits of y - limit and of r, and of the borrow: whether the bits of y - limit under the top, as
@@ -110,7 +110,7 @@ NEGLIGIBLE_LOG2 = -16
 """A sum of scores, or of accuracies, below 2^-16 counts as zero. In clear the limit is 1e-8. Between the two, sites
 with nearly orthogonal prompts are weighted by accuracy here, and by similarity in clear."""
 LARGEST_LOG2 = 9
-"""At most 2^9 owners: comparisons of a sum with the smallest limit are then still right within 6%."""
+"""The most owners are 2^9: up to then, comparisons of a sum with the smallest limit are right within 6%."""
 
 _SCORE_BITS = 36
 _FACTOR_BITS = 20

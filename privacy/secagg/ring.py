@@ -12,12 +12,12 @@ Ring = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 
 HEADROOM_BITS = 62
-"""Sums stay below 2^62 in magnitude: truncation needs one bit beside the sign."""
+"""Sums stay below 2^62 in magnitude, because truncation needs one bit besides the sign."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in steps of 2^-bits; a sum over `terms` of them, each up to `limit` in magnitude, cannot overflow."""
+    """Numbers in steps of 2^-bits; a sum of `terms` numbers, each up to `limit` in magnitude, cannot overflow."""
 
     bits: int
     terms: int = 1

@@ -1,4 +1,4 @@
-"""Secrets divided among members so that a threshold of them rebuilds one and fewer know nothing of it.
+"""Secret sharing: a threshold of members can rebuild a secret, and fewer learn nothing about it.
 
 Source: A. Shamir, "How to share a secret", 1979; over the integers modulo the prime 2^255 - 19.
 """

@@ -1,12 +1,11 @@
-"""Correlated randomness from a dealer that holds no data: seeds of the members, corrections for the readers.
+"""Correlated randomness from the members' seeds, and corrections from a dealer without data.
 
-The server deals: it never sees a share or an opened value, which travel from site to site encrypted. It must not
-collude: with the view of any one member it could open every input. All that is uniform comes from the members' seeds,
-so the dealer chooses nothing but corrections, and these `privacy.secagg.cut_and_choose` checks.
+The server deals. It never sees a share or an opened value, which travel between sites encrypted. It must not collude:
+with the view of any one member it could open every input. All uniform values come from the members' seeds, so the
+dealer chooses only corrections, which `privacy.secagg.cut_and_choose` checks.
 
-A tuple is described once, by calls that both sides understand: to a member they return its shares, to the dealer the
-secrets. The dealer finds out what to deal by running the protocol alone, over links that are silent: what is asked for,
-and in which order, never depends on data.
+A protocol describes a tuple once, by calls that return shares to a member and secrets to the dealer. The dealer finds
+out what to deal by running the protocol alone, over silent links: the tuples and their order never depend on data.
 
 Source: D. Beaver, "Efficient multiparty protocols using circuit randomization", 1991 (triples); D. Escudero et al.,
 "Improved Primitives for MPC over Mixed Arithmetic-Binary Circuits", 2020 (truncation pairs); Y. Ishai et al., "On the
@@ -29,13 +28,13 @@ _ANOTHER = "the dealer dealt for another computation: repeat the round with fres
 
 
 class Tuples(Protocol):
-    """Where shares of correlated randomness come from; `binary` ones add up by exclusive or."""
+    """The source of shares of correlated randomness; shares of `binary` secrets add up by exclusive or."""
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
-        """A uniform secret: this member's share, or the secret to the dealer."""
+        """A uniform secret: to a member its share, to the dealer the secret."""
 
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
-        """A secret that depends on others: this member's share; the dealer computes it and corrects the last's."""
+        """A secret that depends on others: to a member its share. The dealer computes it and its correction."""
 
     def masks(self, owners: int, length: int) -> Ring:
         """[owners, length]: of each owner's mask, which it knows itself, this member's share; all masks to the dealer.
@@ -44,10 +43,10 @@ class Tuples(Protocol):
         """
 
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
-        """[owners, ...]: this member's share of a secret of which no member gets the correction: owners get theirs."""
+        """[owners, ...]: this member's share of a secret. No member gets its correction: each owner gets its own."""
 
     def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
-        """What a member adds to its share without any tuple. The dealer skips this computation."""
+        """A term that a member computes without any tuple. The dealer skips this computation."""
 
 
 class PartyTuples:
@@ -87,7 +86,7 @@ class PartyTuples:
 
 
 class DealerTuples:
-    """The secrets, and what is to be sent: a function of the members' seeds and of the calls.
+    """The secrets, and the corrections to send: a function of the members' seeds and of the calls.
 
     `last`: the corrections for the last member. `corrections`: [owners, ...], one for each owner, after a call of
     `delivered`.
@@ -129,7 +128,7 @@ class DealerTuples:
 
 
 def mask_key(seed: bytes, owner: int) -> bytes:
-    """What a member's seed and an owner have in common: the key of the member's share of the owner's mask."""
+    """The key of a member's share of an owner's mask, from the member's seed. The owner gets it from the dealer."""
     return derive_key(seed, b"mask of owner %d" % owner)
 
 

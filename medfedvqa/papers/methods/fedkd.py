@@ -114,4 +114,4 @@ def _mentors(values: Values) -> Values:
 
 
 _LEAST = 1e-2
-"""The least divisor: where both models are sure, a smaller one would drown all other terms."""
+"""The smallest divisor. If both models are sure, a smaller one would let this term dominate all others."""

@@ -41,7 +41,7 @@ class FedP3Config(PreservingConfig, frozen=True):
 
 @register
 class FedP3(Preserving[FedP3Config]):
-    """FedAvg that preserves what the teacher prefers among forgotten answers (Eqs. 9, 12, 14, 15)."""
+    """FedAvg that preserves the teacher's preferences among forgotten answers (Eqs. 9, 12, 14, 15)."""
 
     name = "fedp3"
     config_type = FedP3Config
@@ -93,7 +93,7 @@ class FedP3(Preserving[FedP3Config]):
     def forgetting(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
         """r of each of a site's rows after the evaluation, [rows, answers] (Figs. 5 and 8); it stays at the site.
 
-        The student is the site's own last model, the teacher the last mean. Raises `ConfigError` for a state of before
+        The student is the site's own last model, the teacher the last mean. Raises `ConfigError` for a state before
         the evaluation, and for the filters 'random' and 'all', which have no r.
         """
         by = self.config.filter

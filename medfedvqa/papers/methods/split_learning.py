@@ -23,7 +23,7 @@ from medfedvqa.papers.split_training import OUT_OF_ORDER, ROWS, SplitConfig, Spl
 from medfedvqa.training import Site
 
 MIDDLE = "v_middle"
-"""What the server makes of a batch's rows. The gradient of the site's loss goes up under the same name."""
+"""The server's output for a batch. The gradient of the site's loss goes up under the same name."""
 
 
 class SplitLearningConfig(SplitConfig, ListedAnswers, frozen=True):
@@ -51,19 +51,19 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
 
     @property
     def between(self) -> tuple[TaskSpec, ...]:
-        """For each step the server's output comes down, and the gradient of the site's loss by it goes up."""
+        """In each step the server's output comes down, and the loss's gradient with respect to it goes up."""
         output = "what the server makes of the rows"
         up = (self.activations_of(MIDDLE, f"gradient of the loss by {output}", self.config.space),)
         down = (self.activations_of(MIDDLE, output, self.config.space),)
         return tuple(TaskSpec(_loss_name(number), up, down) for number in range(1, self.config.steps + 1))
 
     def site_shapes(self, shape: BackboneShape) -> Shapes:
-        """Those of the trunk with its projection, and of the layer from the server's output to the answers."""
+        """The shapes of the trunk with its projection, and of the layer from the server's output to the answers."""
         return head_shapes(shape, self.config.tuned, self.config.width) | self._tail
 
     @property
     def server_shapes(self) -> Shapes:
-        """Those of the part in the middle."""
+        """The shapes of the part in the middle."""
         return self.server.middle_shapes
 
     def server_part(self, seed: int) -> MiddlePart:
@@ -93,7 +93,7 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
         return super().forward(site, {**state, "losses": 0}, received, round)
 
     def loss(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """A step of the last part on the server's output, and the gradient of the mean cross-entropy by that."""
+        """Updates the last part on the server's output. Returns the mean cross-entropy's gradient at that output."""
         train = self._encoded(site, site.data.train).answered
         right = train.answers[self.rows_of(site, len(train), round, state["step"])].to(site.device)
         values, middle = leaves_of(state), tensors_of(received, site.device)[MIDDLE].requires_grad_()
@@ -105,7 +105,7 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
     def gradients(
         self, hub: Hub, parts: Mapping[str, MiddlePart], activations: Mapping[str, Tensors], step: int, rate: float
     ) -> dict[str, Tensors]:
-        """The server's outputs go down, the gradients by them come up, and each part takes its step."""
+        """The server's outputs go down, their gradients come up, and each part takes its step."""
         rows = {site: tensors_of(activations[site])[ROWS] for site in hub.sites}
         outputs = {site: arrays_of({MIDDLE: parts[site].forward(rows[site])}) for site in hub.sites}
         replies = hub.collect(_loss_name(step), outputs)

@@ -118,8 +118,8 @@ class UniCon(SplitTraining[UniConConfig]):
     def similarity(self, site: Site, state: State, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
         """The similarity of each row to each row's answer before the first step and at the end, [rows, rows] each.
 
-        It is Fig. 3 of the paper, of rows whose answers are in the site's list, and never leaves the site. Raises
-        `ConfigError` for a state of before the evaluation, which lacks the server's part.
+        This is the paper's Fig. 3, for rows with answers in the site's list. It never leaves the site. Raises
+        `ConfigError` for a state before the evaluation, which lacks the server's part.
         """
         if TESTED not in state:
             raise ConfigError(

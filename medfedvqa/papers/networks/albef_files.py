@@ -70,12 +70,12 @@ class AlbefBackbone(JointBackbone):
         queries, keys, _ = by_head(
             cross.num_attention_heads, cross.query(attended), cross.key(picture), cross.value(picture), None
         )
-        # The picture's own first position stands for no patch.
+        # The picture's first position is its class token, not a patch.
         weights = attention_to_patches(queries, keys, picture.shape[1] - 1)
         return (weights * visible[:, 0, 0, :, None]).sum(dim=1)
 
     def _up_to(self, network: Any, rows: JointRows, end: int, tuning: TowerTuning) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states of a picture, all of its blocks behind them, and those of a question before the block `end`."""
+        """A picture's states after all of its blocks, and a question's states before the block `end`."""
         pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
         if rows.first < 0:
             pictures = patches(network.visual_encoder, pictures)
@@ -87,7 +87,7 @@ class AlbefBackbone(JointBackbone):
         return pictures, self._read(network, pictures, questions, rows.lengths, begin, end, tuning)
 
     def _seen(self, visual: Any, hidden: torch.Tensor, first: int, end: int, tuning: TowerTuning) -> torch.Tensor:
-        """A picture's states before the block `first` to those before `end`, normalised at the end of the ViT."""
+        """Takes a picture's states from before the block `first` to before `end`; normalises them after the last."""
         for index, block in list(enumerate(visual.blocks))[first:end]:
             with tuned_block(block, attention_of(block), tuning, index, self.layers):
                 hidden = block(hidden)
@@ -105,7 +105,7 @@ class AlbefBackbone(JointBackbone):
         end: int,
         tuning: TowerTuning,
     ) -> torch.Tensor:
-        """A question's states before the block `first` to those before `end`; `picture` for blocks that see it."""
+        """Takes a question's states from before the block `first` to before `end`; upper blocks see `picture`."""
         visible, below = present(lengths, hidden.shape[1]), len(network.visual_encoder.blocks)
         for index, block in enumerate(network.text_encoder.encoder.layer, below):
             if first <= index < end:
@@ -183,7 +183,7 @@ def _build(facts: Mapping[str, Any]) -> nn.Module:
 
 
 def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
-    """A BERT whose upper blocks have transformers' cross-attention beside the question's attention to itself."""
+    """A BERT with transformers' cross-attention in its upper blocks, besides the question's self-attention."""
     from transformers.models.bert.modeling_bert import BertAttention
 
     attention: Any = BertAttention
@@ -196,7 +196,7 @@ def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
 
 
 def _own(grid: int, weights: Weights) -> Weights:
-    """What a checkpoint of ALBEF holds of the backbone, with positions for a grid with this many patches a side."""
+    """The backbone's weights in an ALBEF checkpoint, with positions resized to `grid` x `grid` patches."""
     nested: Any = weights.get("model", weights)
     whole: Weights = dict(nested)
     text = {key.removeprefix("text_encoder."): value for key, value in whole.items() if key.startswith("text_encoder.")}
@@ -208,7 +208,7 @@ def _own(grid: int, weights: Weights) -> Weights:
 
 
 def _resized(positions: torch.Tensor, grid: int) -> torch.Tensor:
-    """The embeddings of positions [1, patches + 1, width] of another size of pictures, as the authors resize them."""
+    """Position embeddings [1, patches + 1, width], resized to `grid` x `grid` patches as the authors do it."""
     side = round((positions.shape[1] - 1) ** 0.5)
     if side == grid or side**2 != positions.shape[1] - 1:
         return positions

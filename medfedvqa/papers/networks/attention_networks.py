@@ -1,7 +1,7 @@
 """Networks of medical visual question answering that a site trains from scratch: SAN, MEVF and PubMedCLIP.
 
 They are small, since a site has some hundred pictures. No row depends on another: there is no batch normalisation.
-Only the values depend on a site's data: the words are those of the bundled byte-pair encoding.
+Only the weights depend on a site's data: the vocabulary is the bundled byte-pair encoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ class NetworkCache:
     def __init__(
         self, pictures: PictureStream, pixels: int, clip: torch.Tensor | None, questions: Sequence[str], device: str
     ) -> None:
-        """`pixels`: the side of what is kept of the pictures, which are grey."""
+        """`pixels`: the side of the grey pictures that are kept."""
         parts = (F.adaptive_avg_pool2d(part, pixels) for part in pictures.parts())
         self._pictures = pictures.space.keep(len(pictures), parts, torch.device(device))
         self._device, self._clip = device, clip

@@ -1,4 +1,4 @@
-"""A backbone that stands on another, and is that one but for what a subclass overrides."""
+"""A wrapper that behaves like the backbone below it, except for the methods that a subclass overrides."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class BackboneOn(Backbone):
 
     @classmethod
     def on(cls, below: Backbone, name: str, shape: BackboneShape, what: str, **more: Any) -> Self:
-        """A backbone of this name and shape. `what`: what it adds, for the digest; `more`: fields of a subclass."""
+        """A backbone of this name and shape. `what` describes the addition, for the digest; `more`: subclass fields."""
         digest = hashlib.sha256(f"{below.digest} {what}".encode()).hexdigest()
         return cls(name=name, below=below, shape=shape, digest=digest, seen=below.seen, channels=below.channels, **more)
 

@@ -1,7 +1,7 @@
-"""BERT's blocks within a fused backbone: transformers' own modules, with tuned parts and attention to a picture.
+"""BERT's blocks in a fused backbone: transformers' own modules, with tuned parts and attention to a picture.
 
-They normalise behind each sum. FedDAT's adapter stands there in the place of its authors' code: it reads what the block
-would give, and what it adds joins the feed-forward layer's output before the last normalisation (J. Pfeiffer et al.,
+They normalise after each sum. FedDAT's adapter is placed as in its authors' code: it reads the block's output without
+an adapter, and adds to the feed-forward layer's output before the last normalisation (J. Pfeiffer et al.,
 "AdapterFusion", EACL 2021).
 """
 
@@ -31,8 +31,8 @@ def bert_block(
 ) -> torch.Tensor:
     """One block, the one of this index in a tower with this many layers: [n, positions, width] to the same.
 
-    `visible`: the positions that others may attend to, bool [n, 1, 1, positions]. `picture`: the states that it attends
-    to as well, [n, patches, width]; prompts and low-rank updates are for a question's attention to itself.
+    `visible`: the positions that others may attend to, bool [n, 1, 1, positions]. `picture`: the states for
+    cross-attention, [n, patches, width]. Prompts and low-rank updates apply to a question's self-attention only.
     """
     attended = self_attended(block, hidden, visible, tuning, index, layers)
     if picture is not None:
@@ -41,7 +41,7 @@ def bert_block(
     normalised: torch.Tensor = block.output.LayerNorm(raw + attended)
     if index not in tuning.adapters:
         return normalised
-    # An adapter gives its input and what it adds to it.
+    # An adapter returns its input plus its addition.
     added = tuning.adapters[index](normalised) - normalised
     output: torch.Tensor = block.output.LayerNorm(raw + added + attended)
     return output
@@ -50,7 +50,7 @@ def bert_block(
 def self_attended(
     block: Any, hidden: torch.Tensor, visible: torch.Tensor, tuning: TowerTuning, index: int, layers: int
 ) -> torch.Tensor:
-    """A question's attention to itself in a block, summed and normalised; see `bert_block`."""
+    """A question's self-attention in a block, with residual and normalisation; see `bert_block`."""
     with tuned_block(block, attention_of(block), tuning, index, layers):
         attended: torch.Tensor = block.attention(hidden, visible)[0]
     return attended

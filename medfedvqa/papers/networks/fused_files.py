@@ -1,4 +1,4 @@
-"""What the folders of fused backbones have in common: their word pieces, their configurations, and their refusals.
+"""Shared code for the folders of fused backbones: word pieces, configurations, and refusals.
 
 Nothing is ever fetched. Shapes need no folder, so server and sites agree on what travels.
 """
@@ -16,7 +16,7 @@ from medfedvqa.errors import BackboneError
 from medfedvqa.models.checkpoints import Weights, weights_file
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What transformers saves, the first of these that is there, whole or in parts with an index."""
+"""Names of weight files that transformers writes, whole or in parts with an index; the first one found is used."""
 
 BERT_QUERIES_VALUES = "attention.self.query.weight", "attention.self.value.weight"
 """The weights in a block of BERT that low-rank updates are for."""
@@ -43,7 +43,7 @@ def transformers_module(make: Callable[[Any], nn.Module]) -> nn.Module:
 
 
 def weights_in(name: str, folder: Path, needed: tuple[str, ...], what: str = "the folder") -> Path:
-    """The file of weights, where the files `needed` stand beside it. Raises `BackboneError`."""
+    """The file of weights. Raises `BackboneError` if it or one of the files `needed` beside it is missing."""
     weights = weights_file(folder, WEIGHTS)
     if weights is None or not all((folder / file).is_file() for file in needed):
         listed = f"{', '.join((WEIGHTS[0], *needed[:-1]))} and {needed[-1]}"
@@ -52,7 +52,7 @@ def weights_in(name: str, folder: Path, needed: tuple[str, ...], what: str = "th
 
 
 def check_configuration(name: str, architecture: str, path: Path, facts: Mapping[str, Any]) -> None:
-    """Raises `BackboneError` if a `config.json` contradicts the architecture, which shapes alone do not show."""
+    """Raises `BackboneError` if a `config.json` contradicts the architecture in a way that shapes do not show."""
     try:
         configuration = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -62,7 +62,7 @@ def check_configuration(name: str, architecture: str, path: Path, facts: Mapping
 
 
 def bert_names(weights: Weights) -> Weights:
-    """A BERT's weights under the names of `BertModel`: without prefix, heads and pooler, in today's spelling."""
+    """A BERT's weights under the current names of `BertModel`, without prefix, heads and pooler."""
     if any(key.startswith("bert.") for key in weights):
         weights = {key.removeprefix("bert."): value for key, value in weights.items() if key.startswith("bert.")}
     # The published bert-base-uncased still has TensorFlow's names of a normalisation's parameters.
@@ -74,7 +74,7 @@ def bert_names(weights: Weights) -> Weights:
 
 
 def word_pieces(name: str, path: Path, context: int, size: int) -> Callable[[list[str]], torch.Tensor]:
-    """The tokenizer for BERT's word pieces in lower case, which cuts questions that are too long."""
+    """The tokenizer for BERT's lower-case word pieces. It cuts questions that are too long."""
     from tokenizers import BertWordPieceTokenizer
 
     try:

@@ -1,7 +1,7 @@
-"""What fused backbones share: one tower, `joint`, that reads a question and a picture together.
+"""The base of fused backbones: one tower, `joint`, reads a question and a picture together.
 
-Each row is an item of its own, since its states belong to a pair of picture and question. Only what lies below the
-first tuned block and sees one of both alone is computed once, and the features of each pair if nothing is tuned.
+Each row is an item of its own, since its states belong to a pair of picture and question. Blocks below the first tuned
+one that see only the picture or the question run once for each. If nothing is tuned, each pair's features are cached.
 """
 
 from abc import abstractmethod
@@ -75,7 +75,7 @@ class JointBackbone(Backbone):
     name: str
     network: Any = field(repr=False)
     tokenize: Callable[[list[str]], torch.Tensor] = field(repr=False)
-    """Questions to token ids, int64 [questions, context], -1 beyond a question's end."""
+    """Turns questions into token ids, int64 [questions, context], -1 beyond a question's end."""
     shape: BackboneShape
     seen: tuple[str, ...] | None
     digest: str
@@ -136,7 +136,7 @@ class JointBackbone(Backbone):
         return weights / weights.sum(dim=1, keepdim=True)
 
     def _tuned(self, batch: JointBatch, tuning: Tuning) -> TowerTuning:
-        """What is tuned in the tower. Raises `ConfigError` for tuning below the cache."""
+        """The tuned parts of the tower. Raises `ConfigError` for tuning below the cache."""
         tuned = tuning.tower(JOINT)
         tuned.above(batch.rows.first)
         return tuned
@@ -150,7 +150,7 @@ class JointBackbone(Backbone):
 
 
 def present(lengths: torch.Tensor, positions: int) -> torch.Tensor:
-    """The positions that questions of these lengths [rows] have, bool [rows, 1, 1, positions], as attention masks."""
+    """The attention masks, bool [rows, 1, 1, positions], of questions with these lengths [rows]."""
     return (torch.arange(positions, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
@@ -207,7 +207,7 @@ class JointCache:
 
     @property
     def _raw(self) -> bool:
-        """Whether even the embedding is tuned, so that a cache can hold no outputs."""
+        """Whether the embedding is tuned too, so that no outputs can be cached."""
         return self._first < 0
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
-"""Readers of words, one after the other: LSTM and GRU, by linear layers alone.
+"""LSTM and GRU over words, made of plain linear layers.
 
-torch's fused cells hide their layers, of which private training needs every use (`privacy.recorder`).
+Private training must record every use of a layer (`privacy.recorder`), and torch's fused cells hide theirs.
 """
 
 from typing import Literal
@@ -33,7 +33,7 @@ def lstm(gates: torch.Tensor, weight: torch.Tensor, present: torch.Tensor) -> to
 def gru(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
     """The state after each word, [items, words, width] (K. Cho et al., EMNLP 2014, with torch's reset gate).
 
-    Like `lstm`, with three gates; `bias`: that of the state, [3 width], of which a gate scales a part.
+    Like `lstm`, with three gates; `bias`: the state's bias, [3 width]; the reset gate scales the last third.
     """
     state = gates.new_zeros(len(gates), weight.shape[1])
     states = []

@@ -1,4 +1,4 @@
-"""A backbone whose pictures have regions from the site's own files, such as a detector's, in place of its grid.
+"""A backbone that takes picture regions from the site's own files, such as a detector's, instead of its grid.
 
 A folder has one file for each picture, `DIGEST.npz`, where DIGEST is the SHA-256 of the picture's file, in hexadecimal.
 `numpy.savez` writes it with these arrays:
@@ -36,7 +36,7 @@ _NUMBER_BYTES, _HEADER_BYTES = 8, 4096
 
 @dataclass(frozen=True)
 class RegionFiles:
-    """A folder of region files, of which each picture has at most `most` regions of `width` numbers."""
+    """A folder of region files, with at most `most` regions of `width` numbers for each picture."""
 
     folder: Path
     most: int
@@ -45,9 +45,9 @@ class RegionFiles:
     def packed(self, pictures: PictureStream) -> Iterator[torch.Tensor]:
         """The regions of pictures, `CHUNK` at a time: float32 [n, most, width + BOX + 1].
 
-        A region's features are followed by its box, zeros without one, and by 1; of one that does not exist all is 0.
-        Raises `DataError` with the index of a picture's row for a file that is missing, damaged, of another picture or
-        of another width, and where some files have boxes and others have none.
+        Each region is its features, its box (zeros if none) and a 1; a region that does not exist is all zeros. Raises
+        `DataError` with a picture's row index for a file that is missing, damaged, of another picture or of another
+        width, and if only some files have boxes.
         """
         part: list[torch.Tensor] = []
         boxed: bool | None = None
@@ -67,12 +67,12 @@ class RegionFiles:
         yield torch.stack(part) if part else torch.empty(0, self.most, self.width + BOX + 1)
 
     def unpacked(self, packed: torch.Tensor, boxed: bool) -> Regions:
-        """Packed regions as trunks take them; `boxed`: whether the site's files have boxes."""
+        """Unpacks regions into the input format of trunks; `boxed`: whether the site's files have boxes."""
         boxes = packed[..., self.width : -1] if boxed else None
         return Regions(packed[..., : self.width], packed[..., -1] > 0, boxes)
 
     def _read(self, row: int, digest: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One picture's features and boxes, as they were written but float32. Raises `DataError`."""
+        """One picture's features and boxes as float32; None without boxes. Raises `DataError`."""
         picture, features, boxes = self._arrays(row, self.folder / f"{digest}{SUFFIX}")
         if picture.shape != () or str(picture) != digest:
             raise DataError(f"row {row}: its region file is of another picture: make it from the picture's own file")
@@ -107,7 +107,7 @@ class RegionFiles:
         return picture, features, boxes
 
     def _array(self, file: zipfile.ZipFile, name: str) -> Any:
-        """One array, unless it is larger than any that is taken."""
+        """One array. Raises `ValueError` if it is larger than any valid one."""
         if file.getinfo(f"{name}.npy").file_size > _NUMBER_BYTES * self.most * (self.width + BOX) + _HEADER_BYTES:
             raise ValueError
         with file.open(f"{name}.npy") as content:
@@ -115,7 +115,7 @@ class RegionFiles:
 
 
 def _as_float32(array: np.ndarray) -> np.ndarray:
-    """Raises `TypeError` for what is no array of floats."""
+    """The array as float32. Raises `TypeError` unless it holds floats."""
     if array.dtype.kind != "f":
         raise TypeError
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite then, and refused
@@ -124,7 +124,7 @@ def _as_float32(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegionBackbone(BackboneOn):
-    """A backbone whose trunks read the regions of files. Pictures without a trunk stay those of the one below."""
+    """A backbone that gives trunks the regions of files. Without a trunk it reads pictures as the one below does."""
 
     files: RegionFiles
 

@@ -212,7 +212,7 @@ class _Trained:
         self._optimizer = adam(trained, 0.0)
 
     def step(self, rate: float, loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
-        """One step of Adam; `gradient`: that by `loss`, if it is no number."""
+        """One step of Adam. `gradient`: the gradient with respect to `loss`, if that is not a scalar."""
         self._optimizer.zero_grad()
         torch.autograd.backward(loss, gradient)
         self._optimizer.param_groups[0]["lr"] = rate
@@ -228,7 +228,7 @@ class ServerPart(_Trained):
         super().__init__(networks.initial(torch.Generator().manual_seed(seed)))
 
     def learn(self, rows: torch.Tensor, answers: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
-        """One step on a batch's v_MHA and v_APN, [rows, width] each. Returns the gradients of its loss by the two."""
+        """One step on a batch's v_MHA and v_APN, [rows, width] each. Returns the loss's gradients at both."""
         leaves = tuple(_leaf(tensor) for tensor in (rows, answers))
         projected = self._networks.rows(self.values, leaves[0], training=True)
         keys = self._networks.answers(self.values, leaves[1])
@@ -254,7 +254,7 @@ class MiddlePart(_Trained):
         return output.detach()
 
     def backward(self, gradient: torch.Tensor, rate: float) -> torch.Tensor:
-        """One step by the loss's gradient by that output. Returns its gradient by the activations, [rows, width].
+        """One step, given the loss's gradient at the output. Returns the gradient at the activations, [rows, width].
 
         Raises `FederationError` without a batch that went forward.
         """

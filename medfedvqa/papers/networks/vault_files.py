@@ -64,7 +64,7 @@ class VaultBackbone(JointBackbone):
     def _words_and_patches(
         self, network: Any, rows: JointRows, tuning: TowerTuning
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ViLT's first block takes."""
+        """The input of ViLT's first block."""
         pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
         if rows.first < 0:
             pictures, questions = embedded_patches(network.vilt, pictures), embedded(network.bert, questions)
@@ -75,7 +75,7 @@ class VaultBackbone(JointBackbone):
     def _read(
         self, network: Any, hidden: torch.Tensor, lengths: torch.Tensor, first: int, end: int, tuning: TowerTuning
     ) -> torch.Tensor:
-        """BERT's states before the block `first` to those before `end`; if that is ViLT's, to ViLT's embeddings."""
+        """Takes BERT's states from before `first` to before `end`, or to ViLT's embeddings if `end` is beyond BERT."""
         blocks, visible = network.bert.encoder.layer, present(lengths, hidden.shape[1])
         for index in range(first, min(end, len(blocks))):
             hidden = bert_block(blocks[index], hidden, visible, tuning, index, self.layers)

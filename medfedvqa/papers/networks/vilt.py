@@ -121,7 +121,7 @@ def _block(
     pool: bool,
     update: Update | None = None,
 ) -> torch.Tensor:
-    """One block like that of transformers, with prompts; with `pool` only its first position, [rows, 1, width].
+    """One block as in transformers, with prompts. With `pool`, returns only the first position, [rows, 1, width].
 
     `visible`: the positions that others may attend to, bool [rows, 1, 1, tokens].
     """

@@ -38,9 +38,9 @@ class WordVectors:
         return whole.hexdigest()
 
     def of(self, words: set[str]) -> dict[str, list[float]]:
-        """The vectors of those of the words that the file has; of a word that stands twice, the first.
+        """The vectors of the given words that the file has. If a word occurs twice, the first counts.
 
-        Raises `BackboneError`, also for one that is not made of finite numbers.
+        Raises `BackboneError`, also for a vector with numbers that are not finite.
         """
         found: dict[str, list[float]] = {}
         for number, (_, (word, *numbers)) in enumerate(self._lines(), 1):

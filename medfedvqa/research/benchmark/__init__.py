@@ -1,1 +1,1 @@
-"""Every system on the same data, backbone, budget and statistics: a grid of runs, and the tables made of it."""
+"""The benchmark: a grid of runs on the same data, backbone and budget, and the tables made from it."""

@@ -18,17 +18,17 @@ Curves = Sequence[Sequence[float]]
 """A curve for each seed, in per cent."""
 SHARE = "questions right, %"
 COLUMNS = 5
-"""Panels in a line of a plot that has one for each system."""
+"""Panels per row in a plot with one panel per system."""
 MOST_TICKS = 20
-"""The most places that have a tick each."""
+"""Up to this many places on the x axis, each has a tick."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a plot shows of one system."""
+    """The curves of one system in a plot."""
 
     places: Sequence[int]
-    """Rounds, or numbers of sites, at which each curve has its values."""
+    """The x values: rounds, or numbers of sites."""
     curves: Curves
 
     @property
@@ -40,9 +40,9 @@ class Line:
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path | None:
     """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
 
-    The band reaches from the worst seed to the best. More systems than colours have a panel each, beside the mean of
-    all that have as many rounds. Methods that validate only at the end have no line, nor those with a single round
-    beside others with more, nor those whose seeds have unequal rounds. Returns None if no line is left.
+    The band reaches from the worst seed to the best. If there are more systems than colours, each has its own panel,
+    with the mean of all systems that have as many rounds. A system has no line if it validates only at the end, has a
+    single round while others have more, or has seeds with unequal rounds. Returns None if no line is left.
     """
     curves: dict[str, Curves] = {}
     for label, runs in outcomes.items():
@@ -89,7 +89,7 @@ def _in_one_panel(lines: Mapping[str, Line], across: str) -> "Figure":
 
 
 def _in_panels(lines: Mapping[str, Line], across: str) -> "Figure":
-    """A panel for each line, with the mean of all lines on the same places in grey."""
+    """Draws a panel for each line, with the mean of all lines at the same x values in grey."""
     rows = -(-len(lines) // COLUMNS)
     figure = new_figure(1.9 * COLUMNS, 1.2 * rows + 0.5)
     panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flat
@@ -110,7 +110,7 @@ def _in_panels(lines: Mapping[str, Line], across: str) -> "Figure":
 
 
 def _equally_long(curves: Curves) -> bool:
-    """Whether no curve ended before the others."""
+    """Whether all curves have the same length."""
     return len({len(curve) for curve in curves}) == 1
 
 
@@ -120,7 +120,7 @@ def _mean(curves: Curves) -> list[float]:
 
 
 def _draw_band(axes: "Axes", line: Line, colour: str) -> None:
-    """From the worst seed to the best, of several seeds."""
+    """Fills the area from the worst seed to the best, if there are several seeds."""
     if len(line.curves) > 1:
         seeds = list(zip(*line.curves, strict=True))
         axes.fill_between(line.places, list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.12)

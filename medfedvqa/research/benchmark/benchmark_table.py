@@ -32,7 +32,7 @@ READING = (
 
 
 def with_server_models(comparison: Comparison) -> dict[str, Sequence[RunOutcome]]:
-    """The systems whose server has a tested model in every run, by label."""
+    """The runs of each system that tested a model of the server's own in every run, by label."""
     return {
         label: runs
         for label, runs in comparison.rows.items()
@@ -80,19 +80,19 @@ def markdown(comparison: Comparison) -> str:
 
 
 def settings_and_systems(comparison: Comparison) -> str:
-    """The settings, the table of all systems, and how it is read."""
+    """The settings, the table of all systems, and notes on how to read it."""
     return "\n\n".join([_facts(comparison), _table_of(comparison), _reading(comparison)])
 
 
 def server_models(comparison: Comparison) -> list[str]:
-    """The table of models that the server itself holds, with its heading and how it is read; empty if none does."""
+    """The table of the server's own models, with a heading and notes; empty if no server has a model."""
     if not with_server_models(comparison):
         return []
     return ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
 
 
 def corrected(comparison: Comparison) -> dict[str, float]:
-    """The p value against the reference of every row that shares a seed with it, corrected after Holm."""
+    """The Holm-corrected p value of each row against the reference, for rows that share a seed with it."""
     rows, reference = comparison.rows, comparison.rows[comparison.reference]
     others = {label: each for label, each in rows.items() if each is not reference and paired(each, reference)}
     return holm({label: gain(each, reference).p for label, each in others.items()})
@@ -129,7 +129,7 @@ def _table_of(comparison: Comparison) -> str:
 def beside_printed(printed: PrintedTable, outcomes: Outcomes, unseen: Sequence[str] = ()) -> str:
     """The paper's table in its own layout, with its figures and ours, and what differs in each row.
 
-    `unseen`: the sites that only test. Where the paper leaves a cell of a row empty, so is ours.
+    `unseen`: the sites that only test. A cell that the paper leaves empty stays empty here too.
     """
     tested = next(iter(outcomes.values()))[0].right if outcomes else {}
     places = {heading: place.sites(list(tested), unseen) for heading, place in printed.columns.items()}
@@ -152,7 +152,7 @@ def beside_printed(printed: PrintedTable, outcomes: Outcomes, unseen: Sequence[s
 
 
 def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -> str:
-    """The models' printed figures and ours, as far as the same questions are tested, with sources and what differs.
+    """The models' printed figures and ours on the same kinds of questions, with sources and differences.
 
     The last row is the best of this table's baselines.
     """
@@ -172,7 +172,7 @@ def beside_literature(models: Sequence[LiteratureRow], comparison: Comparison) -
 
 
 def _pairs(printed: Sequence[float | None], comparison: Comparison, label: str) -> list[str]:
-    """The printed figure of each kind of questions, and the system's share of all test rows of that kind."""
+    """For each kind of questions, the printed accuracy and the system's own over all test rows, in per cent."""
     runs = comparison.rows.get(label, ())
     ours = (of_kind(runs, True), of_kind(runs, False), runs if comparison.questions == "all" else ())
     cells = []
@@ -261,7 +261,7 @@ def gain_cell(difference: Gain | None) -> str:
 
 
 def _late_cell(runs: Sequence[RunOutcome]) -> str:
-    """What the last third of the rounds still gains on validation rows, in points, as the mean over seeds."""
+    """The gain in validation accuracy over the last third of the rounds, in points, as the mean over seeds."""
     curves = [run.validation_curve for run in runs]
     return f"{100 * fmean(map(late_gain, curves)):.1f}" if all(len(curve) > 2 for curve in curves) else ""
 

@@ -1,4 +1,4 @@
-"""Results of one setting as the rows of a table, and what each row is compared with."""
+"""Turns the results of one setting into rows of a table, and names the row that each is compared with."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from medfedvqa.research.benchmark.results_file import Result
 from medfedvqa.research.benchmark.statistics import SeedSummary, average, paired
 
 PERSONAL = " (personal)"
-"""The end of the label of a row for the sites' own models before the last mean."""
+"""The suffix of the label of a row that scores the sites' own models before the last mean."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Comparison:
         return "all" if closed and open_ else "open" if open_ else "closed"
 
     def averages(self, label: str) -> dict[str, SeedSummary]:
-        """A row's averages over sites by heading: those over parts of the test rows, then that over all test rows.
+        """A row's mean accuracies over sites, by heading: first on each part of the test rows, then on all of them.
 
-        Parts are the kinds of questions, where both are tested, the types of answers, where results say them, and the
-        sites that train and those that do not, where some do not.
+        The parts are: closed and open questions, if both are tested; the types of answers, if the results have them;
+        and training and unseen sites, if some sites never train.
         """
         runs = self.rows[label]
         parts = self._by_type(runs) | self._by_training(runs)
@@ -71,7 +71,7 @@ class Comparison:
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """The types of answers that every row has; empty if some results do not say them."""
+        """The types of answers that occur in every row; empty if some results have no types."""
         return tuple(
             name for name, letter in ANSWER_TYPES.items() if all(of_type(runs, letter) for runs in self.rows.values())
         )
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compared(results: Iterable[Result]) -> Comparison:
-    """The comparison of results of one setting. A system with personal models has two rows.
+    """Compares results of one setting. A system with personal models has two rows.
 
     Raises `ConfigError` if results of one cohort test different rows.
     """

@@ -1,4 +1,4 @@
-"""The runs of a benchmark: each has a folder, several run at a time, and none is repeated."""
+"""Runs a benchmark: each run has a folder, several run at a time, and no finished run is repeated."""
 
 import json
 import os
@@ -44,7 +44,7 @@ FREE: Mapping[str, Callable[[SiteData], torch.Tensor]] = {
     "majority": lambda site: majority_right(site.train.answers, site.test.answers),
     "question-only prior": lambda site: question_prior_right(site.train, site.test),
 }
-"""Ways of answering that need no training: functions that say which test rows of a site they answer right."""
+"""Baselines without training: each function returns which test rows of a site it answers right."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Grid:
     regime: Regime = Regime()
     """How the organs' rows are divided among sites."""
     devices: str = CPU
-    """Where runs train; of several with commas between, a run takes the one that is free."""
+    """The device that runs train on, or several, separated by commas: each run then takes a free one."""
     lines: Path | None = None
     """The file of raw results, which several grids may share; None: `results.jsonl` in `out`."""
     fractions: tuple[float, float, float] | None = None
@@ -83,7 +83,7 @@ class Grid:
 
     @property
     def split(self) -> str:
-        """The split in a word."""
+        """The name of the split."""
         return "by patient " + "/".join(f"{100 * x:g}" for x in self.fractions if x) if self.fractions else "official"
 
     @property
@@ -116,7 +116,7 @@ class Grid:
         )
 
     def _options(self, system: System) -> dict[str, Any]:
-        """The system's options under the budget. With open questions a list that the job names is the longer one."""
+        """The system's options with the budget's. With open questions, a longer list replaces the closed answers."""
         options, listed = system.with_budget(dict(self.budget)), self.answers or "public"
         if self.regime.unseen and not system.centralised:
             options |= self._unseen(system, options)
@@ -132,7 +132,7 @@ class Grid:
         return options | {"answers": listed} if names_closed else options
 
     def _unseen(self, system: System, options: dict[str, Any]) -> dict[str, Any]:
-        """The option that names unseen sites; none for a silent `Alone`, the reference, which trains at them too."""
+        """The option that names unseen sites; empty for a silent `Alone`, the reference, which trains there too."""
         method = create(system.method, options, secagg=system.secagg)
         if isinstance(method, Alone) and method.silent:
             return {}
@@ -146,7 +146,7 @@ class Grid:
 
 
 def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
-    """Run what is missing, in `workers` processes at a time; yields each run as it ends.
+    """Performs the missing runs in `workers` parallel processes, and yields each run as it ends.
 
     Raises `ConfigError` before anything runs, or as soon as a run fails.
     """
@@ -170,7 +170,7 @@ def run(grid: Grid, workers: int) -> Iterator[tuple[System, int]]:
 
 
 def _end_with_parent() -> None:
-    """End this worker as soon as its parent has died: a pool's workers would train on, and then wait for ever."""
+    """Ends this worker as soon as its parent dies. Otherwise a pool's workers train on, and then wait for ever."""
     parent = parent_process()
     if parent is not None:
         Thread(target=_end_after, args=(parent,), daemon=True).start()
@@ -182,7 +182,7 @@ def _end_after(process: BaseProcess) -> None:
 
 
 def results(grid: Grid) -> list[Result]:
-    """The result of each run, first those of answers without training. All of them are in `results.jsonl` then."""
+    """Returns the result of each run, baselines without training first, and adds them all to `results.jsonl`."""
     every = [_free(grid, label, seed) for label in FREE for seed in range(grid.seeds)]
     every += [_saved(grid, system, seed) for system in grid.systems for seed in range(grid.seeds)]
     append(grid.results_file, every)
@@ -266,9 +266,9 @@ def _read_test_rows(
 
 
 def _is_done(grid: Grid, system: System, seed: int) -> bool:
-    """Whether the folder holds the run of this very job; the run of another job, or a damaged one, is repeated.
+    """Whether the folder holds a complete run of exactly this job; any other run there is repeated.
 
-    Raises `ConfigError` for the run of a newer version, which would be lost.
+    Raises `ConfigError` for the run of a newer version, which a repetition would overwrite.
     """
     file = grid.folder(system, seed) / OUTCOME
     if not file.exists():
@@ -316,7 +316,7 @@ def _run(grid: Grid, system: System, seed: int, device: str) -> None:
 
 
 def data_of(grid: Grid, seed: int, pictures: bool = True) -> dict[str, SiteData]:
-    """The data of each site, without `pictures` all black ones."""
+    """The data of each site. If `pictures` is false, all pictures are black."""
     job = grid.job(grid.systems[0], seed)
     files = tuple(grid.files.items())
     data = grid.regime.divided(_read(grid.reader, grid.root, grid.organs, job.split, seed, job.backbone, files))

@@ -1,7 +1,7 @@
-"""Hospitals that join: each in turn has few labelled patients, and the others have trained a model without it.
+"""Hospitals that join: each in turn has few labelled patients, and the others have already trained a model.
 
-It receives their model by the job that `medfedvqa join` makes, tests it, and keeps the best of what it trains from it.
-Beside it: the same model trained alone on these patients, and one trained on the rows of all hospitals.
+It receives their model through the job that `medfedvqa join` makes, tests it, trains it further, and keeps the best.
+Two references: the same model trained alone on these patients, and one trained on the rows of all hospitals.
 """
 
 import shutil
@@ -23,7 +23,7 @@ from medfedvqa.research.benchmark.single_run import Machine, centralised, federa
 
 
 def has_joiners(job: JobSpec, regime: Regime) -> bool:
-    """Whether a joining hospital has a defined model: a whole model of the others, or one of its own rows."""
+    """Whether a joining hospital has a well-defined model: a complete one from the others, or one from its own rows."""
     method = job.build()
     if isinstance(method, Averaging) and method.shares:
         return bool(method.config.own == "nothing" and method.config.mixing == "none")
@@ -39,11 +39,11 @@ def joining_sites(
     union: bool,
     machine: Machine,
 ) -> RunOutcome:
-    """The outcome at each hospital as the one that joins. `union`: one model of all rows, of these few and the others'.
+    """The outcome at each hospital in turn as the one that joins. `union`: one model trains on the rows of all.
 
-    `right` is the others' model as received, and `personal` what the hospital keeps. A federation of the others is
+    `right` scores the others' model as received, `personal` the one that the hospital keeps. The others' federation is
     trained once, and kept beside `folder` for other numbers of labelled patients. Raises `ConfigError` if `has_joiners`
-    is false, or nobody is left to train.
+    is false, or no other site is left to train.
     """
     if not has_joiners(job, regime):
         raise ConfigError(f"'{job.method}' has no model that a hospital could join with: leave it out of this study")

@@ -43,9 +43,9 @@ class RunOutcome:
 
 
 def of_kind(outcomes: Sequence[RunOutcome], closed: bool) -> list[RunOutcome]:
-    """The outcomes on the test rows whose question is closed, or on the others: empty if no site has such rows.
+    """The outcomes on the test rows with a closed question, or with an open one; empty if no site has such rows.
 
-    A site without such rows in one of the outcomes is left out of all, so that means over sites are of the same sites.
+    A site that lacks such rows in one outcome is left out of all, so that all means are over the same sites.
     """
     return _where(outcomes, lambda outcome, site: [kind is closed for kind in _kinds(outcome, site)])
 
@@ -89,6 +89,6 @@ def _restricted(outcome: RunOutcome, chosen: Mapping[str, Sequence[bool]]) -> Ru
 
 
 def numbered_patients(patients: Iterable[int]) -> list[int]:
-    """Patients numbered from 0 in order of first appearance: equal for equal test rows, whatever else a site holds."""
+    """Patients numbered from 0 in order of first appearance. The numbers depend on the test rows alone."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(patient, len(numbers)) for patient in patients]

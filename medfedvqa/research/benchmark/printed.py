@@ -1,7 +1,7 @@
-"""What papers print for these sets, in per cent, and what differs here.
+"""Figures that papers print for these data sets, in per cent, and how the setting here differs.
 
-`PRINTED` has tables 1 and 2 of the prompt paper (H. Zhu et al., ICASSP 2024), `LITERATURE` models that one institution
-trains on all rows, closed and open. A figure without a source that could be read is left out.
+`PRINTED` has tables 1 and 2 of the prompt paper (H. Zhu et al., ICASSP 2024), `LITERATURE` models that were trained
+centrally on all rows, closed and open. Figures whose source was not accessible are left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,18 +22,18 @@ ABLATIONS = {
 
 @dataclass(frozen=True)
 class Place:
-    """The sites here whose mean stands beside a printed column: one by its name or number, or all of a kind."""
+    """Selects the sites whose mean is shown beside a printed column: one by name or number, or all of a kind."""
 
     site: str = ""
     of: Literal["all", "seen", "unseen", "none"] = "all"
-    """Those that train, those that only test, or none, where nothing here is of that kind."""
+    """`seen` sites train, `unseen` ones only test; `none`: no site here matches the column."""
     number: int | None = None
     """The position, from 0, of a single site among those of `of`; None: all of them."""
     cut: str = ""
-    """The only cut into sites whose mean stands here; empty: any."""
+    """Selects nothing under any other cut into sites; empty: every cut fits."""
 
     def sites(self, sites: Sequence[str], unseen: Collection[str] = ()) -> tuple[str, ...]:
-        """Which of a table's sites these are; empty if it has none of them."""
+        """The selected ones among a table's sites; empty if none matches."""
         if self.cut and sites and self.cut != (Cut.of_site(sites[0]) or Cut()).kind:
             return ()
         kinds = {"all": sites, "seen": [each for each in sites if each not in unseen], "unseen": unseen, "none": ()}
@@ -51,7 +51,7 @@ class PrintedRow:
     label: str
     differs: str
     backbone: str = ""
-    """The architecture whose runs alone it is compared with; empty: the backbones that no other row names."""
+    """The only architecture it is compared with; empty: every backbone that no other row names."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Regime:
     hospitals: int = 1
     """The number of hospitals into which the patients of each organ are divided."""
     mislabelled: float = 0.0
-    """The share, in 0..1, of the first site's training and validation rows whose labels are dealt out anew."""
+    """The share, in 0..1, of the first site's training and validation rows among which labels are shuffled."""
     joining: int | None = None
     """The number of labelled patients with which each site in turn joins the others; None: all sites train together."""
     new_organ: bool = False
@@ -33,7 +33,7 @@ class Regime:
     unseen: tuple[str, ...] = ()
     """The sites that never train what is shared, and test the others' last mean."""
     cut: str = "organ"
-    """The cut of the set that `organs` are the sites of."""
+    """The cut of the data set that makes the sites in `organs`."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class Regime:
         return tuple(f"{organ}-{number}" for organ in organs for number in range(1, 1 + self.hospitals))
 
     def divided(self, organs: Mapping[str, SiteData]) -> dict[str, SiteData]:
-        """The data of each site, from those of each organ. A joining site's own reduction is `newcomer`.
+        """Each site's data, from each organ's. `newcomer` reduces a joining site.
 
         Raises `ConfigError` for an organ with too few patients.
         """
@@ -77,7 +77,7 @@ class Regime:
         return site.rpartition("-")[0] if self.hospitals > 1 else organ_of(site)
 
     def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
-        """The data for one model of all rows: an unseen site has no training and no validation rows."""
+        """The data for one model of all rows: unseen sites lose their training and validation rows."""
         return {site: tested_only(data) if site in self.unseen else data for site, data in sites.items()}
 
 
@@ -87,7 +87,7 @@ def tested_only(data: SiteData) -> SiteData:
 
 
 def fewer_rows(data: SiteData, share: float) -> SiteData:
-    """The site with the first training patients, by digest, who together have this share of its training rows."""
+    """The site with only the first training patients by digest who together have at least this share of its rows."""
     wanted, kept, rows = share * len(data.train), list[int](), 0
     counts = torch.bincount(data.train.patients, minlength=len(data.patients)).tolist()
     for patient in by_digest(data, data.train.patients):
@@ -99,7 +99,7 @@ def fewer_rows(data: SiteData, share: float) -> SiteData:
 
 
 def mislabelled(data: SiteData, share: float) -> SiteData:
-    """The site with the answers of this share of its training and validation rows exchanged among these rows."""
+    """The site with the answers of this share of its training and validation rows shuffled among those rows."""
 
     def changed(rows: Examples) -> Examples:
         drawn = torch.Generator().manual_seed(0)

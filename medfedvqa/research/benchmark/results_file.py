@@ -1,4 +1,4 @@
-"""`results.jsonl`: one line for each run of a benchmark, from which anybody can make its tables and p values anew.
+"""`results.jsonl`: one line for each run of a benchmark, enough to recompute its tables and p values.
 
 A line holds which test rows are right, and the number of each row's patient within the site: no question, no answer,
 no name of a picture, and no identifier. Lines are appended under a lock and never changed.
@@ -103,7 +103,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
     budget: dict[str, Any]
     """The options of all systems."""
     job: dict[str, Any]
-    """The other settings of the jobs, as far as they are not the default ones."""
+    """The other settings of the jobs that differ from their defaults."""
     regime: str = ALL_ROWS
     """How the rows were divided among sites."""
     system: str
@@ -140,7 +140,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What two results must share to stand in one table."""
+        """The settings that two results must share to be in one table."""
         names = ("data", "split", "backbone", "budget", "job", "regime")
         return {**{name: getattr(self, name) for name in names}, "sites": list(self.sites)}
 
@@ -189,7 +189,7 @@ def parts_of(outcome: RunOutcome) -> dict[str, Any]:
 
 
 def append(path: Path, results: Iterable[Result]) -> None:
-    """Append the results that the file does not hold yet, each as a line, durably. Raises `ConfigError`."""
+    """Appends each result that the file does not hold yet as a line, and syncs. Raises `ConfigError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, ConfigError(f"the file '{path}' cannot be written")):
         content = path.read_bytes()
@@ -204,10 +204,10 @@ def append(path: Path, results: Iterable[Result]) -> None:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
-    """The results of the first line's setting, one for each system and seed, and a sentence for what is left out.
+    """The results in the first line's setting, one for each system and seed, and remarks on lines left out.
 
-    Left out are lines that are no result, of another format, of another setting, of a system whose name stands for
-    other options in an earlier line, or of a run that a later line repeats. Raises `ConfigError` if no line is left.
+    A line is left out if it is no result, has another format or setting, names a system that has other options in an
+    earlier line, or if a later line repeats its run. Raises `ConfigError` if no line is left.
     """
     left_out: dict[tuple[str, str], list[int]] = {}
     results: dict[tuple[str, int], Result] = {}
@@ -231,7 +231,7 @@ def read(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
 
 
 def _unlike(result: Result, first: Result, options: dict[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """Why the result does not stand beside the first one; empty if it does."""
+    """The reason why the result cannot be compared with the first one; empty if it can."""
     other = [name for name, value in result.setting.items() if name != "budget" and value != first.setting[name]]
     budgets = result.budget, first.budget
     changed = {name for name in {*budgets[0], *budgets[1]} if budgets[0].get(name) != budgets[1].get(name)}
@@ -252,11 +252,11 @@ def _remark(name: str, reason: str, numbers: Sequence[int]) -> str:
 
 
 _SHOWN = 5
-"""Line numbers that a remark lists."""
+"""The most line numbers that a remark lists."""
 
 
 def _parsed(line: bytes) -> Result | str:
-    """The result of a line, or why it is none."""
+    """The line's result, or the reason why it is left out."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -27,12 +27,12 @@ from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run takes of this machine."""
+    """The resources of this machine that a run uses."""
 
     device: str = CPU
-    """Where all its sites train."""
+    """The device on which all sites train."""
     store: FeatureStore | None = None
-    """Where outputs of the frozen backbone are kept for other runs, if anywhere."""
+    """The folder that keeps the frozen backbone's outputs for other runs; None keeps none."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """This machine's files and folders of backbones, by name."""
 
@@ -52,7 +52,7 @@ def federated(
     data: Mapping[str, SiteData],
     machine: Machine = Machine(),
 ) -> tuple[RunOutcome, dict[str, State]]:
-    """The outcome of the job at the sites that have these data, and each site's state at the end.
+    """Runs the job at sites with these data. Returns the outcome, and each site's state at the end.
 
     `root` is the folder of the data set. Files of the run go into `folder`, which does not exist yet.
     """
@@ -76,7 +76,7 @@ def federated(
 
 
 def centralised(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machine: Machine = Machine()) -> RunOutcome:
-    """The outcome of the job's training on the rows of all sites, tested on each site's own rows.
+    """Trains the job on the rows of all sites together, and tests it on each site's own rows.
 
     A method that cannot train alone, such as a split model, runs as a federation whose one site has all rows; its files
     go into `folder`. Raises `ConfigError` if it needs more sites, and `DataError` if no training row has a listed
@@ -160,7 +160,7 @@ def _server(tested: Mapping[str, Any] | None) -> dict[str, Any]:
 def _personal(
     job: JobSpec, method: Method[Any], states: Mapping[str, State], data: Mapping[str, SiteData], machine: Machine
 ) -> dict[str, list[bool]]:
-    """Which test rows the model that each site keeps answers right, or its own before the last mean, if it has either.
+    """The test rows that each site's kept model answers right, or its model before the last mean, if it has either.
 
     A site that never trains has the last mean in both places.
     """

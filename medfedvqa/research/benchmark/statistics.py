@@ -20,7 +20,7 @@ class SeedSummary:
     deviation: float
     """Standard deviation over seeds; 0 for one seed."""
     interval: Interval
-    """The 95 % interval of the mean, over patients and seeds: no number of seeds makes up for few patients."""
+    """The 95 % interval of the mean, over patients and seeds. More seeds do not make up for few patients."""
 
 
 def by_site(outcomes: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
@@ -79,7 +79,7 @@ def paired(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> list[tu
 
 
 def gain(first: Sequence[RunOutcome], second: Sequence[RunOutcome]) -> Gain:
-    """What the first system has over the second, on paired test rows of at least one common seed."""
+    """The gain of the first system over the second, on paired test rows of at least one common seed."""
     pairs = paired(first, second)
     estimate = _crossed(
         [a for a, _ in pairs],
@@ -107,7 +107,7 @@ class TTest:
 
 
 def paired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
-    """Whether the mean difference of pairs is 0. None without two pairs whose differences vary."""
+    """Paired t-test that the mean difference is 0. None unless at least two pairs differ unequally."""
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None
@@ -115,7 +115,7 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
 
 
 def unpaired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
-    """Whether two samples of one size have one mean, by their pooled variance. None without two values that vary."""
+    """Unpaired t-test, with pooled variance, that two samples of one size have equal means. None if nothing varies."""
     if len(first) < 2:
         return None
     variance = (stdev(first) ** 2 + stdev(second) ** 2) / len(first)

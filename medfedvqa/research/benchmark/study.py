@@ -42,11 +42,11 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a system is than another one on the same test rows."""
+    """The difference between two systems' accuracies on the same test rows."""
 
     gain: Gain
     p: float
-    """Two-sided, over patients and seeds, corrected after Holm for all of the study from systems of this kind."""
+    """Two-sided, over patients and seeds, Holm-corrected over all comparisons of this kind in the study."""
 
     @property
     def sign(self) -> int:
@@ -70,7 +70,7 @@ class Finding:
 
 
 def systems_of(base: Grid, regime: Regime) -> Grid:
-    """The grid of a regime: a folder of its own, and the systems that the regime is defined for."""
+    """The grid of a regime, with its own folder and only the systems that the regime is defined for."""
     systems = base.systems
     if regime.joining is not None:
         systems = tuple(system for system in systems if has_joiners(base.job(system, 0), regime))
@@ -81,7 +81,7 @@ def systems_of(base: Grid, regime: Regime) -> Grid:
 
 
 def findings(results: Sequence[Result]) -> list[Finding]:
-    """Every row of every regime that has the same model alone beside it. Raises `ConfigError` as `compared` does."""
+    """A finding for each row that has the same model trained alone beside it. Raises `ConfigError` as `compared`."""
     by_regime: dict[str, list[Result]] = {}
     for result in results:
         by_regime.setdefault(result.regime, []).append(result)
@@ -157,7 +157,7 @@ def _points(difference: Difference) -> str:
 
 
 def page(found: Sequence[Finding]) -> str:
-    """The study in Markdown: what it found in sentences, the table, and how it is read."""
+    """The study in Markdown: findings in sentences, the table, and notes on how to read it."""
     head = ["regime", "system", "average", "over alone", "p", "over all rows pooled", "p", f"over {FEDAVG}", "p"]
     rows = []
     for each in found:

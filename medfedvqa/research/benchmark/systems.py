@@ -23,18 +23,18 @@ class System:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     baseline: bool = True
-    """Whether the founding papers compare themselves with it; a system that no federation can run is no baseline."""
+    """Whether the founding papers compare themselves with it; false for a system that no federation can run."""
     centralised: bool = False
     """Whether the method trains on the rows of all sites at once, which the benchmark can and a job cannot."""
     secagg: Secagg = False
-    """Whether the job aggregates on shares, for methods that do not run without."""
+    """Whether the job aggregates on secret shares, for methods that require it."""
 
     alone: str = ""
     """The label of the same model without the other sites, trained for equal steps; empty if there is none."""
     family: str = ""
-    """The label of the system, with the same tuned part, whose searched options it takes; empty for its own."""
+    """The label of the system with the same tuned part that it takes searched options from; empty for its own."""
     pictures: bool = True
-    """Whether it sees the pictures. Without them it is the same system, trained and tested on black ones."""
+    """Whether it sees the pictures. If not, it trains and tests on black ones."""
 
     @property
     def without_picture(self) -> str:
@@ -47,7 +47,7 @@ class System:
         return "".join(character if character.isalnum() else "-" for character in self.label.lower()).strip("-")
 
     def with_budget(self, budget: dict[str, Any]) -> dict[str, Any]:
-        """The method's options under the budget of all systems, of which it takes the options that it has.
+        """The method's options, with those options of the common budget that the method has.
 
         Split learning names the rounds of the budget's decay one by one.
         """
@@ -65,14 +65,14 @@ ABLATIONS = {
     "AS3": "no image prompt",
     "AS4": "no text prompt",
 }
-"""The ablations of the prompt paper, and what each leaves out."""
+"""The ablations of the prompt paper, with the options that each changes."""
 AS2_FIVE = "prompt_pfl AS2 (five heads; not shared)"
 PROMPT_PFL: dict[str, Any] = {"learning_rate": 0.002, "local_baseline": False, "optimizer": "adamw"}
 """The paper names no optimiser; AdamW decouples weight decay from the gradient, as in all other lines."""
 BUDGET: dict[str, Any] = {"rounds": 10, "local_epochs": 2, "batch_rows": 32, "decay": 0.3, "decay_every": 4}
 """The options of every system, unless its row sets another value."""
 COMMON = (*BUDGET, "keep")
-"""Options that the systems of one table have in common, as far as they have them."""
+"""Options that apply to all systems of one table that have such an option."""
 
 MANY_WEIGHTS = 3e-4
 """The learning rate where whole blocks are tuned. At the papers' 1e-4 a new head still gives the majority answer after
@@ -216,7 +216,7 @@ _LISTED = (
 
 
 def _not_listed() -> Iterator[System]:
-    """A baseline for each of the project's methods without a line above, with its class's name and default options."""
+    """A baseline, with its class's name and default options, for each of the project's methods not listed above."""
     for name in method_names():
         kind = method_type(name)
         if name not in {system.method for system in _LISTED} and is_built_in(name):
@@ -233,7 +233,7 @@ def without_picture(system: System) -> System:
 
 _SIGHTED = (*_LISTED, *_not_listed())
 _BLIND = ("frozen features", "local (DT)", "FedAvg full", PM, "FedDAT")
-"""The systems that the whole table shows without the picture too."""
+"""The systems that the whole table also shows without pictures."""
 
 SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system.label in _BLIND))
 
@@ -241,9 +241,9 @@ SYSTEMS = (*_SIGHTED, *(without_picture(system) for system in _SIGHTED if system
 TRUNKS: tuple[TrunkName, ...] = get_args(TrunkName)
 """The trunks of UniCon's paper."""
 CONTRASTIVE, SUPERVISED = "centralised contrastive", "centralised"
-"""The beginnings of the labels of a trunk that is trained on the rows of all sites."""
+"""The label prefixes of a trunk that is trained on the rows of all sites."""
 ALONE: dict[str, Any] = {"aggregate": "none"}
-"""What a split model needs where one site holds all rows: there is nobody to average with."""
+"""The options of a split model when one site holds all rows, with nobody to average with."""
 
 
 def _on_trunk(trunk: TrunkName) -> Iterator[System]:
@@ -286,7 +286,7 @@ def _kl(temperature: float, weight: float = 1.0, tau_squared: bool = True) -> di
 
 
 def _sweeps() -> Iterator[System]:
-    """What FedP3's Tables 4 and 6 and Figs. 4 and 7, and the prompt paper's choice of r, vary."""
+    """The variants in FedP3's Tables 4 and 6 and Figs. 4 and 7, and the prompt paper's choices of r."""
     yield System("centralised last 3 blocks", "local", FEDP3, baseline=False, centralised=True, family=BLOCKS_ALONE)
     for temperature in (1, 2, 3):
         yield _fedp3(f"KP T = {temperature}", _kl(temperature))
@@ -317,7 +317,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "organ alone": {"mixing": "organ", "others": 0.0},
     "by reliability": {"mixing": "reliability"},
 }
-"""Whose gradients a site's model takes: its organ's and 0.3 of the others', its organ's, or all by reliability."""
+"""The gradients a site's model takes: its organ's and 0.3 of the others', its organ's only, or all by reliability."""
 OWN_PARTS: dict[str, dict[str, Any]] = {"own bias": {"own": "bias"}, "own last layer": {"own": "last"}}
 LONGER: dict[str, dict[str, Any]] = {
     "100 exchanges of 2 batches": {"rounds": 100, "local_epochs": 2, "decay_every": 34},
@@ -326,8 +326,8 @@ LONGER: dict[str, dict[str, Any]] = {
 
 
 def _stepwise() -> Iterator[System]:
-    """Stepwise training of a head on frozen features, by what of it stays at a site, by whose gradients a model takes
-    and by batches an exchange; and with adapters."""
+    """Stepwise training of a head on frozen features, varied by the part that stays at a site, the mixing of gradients
+    and the batches per exchange; and with adapters."""
     alone = "frozen features"
     yield System("stepwise", "fedavg", STEP, baseline=False, alone=alone)
     for label, options in (MIXED | OWN_PARTS | LONGER | {"finished": {"finish_epochs": 10}}).items():

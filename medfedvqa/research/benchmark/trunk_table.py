@@ -15,7 +15,7 @@ from medfedvqa.research.benchmark.systems import CONTRASTIVE, SUPERVISED, TRUNKS
 
 SPLIT = "UniCon"
 COLUMNS = (SUPERVISED, CONTRASTIVE, SPLIT)
-"""The beginnings of the labels of a trunk's systems, in the order of the paper's columns."""
+"""The label prefixes of a trunk's systems, in the order of the paper's columns."""
 HEADINGS = ("overall", *ANSWER_TYPES)
 
 _Four = tuple[float, float, float, float]
@@ -35,12 +35,12 @@ PRINTED: Mapping[TrunkName, Mapping[str, _Four]] = {
 
 
 def trunks_in(comparison: Comparison) -> list[TrunkName]:
-    """The trunks that a table has a system of, in the project's order."""
+    """The trunks with at least one system in the table, in the project's order."""
     return [trunk for trunk in TRUNKS if any(f"{column} {trunk}" in comparison.rows for column in COLUMNS)]
 
 
 def figures(comparison: Comparison, column: str, trunk: TrunkName) -> list[float | None]:
-    """The averages over sites under `HEADINGS`, in per cent; None where the table has none."""
+    """The averages over sites for `HEADINGS`, in per cent; None where the table has none."""
     runs = comparison.rows.get(f"{column} {trunk}", ())
     parts = [runs, *(of_type(runs, letter) for letter in ANSWER_TYPES.values())]
     return [100 * average(part).mean if part else None for part in parts]

@@ -1,8 +1,8 @@
 """A search over learning rate and weight decay by successive halving, on the validation rows of one seed.
 
-All candidates train for a few rounds; the better half trains anew for about twice as many, until two are compared at
+All candidates train for a few rounds. The better half starts again with about twice as many, until two are compared at
 the full number. Source: K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm Identification", AISTATS 2016, alg. 1.
-No test row is read. What is chosen depends on data, so it is for runs without differential privacy.
+No test row is read. The choice depends on private data, so it suits only runs without differential privacy.
 """
 
 import json
@@ -44,7 +44,7 @@ class Trial:
     candidate: Candidate
     rounds: int
     validation: float
-    """Mean over sites of the accuracy on validation rows in 0..1, of the round whose model a site tests."""
+    """Validation accuracy in 0..1, as the mean over sites, in the round of the model that each site tests."""
     seconds: float
     """Processor seconds of the whole run, all sites."""
 
@@ -77,7 +77,7 @@ def candidates(rates: Sequence[float], decays: Sequence[float]) -> tuple[Candida
 
 
 def halvings(count: int, rounds: int) -> list[tuple[int, int]]:
-    """How many candidates train for how many rounds, step by step: of 8 and 30 rounds, 8 for 7, 4 for 15, 2 for 30."""
+    """(candidates, rounds) of each step. For `count` 8 and `rounds` 30: (8, 7), (4, 15), (2, 30)."""
     counts = [count]
     while counts[-1] > 2:
         counts.append((counts[-1] + 1) // 2)
@@ -88,7 +88,7 @@ def halvings(count: int, rounds: int) -> list[tuple[int, int]]:
 def halve(
     pairs: Sequence[Candidate], rounds: int, train: Callable[[Sequence[Candidate], int], Sequence[Trial]]
 ) -> list[list[Trial]]:
-    """The trials of each step, best first, of equals the first that is listed. The last step's first is the winner."""
+    """The trials of each step, best first; ties keep their order. The last step's first trial is the winner."""
     steps: list[list[Trial]] = []
     left = list(pairs)
     for count, number in halvings(len(left), rounds):
@@ -101,7 +101,7 @@ def halve(
 def search(
     grid: Grid, pairs: Sequence[Candidate], workers: int, watch: Callable[[Trial, System], None]
 ) -> dict[str, Any]:
-    """Search for each system of the grid, and write `tuned.json` after each. No run that the folder holds is repeated.
+    """Searches for each system of the grid, and writes `tuned.json` after each. Runs in the folder are not repeated.
 
     `watch` gets every trial once its step is over. Raises `ConfigError`, also for a system that counts no validation
     rows, or trains under differential privacy.
@@ -149,13 +149,13 @@ def _trained(grid: Grid, system: System, left: Sequence[Candidate], rounds: int,
 
 
 def _as_system(system: System, pair: Candidate, rounds: int) -> System:
-    """The system with these options, under a label, and so in a folder, of its own."""
+    """The system with these options, under its own label and so in its own folder."""
     label = f"{system.label} rate {pair.learning_rate!r} decay {pair.weight_decay!r} rounds {rounds}"
     return replace(system, label=label, options={**system.options, **asdict(pair), "rounds": rounds})
 
 
 def _record(grid: Grid, pairs: Sequence[Candidate], found: Mapping[str, list[list[Trial]]]) -> dict[str, Any]:
-    """The content of `tuned.json`: choices, every trial, and what they took in processor seconds."""
+    """The content of `tuned.json`: choices, every trial, and the processor seconds that they took."""
     return {
         "format": FORMAT,
         "data": grid.reader,

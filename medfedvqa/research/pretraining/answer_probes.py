@@ -1,9 +1,9 @@
-"""How much of closed questions frozen descriptions of pictures answer: the same probe for every description.
+"""Measures how many closed questions can be answered from frozen picture features, with the same probe for all.
 
-Kernel ridge regression of the answers. The kernel of two rows is that of their questions, times one plus that of their
-pictures, so that a picture can only speak about similar questions. Questions are bags of words, alike for every
-description; pictures are compared by a Gaussian kernel whose width is the median distance. The strengths of penalty and
-pictures are those with the best accuracy on validation rows.
+The probe is kernel ridge regression. Its kernel is k_question (1 + s k_picture), so a picture only matters among rows
+with similar questions. Questions are bags of words, the same for all features. Pictures have a Gaussian kernel of the
+distance d: exp(-d^2 / median(d^2)). The ridge penalty and the pictures' strength s are chosen by the accuracy on
+validation rows.
 """
 
 from collections import Counter
@@ -132,7 +132,7 @@ def _grams(text: str) -> set[str]:
 
 
 def _gaussian(described: torch.Tensor) -> torch.Tensor:
-    """The Gaussian kernel of descriptions [n, numbers], [n, n]. Its width is the median squared distance of two.
+    """The Gaussian kernel [n, n] of descriptions [n, numbers]: exp(-d^2 / median(d^2)) of the distance d of a pair.
 
     The diagonal plays no part: rounding makes some of its zeros positive.
     """

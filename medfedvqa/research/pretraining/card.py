@@ -53,7 +53,7 @@ def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
 
 
 def _architecture(name: str, size: float) -> str:
-    """The architecture, of whose parameters the file holds `size` million."""
+    """A description of the architecture. `size`: the parameters in the file, in millions."""
     vision, text = ARCHITECTURES[name]["vision_cfg"], ARCHITECTURES[name]["text_cfg"]
     if has_published_parts(name):
         return (

@@ -1,6 +1,6 @@
-"""What the picture tower learns from: labels, orientation, edges, a thumbnail, captions, and questions.
+"""The tasks of the picture tower: labels, orientation, edges, a thumbnail, captions, and questions.
 
-The text tower is frozen: each text is encoded once. All heads are thrown away after training.
+The text tower is frozen, and encodes each text once. All heads are discarded after training.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Learner(nn.Module):
         self._numbers = {key: {name: number for number, name in enumerate(names)} for key, names in classes.items()}
 
     def loss(self, batch: PairBatch, texts: FrozenTexts | None) -> torch.Tensor:
-        """The sum of all tasks that the batch has; without `texts`, of those that need no words."""
+        """The summed losses of all tasks that the batch has; without `texts`, only of tasks without words."""
         device_type = batch.images.device.type
         with torch.autocast(device_type, torch.bfloat16):
             pooled, cells = self.clip.visual._pool(self.clip.visual.transformer(self.clip.visual._embeds(batch.images)))
@@ -92,7 +92,7 @@ class Learner(nn.Module):
         return total + self._answers(pooled, cells, questions, texts)
 
     def _from_pixels(self, pooled: torch.Tensor, cells: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Edges from each cell, the whole picture's thumbnail from the pooled output."""
+        """The losses of predicting edges from each cell, and the picture's thumbnail from the pooled output."""
         grey = images[:, :1] * self._deviation
         edges = edge_histograms(grey, self._cells).flatten(1, 2)
         small = thumbnails(grey, THUMBNAIL) / self._deviation
@@ -111,7 +111,7 @@ class Learner(nn.Module):
     def _contrast(
         self, pooled: torch.Tensor, pictures: Sequence[Picture], captions: Sequence[str], texts: FrozenTexts
     ) -> torch.Tensor:
-        """Symmetric cross-entropy over captions. Two pictures of the same meaning are no contrast."""
+        """Symmetric cross-entropy over captions. Pictures of the same meaning are no negatives."""
         distinct = list(dict.fromkeys(captions))
         meanings: dict[str, set[tuple[object, ...]]] = {caption: set() for caption in distinct}
         for caption, picture in zip(captions, pictures, strict=True):

@@ -1,7 +1,7 @@
 """Random batches of augmented pictures, each with a caption and some questions.
 
-Left and right carry meaning, so that no picture is mirrored silently: some are turned or mirrored, and the model learns
-to tell how.
+Left and right carry meaning, so pictures are not mirrored as mere augmentation: some are turned or mirrored, and the
+model learns to tell how.
 """
 
 import random
@@ -18,7 +18,7 @@ QUESTIONS = 4
 """Questions about a picture in one batch, at most."""
 
 TURNED = 0.25
-"""The share of pictures that are turned or mirrored. They teach orientation alone."""
+"""The share of pictures that are turned or mirrored. They train the orientation task only."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a picture's own pixels teach: which way up it is, where its edges run, and what it looks like from afar."""
+"""Self-supervised targets from a picture's pixels: its orientation, its edges, and its thumbnail."""
 
 import math
 
@@ -9,7 +9,7 @@ ORIENTATIONS = 8
 """Four quarter turns, each plain or mirrored; 0 is the picture as it is."""
 
 BINS = 8
-"""Directions of an edge, over half a turn: an edge and its negative have the same direction."""
+"""Direction bins over half a turn: a gradient and its negative share a bin."""
 
 
 def turned(images: torch.Tensor, orientations: torch.Tensor) -> torch.Tensor:
@@ -45,6 +45,6 @@ def edge_histograms(grey: torch.Tensor, cells: int) -> torch.Tensor:
 
 
 def thumbnails(grey: torch.Tensor, side: int = 16) -> torch.Tensor:
-    """Grey pictures [n, 1, ...] as means over `side` x `side` cells, less each picture's own mean: [n, side^2]."""
+    """Grey pictures [n, 1, ...] as means over `side` x `side` cells, minus each picture's mean: [n, side^2]."""
     small = F.adaptive_avg_pool2d(grey, side).flatten(1)
     return small - small.mean(dim=1, keepdim=True)

@@ -37,7 +37,7 @@ class Recipe:
     weight_decay: float = 0.05
     warmup: int = 50
     benchmark_share: float = 0.3
-    """The share of the benchmark's pictures in a batch, if there are any."""
+    """The share of a batch that comes from the benchmark, if there is one."""
     checkpoint_every: int = 100
     """Steps between checkpoints, from which an interrupted training resumes."""
     seed: int = 7
@@ -78,7 +78,7 @@ def train(
 ) -> CLIP:
     """Trains, and resumes from `checkpoint` if it exists. Returns the CLIP.
 
-    `start`: first weights of the whole CLIP. `text`: weights whose text tower is taken over, of the first two editions;
+    `start`: first weights of the whole CLIP. `text`: weights to take the text tower from, for the first two editions;
     without it they learn only the tasks that need no words. Neither the text tower nor a published part is trained.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -119,9 +119,9 @@ def train(
 
 @torch.no_grad()
 def _begin_as_principal_components(visual: Any, corpus: Corpus) -> None:
-    """Lets a picture tower on a published network begin as the leading directions of open pictures' cells.
+    """Initialises a picture tower on a published network with the principal components of open pictures' cells.
 
-    Its blocks add nothing yet. The pooled output is the first directions of the whole picture and of each place, scaled
+    Its blocks add nothing yet. The pooled output is the first components of the whole picture and of each place, scaled
     so that those of places have a mean square of about 1. All open sets count alike, whatever their sizes.
     """
     by_source: dict[str, list[int]] = {}
@@ -173,10 +173,10 @@ def stages_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _groups(learner: Learner, recipe: Recipe) -> list[dict[str, object]]:
-    """Parameters that are trained: all but published parts and the text tower, whose projection meets the pictures.
+    """The trained parameters by learning rate and decay: no published parts; of the text tower only its projection.
 
-    What a published network gave is not trained away: its directions stay, and blocks on it learn at a hundredth
-    of the pace, so that what they add does not hide the weaker directions.
+    On a published network, the components stay fixed and the blocks learn at a hundredth of the rate, so that their
+    contribution does not hide the weaker components.
     """
     published = has_published_parts(recipe.architecture)
     apart = ("clip.visual.", "clip.text_projection", "clip.text.proj.", "clip.logit_scale")

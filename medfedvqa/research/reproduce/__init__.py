@@ -1,1 +1,1 @@
-"""The tables and figures of the founding papers: which of them are run here, how, and what differs."""
+"""Reproduces tables and figures of the founding papers, and states how each run differs from the paper."""

@@ -17,7 +17,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """A row as a figure shows it."""
+    """The content of one row in a figure."""
 
     picture: torch.Tensor
     """float32 [1, size, size] in 0..1."""
@@ -50,7 +50,7 @@ def draw_samples(samples: Sequence[DrawnRow]) -> bytes:
 
 @styled()
 def draw_labels(counts: Mapping[str, Mapping[str, int]]) -> bytes:
-    """A PNG of each site's share of training rows by answer; answers that only this site has stand out.
+    """A PNG of each site's share of training rows by answer; answers that only one site has are highlighted.
 
     `counts`: training rows by answer, by site.
     """
@@ -76,7 +76,7 @@ def draw_labels(counts: Mapping[str, Mapping[str, int]]) -> bytes:
 
 @styled()
 def draw_prompts(prompts: Mapping[str, torch.Tensor]) -> bytes:
-    """A PNG of t-SNE of prompts' tokens, [blocks, length, width] by name: a colour for each name, a number a block.
+    """A PNG of a t-SNE of prompts' tokens, [blocks, length, width] by name: colours show names, numbers blocks.
 
     Source: L. van der Maaten and G. Hinton, 2008, as scikit-learn has it.
     """

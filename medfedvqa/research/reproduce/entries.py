@@ -1,4 +1,4 @@
-"""How a table or a figure of a paper is reproduced here: what runs, and the paper's figures, or why nothing runs."""
+"""Descriptions of how a paper's tables and figures are reproduced: what runs, or why nothing does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from medfedvqa.data import Questions
 from medfedvqa.research.benchmark.printed import PrintedTable
 
 FACT = "@"
-"""The prefix of a fact of the run that is no option: its data, backbone, questions, split or sites."""
+"""The prefix for properties of a run that are not options: data, backbone, questions, split or sites."""
 Drawn = Literal["labels", "samples", "forgotten", "prompts", "similarity", "attention"]
 
 
@@ -17,22 +17,22 @@ class PrintedSetting:
     """A setting that a paper prints."""
 
     option: str
-    """The option that sets it, or `FACT` and the name of the fact; empty where nothing sets it here."""
+    """The option that sets it, or `FACT` and a property's name; empty if nothing sets it here."""
     value: Any
-    """The option's value for it; for a fact that is text, a part of the text suffices."""
+    """The option's value that matches the paper; for a property that is text, a part of the text suffices."""
     words: str
     printed: str
     """The value as the paper has it."""
     section: str
     instead: Any = None
-    """The value that this project's rows have in its place; without an option, what is here instead."""
+    """The value that this project's rows have instead; without an option, a description of what is here."""
     methods: tuple[str, ...] = ()
-    """The methods that it applies to; empty: all that have the option."""
+    """The methods that the setting applies to; empty: all with the option."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Nothing runs, for this reason."""
+    """The reason why nothing runs."""
 
     reason: str
 
@@ -47,7 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Systems of the benchmark beside a printed table, whose rows name them."""
+    """Systems of the benchmark beside a printed table. The table's rows name the systems."""
 
     printed: PrintedTable
     budget: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class PaperTable:
     sites: int = 0
     """The number of sites of the phantom set, which can have any number; 0: its own three."""
     unseen: int = 0
-    """How many sites never train: the last ones, at most a third of all, or one."""
+    """The number of sites that never train: the last ones, at most a third of all, or one."""
     first_unseen: bool = False
     """Whether the first sites never train instead, for a table of the same paper with other unseen sites."""
     curve: bool = False
@@ -107,9 +107,9 @@ class PaperEntry:
     title: str
     protocol: Protocol
     differs: str = ""
-    """What differs from the paper; empty for a table of runs, for which it is computed."""
+    """How it differs from the paper; empty for a table of runs, where this is computed."""
     data: str = ""
-    """The data set that it is about, if that can be had; empty for the command's default."""
+    """Its data set, if that is available; empty for the command's default."""
     data_root: bool = False
     """Whether it runs only with a data folder that the user gives."""
     questions: Questions = "closed"

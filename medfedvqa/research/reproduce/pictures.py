@@ -49,7 +49,7 @@ class Trained:
 
 
 def draw(protocol: PaperPicture, grid: Grid) -> list[Path]:
-    """Train the grid's one system, if the picture is of one, and draw. Returns the files.
+    """Trains the grid's one system, if the picture needs one, and draws. Returns the files.
 
     Raises `ConfigError` or `DataError`.
     """
@@ -138,7 +138,7 @@ def _forgotten(trained: Trained) -> Iterator[tuple[str, bytes]]:
 
 
 def _prompts(trained: Trained) -> Iterator[tuple[str, bytes]]:
-    """The tokens of every block's prompts: of all sites, and of one site with the shared ones that it got."""
+    """The prompt tokens of every block: of all sites, and of one site with the shared prompts it received."""
     local = {site.name: state["values"] for _, site, state in trained.each()}
     target = "abdomen" if "abdomen" in local else next(iter(local))
     shared = (trained.states or {})[target][TESTED]
@@ -175,4 +175,4 @@ PICTURES: Mapping[Drawn, Callable[[Trained], Iterator[tuple[str, bytes]]]] = {
     "similarity": _similarity,
     "attention": _attention,
 }
-"""The functions that draw: each gives names of files with their contents."""
+"""The drawing functions by kind of picture: each returns file contents by name."""

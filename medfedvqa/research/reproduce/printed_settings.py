@@ -1,4 +1,4 @@
-"""The settings that a paper prints, compared with those of a run, and a table's rows with the printed settings."""
+"""Compares the settings that a paper prints with a run's, and applies them to a table's rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ Settings = Sequence[PrintedSetting]
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting in which a run differs from the paper."""
+    """One setting that differs between a run and the paper."""
 
     setting: PrintedSetting
     here: str

@@ -1,4 +1,4 @@
-"""A paper's tables beside runs of the benchmark: their systems, their sites, and the page."""
+"""Runs of the benchmark beside a paper's tables: selects their systems and sites, and writes the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, Paper
 from medfedvqa.research.reproduce.printed_settings import Difference, Settings, common, differences, sentences
 
 UNTRAINED = "bag of words"
-"""Stands for a system where there is none: it says which data are read, and is not run."""
+"""A placeholder for entries without a system: it determines which data are read, and is not run."""
 
 
 def labels_of(protocol: Protocol, rows: str = "") -> list[str]:
-    """The systems of an entry. `rows` selects rows of a table by printed name or number from 1, with commas; else all.
+    """The systems of an entry. `rows` lists printed names or numbers from 1, separated by commas; empty: all.
 
     The rows of UniCon's tables are trunks. Raises `ConfigError` for other names, also where there are no rows.
     """
@@ -66,7 +66,7 @@ def _chosen(text: str, names: Sequence[str]) -> list[str]:
 
 
 def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
-    """The table in which only rows of the run's backbone have a system; other rows say which backbone they need."""
+    """The table with systems only in rows of the run's backbone; the other rows name the backbone they need."""
     named = {row.backbone for row in printed.rows}
     architecture = backbone.partition("@")[0]
     chosen = architecture if architecture in named else ""
@@ -80,7 +80,7 @@ def on_backbone(printed: PrintedTable, backbone: str) -> PrintedTable:
 
 
 def with_differences(printed: PrintedTable, by_row: Mapping[str, Sequence[Difference]]) -> PrintedTable:
-    """The table in which each row says how its own run differs from the paper, beyond what differs in all rows."""
+    """The table with each row's own differences from the paper, besides those that all rows have."""
     alike = common(by_row)
     rows = tuple(
         replace(row, differs="; ".join(filter(None, (row.differs, *(str(d) for d in own if d not in alike)))))

@@ -31,9 +31,9 @@ def inter_modal(local: torch.Tensor, other: torch.Tensor, items: torch.Tensor, t
 def scores(
     local: torch.Tensor, other: torch.Tensor, temperature: float, positive: Positive = "included", block: int = BLOCK
 ) -> torch.Tensor:
-    """How well each of a site's representations fits the server's of its partner, against all items, [items].
+    """The log-softmax of each of a site's representations for its partner among the server's items, [items].
 
-    `excluded`: the partner is not among these items.
+    `positive` 'excluded': the partner is left out of the normalisation.
     """
     parts = []
     for rows in torch.split(torch.arange(len(local)), block):

@@ -135,18 +135,18 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Contrast:
-    """What of the contrast there is (Sec. 3.2), and its weight."""
+    """Which contrastive losses apply (Sec. 3.2), and their weight."""
 
     gamma: float
     temperature: float
     inter: bool = True
-    """Whether a representation is held against the server's of all items in the other modality."""
+    """Whether a representation is contrasted with the server's of all items in the other modality."""
     intra: bool = True
-    """Whether it is held against the server's and the site's last one of the same item and modality."""
+    """Whether it is contrasted with the server's and the site's previous one of the same item and modality."""
 
     @property
     def applies(self) -> bool:
-        """Whether there is any."""
+        """Whether any loss applies."""
         return self.gamma > 0 and (self.inter or self.intra)
 
 
@@ -167,7 +167,7 @@ class PublicPass:
 
     @torch.no_grad()
     def represent(self, values: Mapping[str, torch.Tensor]) -> Values:
-        """The unit vectors of all items, [items, space], by modality that the model sees."""
+        """The unit vectors of all items, [items, space], for each modality that the model sees."""
         parts = [self._of(values, items) for items in torch.split(torch.arange(len(self.pairs)), CHUNK)]
         return {modality: torch.cat([part[modality] for part in parts]) for modality in parts[0]}
 
@@ -335,7 +335,7 @@ class CreamFL(Averaging[CreamFLConfig]):
         return Cost(steps=self.config.turns * self.config.training.private_steps(self.dp))
 
     def trained(self, state: State) -> Mapping[str, torch.Tensor]:
-        """The VQA model, and the projections of its features into the common space."""
+        """The values of the VQA model, and of the projections of its features into the common space, by name."""
         return {**state["values"], **state["projection"]}
 
     def model(self, site: Site) -> PairedModel:

@@ -111,7 +111,7 @@ def network(inputs: int, hidden: int, outputs: int, generator: torch.Generator) 
 
 
 def pairs_of(backbone: Backbone, pairs: PublicPairs) -> FrozenRows:
-    """The pairs as the backbone takes them, with nothing tuned."""
+    """The pairs in the backbone's input format, with nothing tuned."""
     return FrozenRows.of_pairs(backbone.cache_of, backbone.shape.image_size, untuned(backbone), pairs)
 
 

@@ -18,8 +18,8 @@ class BilinearMaps(nn.Module):
         super().__init__()
         rank = RANK_TIMES * width
         self.words, self.regions = nn.Linear(width, rank), nn.Linear(regions, rank)
-        # A convolution by channel multiplies each channel by one weight a glimpse, in a form of which private training
-        # knows each row's part.
+        # A depthwise convolution multiplies each channel by one weight per glimpse. Private training knows each row's
+        # share of its gradient.
         self.glimpses = nn.Conv2d(rank, rank * GLIMPSES, 1, groups=rank, bias=False)
 
     def forward(self, words: torch.Tensor, regions: Regions, present: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class BilinearGlimpse(nn.Module):
 
 
 class Ban(Trunk):
-    """A GRU's states of words, to each of which every glimpse adds its outcome (Eq. 8); the sum over words is read."""
+    """A GRU reads the words; every glimpse adds its result to each state (Eq. 8). The output sums over words."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
         """`regions`, `words`: widths of what it reads; `width`: of its states, 1,024 in the paper."""

@@ -1,8 +1,8 @@
-"""A trunk on a frozen backbone, which gives it a picture's regions and the embeddings of a question's words.
+"""A trunk on a frozen backbone, which provides a picture's regions and the embeddings of a question's words.
 
 Regions are the grid of the picture tower's places, or those of the site's own files (`region_files`).
 
-To methods it is a backbone of its own, with one tower, that is tuned as a whole.
+Methods see it as a backbone with a single tower that is tuned as a whole.
 
 | name                         | width | source                                               |
 |------------------------------|-------|------------------------------------------------------|
@@ -70,7 +70,7 @@ class TrunkConfig:
     width: int | None = None
 
     def build(self, regions: int, words: int) -> Trunk:
-        """The trunk with torch's initial weights, from torch's own generator; for what it reads of these widths."""
+        """The trunk for inputs of these widths, with torch's initial weights from torch's global generator."""
         make, width = TRUNKS[self.name]
         return make(regions, words, self.width or width)
 
@@ -96,19 +96,19 @@ def _widths(below: BackboneShape) -> tuple[int, int]:
 
 @lru_cache(maxsize=32)
 def _empty(config: TrunkConfig, regions: int, words: int) -> Trunk:
-    """The trunk without memory for weights, which a call replaces."""
+    """The trunk on the meta device, without memory for weights; each call supplies its own."""
     with torch.device("meta"):
         return config.build(regions, words)
 
 
 @dataclass(frozen=True)
 class TrunkBatch:
-    """Rows of a site as a trunk takes them."""
+    """A batch of a site's rows in a trunk's input format."""
 
     regions: Regions
-    """Those of each row's picture."""
+    """The regions of each row's picture."""
     words: TokenEmbeddings
-    """Those of each row's question."""
+    """The word embeddings of each row's question."""
     answers: torch.Tensor
     """int64 [rows]."""
 

@@ -86,7 +86,7 @@ class RelationUnit(nn.Module):
 
 
 def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:
-    """The relations of a picture's regions, [rows, relations, 4], and that of each pair, int64 [regions, regions].
+    """The relations of regions, [rows, relations, 4], and each pair's index into them, int64 [regions, regions].
 
     A relation is log(|x - x'| / w), log(|y - y'| / h), log(w' / w), log(h' / h), with distances of at least 0.001 of a
     region. Raises `ConfigError` for regions of files without boxes, and for a number of cells that is no square.
@@ -109,7 +109,7 @@ def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def grid_offsets(regions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct relations of a square grid's cells, [offsets, 4], and that of each pair, int64 [cells, cells].
+    """The distinct relations of a square grid's cells, [offsets, 4], and each pair's index, int64 [cells, cells].
 
     Their last two numbers are 0, since all cells are alike. `regions`: [rows, cells, width]. Raises `ConfigError` for a
     number of cells that is no square.

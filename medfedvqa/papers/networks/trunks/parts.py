@@ -1,4 +1,4 @@
-"""What several trunks share: masked attention, its units with residuals, and pooling by attention."""
+"""Building blocks of several trunks: masked attention, units with residuals, and pooling by attention."""
 
 from abc import ABC, abstractmethod
 
@@ -98,7 +98,7 @@ class FeedForwardUnit(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """One vector of many: their mean by weights that a layer of `hidden` units scores, then a projection."""
+    """Pools many vectors to one: their mean with weights from a layer of `hidden` units, then a projection."""
 
     def __init__(self, width: int, hidden: int, output: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class AttentionPooling(nn.Module):
 
 
 class PooledPair(nn.Module):
-    """LayerNorm of the sum of both pooled sides: what MCAN and MMnas give (Z. Yu et al., CVPR 2019, Eqs. 11 to 13)."""
+    """The output layer of MCAN and MMnas: both pooled sides, summed, normalised (Z. Yu, CVPR 2019, Eqs. 11 to 13)."""
 
     def __init__(self, width: int, output: int) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from medfedvqa.research.reproduce.entries import (
 )
 
 BUDGET = {"rounds": 20, "local_epochs": 1, "decay": 0.2, "decay_after": (10, 15), "decay_every": 10}
-"""Section 4.2's epochs, of which each is a round, and its decays, of which centralised training has the first alone."""
+"""Section 4.2's epochs, each a round here, and its decays; centralised training has only the first decay."""
 SMALL = "-O trunk_width=128 makes trunks small enough for a processor"
 DIFFERS = (
     "medical questions at organs in place of VQA v2 at two clients, a frozen grid in place of a detector's regions and "
