@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 
 def check_bundled(model: object) -> PictureNetwork:
-    """Returns a model that can become a bundle. Raises `ConfigError` for a network that MONAI lacks, or over a table."""
+    """Returns a model that can become a bundle. Raises `ConfigError` for one over a table, or that MONAI lacks."""
     if not isinstance(model, PictureNetwork) or model.spec.name not in MONAI_NETWORKS or model.spec.features:
         raise ConfigError("only a network of MONAI over pictures can be exported as a bundle: train one of those")
     if model.spec.name.startswith("ResNet"):
