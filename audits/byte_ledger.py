@@ -228,7 +228,6 @@ class Reconciliation:
     left: Mapping[str, int]
     findings: tuple[WireFinding, ...]
     pending: tuple[WireFinding, ...]
-    refused_frames: int
     running: int
     covered: bool
 
@@ -303,7 +302,6 @@ class Reconciler:
         self._left: Counter[str] = Counter()
         self._values = self._beside = 0
         self._findings: list[WireFinding] = []
-        self._refused = 0
 
     def add(self, entry: Entry) -> None:
         """Adds one entry. Raises `LogError`."""
@@ -337,8 +335,6 @@ class Reconciler:
         if job is not None and (missing or session.partial):
             self._jobs[job].compared = False
         session.next, session.over = window.number + 1, window.last
-        for count in window.refused:
-            self._refused += count.frames
         for count in window.sent:
             self._frames(seq, window, count)
         if window.process != SITE and job is not None and not session.partial:
@@ -355,7 +351,6 @@ class Reconciler:
             left={name: nbytes for name, nbytes in sorted(by_kind.items()) if nbytes},
             findings=tuple(findings),
             pending=tuple(finding for job, finding in across if job in counting),
-            refused_frames=self._refused,
             running=sum(not session.over for session in self._sessions.values()),
             covered=bool(self._sessions),
         )

@@ -79,9 +79,14 @@ class Checkpoint:
         return note
 
 
+def time_text(time: datetime) -> str:
+    """The time in the format of entries and checkpoints."""
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
 def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
     """A checkpoint, with the present time, of the log that has the key's name."""
-    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    now = time_text(datetime.now(UTC))
     return key.sign(Checkpoint(key.public.name, size, root, (f"format {FORMAT}", f"time {now}")).text)
 
 

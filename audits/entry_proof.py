@@ -102,8 +102,6 @@ def _checkpoint(folder: Path, seq: int) -> Note:
                 newest.popitem(last=False)
     if not newest:
         raise LogError("no checkpoint covers this entry: wait for the next one, or check the number of the entry")
-    return max(newest.values(), key=lambda note: (len({name for name, _ in note.signatures}), _size_of(note)))
-
-
-def _size_of(note: Note) -> int:
-    return Checkpoint.parse(note.text).size
+    return max(
+        newest.values(), key=lambda note: (len({name for name, _ in note.signatures}), Checkpoint.parse(note.text).size)
+    )

@@ -61,9 +61,9 @@ def for_terminal(text: str, most: int = NAME) -> str:
     return bounded(text, most)
 
 
-def for_log(text: str, most: int = SENTENCE) -> str:
+def for_log(text: str) -> str:
     """The text as a part of one line in a log file of the program; it cannot end the line."""
-    return bounded(text, most)
+    return bounded(text, SENTENCE)
 
 
 def for_html(text: str, most: int = SENTENCE) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from audits.checkpoint import Checkpoint, NoteFile
+from audits.checkpoint import Checkpoint, NoteFile, time_text
 from audits.errors import NoteError
 from audits.signed_note import AuditKey, Note, VerifierKey
 
@@ -68,7 +68,7 @@ class SucceededKey(VerifierKey):
 
 def signed_succession(old: AuditKey, new: AuditKey, size: int) -> Note:
     """The statement, signed by both keys, for a log that has `size` entries now."""
-    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    now = time_text(datetime.now(UTC))
     text = f"{old.public.name}\nkey succession\nfrom {old.public}\nto {new.public}\nsize {size}\ntime {now}\n"
     return old.sign(text).joined(new.sign(text))
 

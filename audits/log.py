@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from audits.announcements import announce
-from audits.checkpoint import Checkpoint
+from audits.checkpoint import Checkpoint, time_text
 from audits.entry import Entry, Event, parse_any, parse_line
 from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.exchange import canonical
@@ -295,7 +295,7 @@ class AuditLog:
         return replace(unhashed, leaf_hash=leaf), line
 
     def _entry(self, head: "_Head", event: Event, fields: Mapping[str, Any]) -> Entry:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        now = time_text(datetime.now(UTC))
         return Entry(
             seq=head.entries,
             prev_hash=head.leaf,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from audits.checkpoint import Checkpoint
+from audits.checkpoint import Checkpoint, time_text
 from audits.fast_lines import LogLine
 from audits.signed_note import Note, VerifierKey
 
@@ -165,7 +165,7 @@ class Times:
         if latest and latest - self.cosigned.last(size) > TOLERANCE and self.cosigned_earlier is None:
             self.cosigned_earlier = self._latest_entry if self._latest_entry is not None else max(size - 1, 0)
         floor = max(self.cosigned.first(size), datetime.min.replace(tzinfo=UTC) + TRAVEL) - TRAVEL
-        self._floor = max(self._floor, _text(floor))
+        self._floor = max(self._floor, time_text(floor))
 
     def _look_ahead(self, line: LogLine) -> None:
         before, now = moment(self._latest), moment(line.time)
@@ -188,11 +188,6 @@ def moment(time: str) -> datetime | None:
         return datetime.fromisoformat(time).astimezone(UTC)
     except ValueError:
         return None
-
-
-def _text(time: datetime) -> str:
-    """The time in the format of an entry."""
-    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _signed_time(checkpoint: Checkpoint) -> str:

@@ -9,7 +9,7 @@ frequent answer, as a share of the gain without privacy, follows
 
 in federations of 1,000 and 5,000 drawn patients at epsilon 1 and 8, with shared noise and with each site's own, and on
 SLAKE. `half` depends on the data: the less patients' gradients agree, the smaller it is. So the rule gives a range
-(`benchmarks/shared_noise.py --table`, raw lines in docs/measured/shared-noise.jsonl).
+(raw lines in docs/measured/shared-noise.jsonl).
 """
 
 import math

@@ -8,7 +8,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from medfedvqa.cli.terminal import Terminal, plain
 from medfedvqa.evaluation.accuracy import percent
-from medfedvqa.evaluation.flatness import rounds_since_best
 from medfedvqa.federation.hub import TaskAnswer
 
 EVALUATE = "evaluate"
@@ -39,11 +38,9 @@ class Stages:
         self._bar = Progress(*columns, time_left, console=console, disable=not console.is_terminal or console.quiet)
         self._task = self._bar.add_task("starting the sites", total=self._units, left="")
         self._round, self._evaluating, self._answered = 0, False, set[str]()
-        self._began = self._evaluation_began = clock()
+        self._began = clock()
         self._seconds: list[float] = []
         """The seconds of each finished round."""
-        self._curve: list[float] = []
-        """The released validation accuracy of each finished round, mean over sites, where the method releases one."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -67,19 +64,13 @@ class Stages:
 
     def _begin_round(self, event: TaskAnswer) -> None:
         if event.round < self._round:  # another run: a benchmark or an attack makes several
-            self._seconds, self._curve, self._evaluating = [], [], False
+            self._seconds, self._evaluating = [], False
         self._round, self._planned, self._began = event.round, event.rounds, self._clock()
         self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
-
-    def is_flat(self, patience: int) -> bool:
-        """Whether no round of the last `patience` exceeded the best released validation accuracy before them."""
-        return rounds_since_best(self._curve) >= patience
 
     def _end_round(self, accuracy: float | None) -> None:
         if self._round == 0 or self._evaluating:
             return
-        if accuracy is not None:
-            self._curve.append(accuracy)
         self._seconds.append(self._clock() - self._began)
         self._bar.update(self._task, completed=self._round)
         left = self._seconds_left(self._planned - self._round)
@@ -87,7 +78,7 @@ class Stages:
         self._line(f"round {self._round} of {self._planned}: {duration(self._seconds[-1])}{curve}{about(left)}")
 
     def _begin_evaluation(self) -> None:
-        self._evaluating, self._evaluation_began = True, self._clock()
+        self._evaluating = True
         name = "evaluating, and training each site's baseline alone" if self._baseline else "evaluating"
         self._show(name, about(self._seconds_left(0)))
 

@@ -144,14 +144,8 @@ def announced(text: str, quiet: bool) -> "Terminal":
     return progress
 
 
-def watched(
-    launch: "Launch", engine: options.EngineName, progress: "Terminal", patience: int | None = None
-) -> dict[str, Any]:
-    """Run the launch while its stages are shown, and return its results.
-
-    `patience`: the rounds without a better released validation accuracy, mean over sites, after which no new round
-    begins; None trains for all rounds.
-    """
+def watched(launch: "Launch", engine: options.EngineName, progress: "Terminal") -> dict[str, Any]:
+    """Run the launch while its stages are shown, and return its results."""
     from medfedvqa.cli.terminal import plain, sentence
     from medfedvqa.devices import in_words
     from medfedvqa.federation.launch import run as run_launch
@@ -166,8 +160,7 @@ def watched(
     if engine != "local":
         progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
     with _stages(launch, progress) as (stages, stop):
-        ended = stop if patience is None else lambda: stop() or stages.is_flat(patience)
-        return run_launch(launch, engine, stages.watch, ended)
+        return run_launch(launch, engine, stages.watch, stop)
 
 
 @contextmanager

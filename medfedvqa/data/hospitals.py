@@ -15,7 +15,6 @@ from medfedvqa.data.site_cuts import Cut, patient_digest
 from medfedvqa.data.site_data import Examples, SiteData, build_site
 from medfedvqa.errors import ConfigError, DataError
 
-MOST_HOSPITALS = 99
 _NAME = re.compile(r"(?P<organ>.+)-(?P<number>[1-9][0-9]?)of(?P<count>[1-9][0-9]?)")
 
 

@@ -138,11 +138,6 @@ def counts_of_pictures(images: Collection[Image]) -> dict[str, int]:
     }
 
 
-def write_store(folder: Path, manifest: dict[str, Any], images: Iterable[Image], rows: Iterable[StoredRow]) -> Manifest:
-    """Write the lists and then the manifest, to which the two digests are added."""
-    return write_manifest(folder, manifest | write_lists(folder, images, rows))
-
-
 def write_lists(folder: Path, images: Iterable[Image], rows: Iterable[StoredRow]) -> dict[str, str]:
     """Write the lists entry by entry, and return their digests for the manifest."""
     return {"images": _write_list(folder / IMAGES, images), "rows": _write_list(folder / ROWS, rows)}

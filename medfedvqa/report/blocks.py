@@ -248,11 +248,10 @@ def table(
     items: Iterable[Item],
     columns: Mapping[str, Callable[[Item], Content]],
     empty: str,
-    anchor: Callable[[Item], str] | None = None,
     on_paper: bool = True,
 ) -> Table:
     """A table with a row for each item. `columns` maps the title of a column to the function of its cells."""
-    rows = (row(*(content(item) for content in columns.values()), anchor=anchor and anchor(item)) for item in items)
+    rows = (row(*(content(item) for content in columns.values())) for item in items)
     return Table(caption, tuple(columns), tuple(rows), empty, on_paper)
 
 

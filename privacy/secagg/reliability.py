@@ -30,8 +30,8 @@ from privacy.secagg.ring import HEADROOM_BITS, Ring
 # tables).
 
 CHUNKS = 5
-COMPARED_BITS = 6 * CHUNKS
-"""Bits under the top bit. Lower bits are ignored: a secret within 2^33 of a limit may count as below or above it."""
+"""Chunks of 6 bits under the top bit. Lower bits are ignored: a secret within 2^33 of a limit may count as below or
+above it."""
 
 _ONE, _TOP = np.uint64(1), np.uint64(63)
 _SHIFTS = np.array([63 - 6 * (chunk + 1) for chunk in range(CHUNKS)], np.uint64)

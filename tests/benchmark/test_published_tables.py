@@ -112,15 +112,3 @@ def test_the_published_accuracies_by_epsilon_are_what_the_program_makes_of_its_r
     )
     page = (DOCS / "privacy.md").read_text(encoding="utf-8")
     assert f"\n\n{made}\n\n" in page and f"\n\n{other}\n\n" not in page
-
-
-def test_the_published_table_of_shared_noise_is_what_the_program_makes_of_its_raw_lines() -> None:
-    """Both tables, line by line; and with one more answer right in a line, they are others."""
-    program = runpy.run_path(str(ROOT / "benchmarks" / "shared_noise.py"))
-    text = (DOCS / "measured" / "shared-noise.jsonl").read_text(encoding="utf-8")
-    page = (DOCS / "benchmark.md").read_text(encoding="utf-8")
-    lines = list(map(json.loads, text.splitlines()))
-    assert "\n\n" + "\n".join(program["table"](lines)) + "\n\n" in page
-    for site, bits in lines[0]["right"].items():
-        lines[0]["right"][site] = bits.replace("0", "1")
-    assert "\n".join(program["table"](lines)) not in page

@@ -109,5 +109,5 @@ def test_a_program_outside_of_the_source_tree_is_named(
 ) -> None:
     """A wheel has no folder `benchmarks`."""
     monkeypatch.setattr("medfedvqa.cli.reproduce.__file__", str(tmp_path / "a" / "b" / "c.py"))
-    done = medfedvqa("reproduce", "unicon", "a2", "--out", str(tmp_path / "out"))
-    assert done.returncode == 1 and "benchmarks/split_steps.py is in the source tree only" in done.stderr
+    done = medfedvqa("reproduce", "unicon", "fig6", "--out", str(tmp_path / "out"))
+    assert done.returncode == 1 and "benchmarks/trojan.py is in the source tree only" in done.stderr

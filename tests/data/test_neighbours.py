@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from medfedvqa.data import CLOSED_ANSWERS, Row, SiteData, Split, VQAData, build_site, load_site, read, views
-from medfedvqa.ingest.store import FORMAT, Image, StoredRow, write_store
+from medfedvqa.ingest.store import FORMAT, Image, StoredRow, write_lists, write_manifest
 
 PARTS = ("train", "validate", "test")
 SPLITS = (Split(seed=3), Split("patient", seed=3))
@@ -81,7 +81,7 @@ def stored(tmp_path: Path) -> Path:
         "code": "0" * 64,
         "counts": counts | {"rows_left_out": {}, "patients": 9},
     }
-    write_store(tmp_path, manifest, images, rows)
+    write_manifest(tmp_path, manifest | write_lists(tmp_path, images, rows))
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from small_dicom import dicom_bytes, small_dicom
 from medfedvqa.data import phantom
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.pseudonyms import Pseudonyms
-from medfedvqa.ingest.store import FORMAT, PICTURES, Image, StoredRow, write_store
+from medfedvqa.ingest.store import FORMAT, PICTURES, Image, StoredRow, write_lists, write_manifest
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -35,7 +35,7 @@ def make_store(folder: Path, patients: Mapping[str, range], key: bytes = KEY, **
                 answer = "yes" if (number + question) % 2 else "no"
                 text = {"question": f"Is it bright, {question}?", "answer": answer, "split": "train"}
                 rows.append(StoredRow(index=len(rows), image=name, organ=organ, **text))
-    write_store(folder, _manifest(keys, len(images), len(rows)), images, rows)
+    write_manifest(folder, _manifest(keys, len(images), len(rows)) | write_lists(folder, images, rows))
     return folder
 
 
@@ -60,7 +60,7 @@ def phantom_store(folder: Path, sexes: Mapping[str, str], ages: Mapping[str, str
         split = "test" if numbers[row.patient] % 2 else "train"
         text = {"question": row.question, "answer": row.answer, "organ": row.organ, "split": split}
         rows.append(StoredRow(index=len(rows), image=name, **text))
-    write_store(folder, _manifest(keys, len(images), len(rows)), images.values(), rows)
+    write_manifest(folder, _manifest(keys, len(images), len(rows)) | write_lists(folder, images.values(), rows))
     return folder
 
 

@@ -13,7 +13,8 @@ from privacy import AccountingError, Laplace, SampledGaussian, Use
 from privacy.forecast import HALF, Pilot, kept, noise_over_signal
 from privacy.mechanisms.shared_gaussian import SharedGaussian
 
-MEASURED = Path(__file__).parents[2] / "docs" / "measured" / "shared-noise.jsonl"
+DOCS = Path(__file__).parents[2] / "docs"
+MEASURED = DOCS / "measured" / "shared-noise.jsonl"
 STEP = SampledGaussian(0.5, 2.0, 60, Use.GRADIENTS)
 
 
@@ -37,6 +38,24 @@ def test_the_rule_s_range_covers_what_was_measured_with_noise() -> None:
         right = mean_right(lines, sites=sites, arm=arm, epsilon=epsilon)
         beside.append(max(least - right, right - most))
     assert len(beside) >= 12 and max(beside) < 0.08
+
+
+def test_the_published_table_has_what_was_measured_and_the_rule_s_range() -> None:
+    """Every row of shared and local noise, with its noise over signal, is in the documents."""
+    lines = [json.loads(line) for line in MEASURED.read_text().splitlines()]
+    page = (DOCS / "benchmark.md").read_text(encoding="utf-8")
+    rows = {(line["sites"], line["epsilon"]) for line in lines if line["arm"] == "shared"}
+    for sites, epsilon in rows:
+        free = (mean_right(lines, sites=sites, arm=way) for way in ("majority", "alone", "none, default steps"))
+        pilot, cells = Pilot(*free), [f"| {sites}", f"{epsilon:g}"]
+        for arm in ("shared", "local"):
+            facts = {"sites": sites, "epsilon": epsilon, "arm": arm}
+            ratio = np.mean([line["noise_over_signal"] for line in lines if facts.items() <= line.items()])
+            least, most = pilot.released(float(ratio))
+            right = f"{100 * mean_right(lines, **facts):.1f}"
+            cells += [right, f"{ratio:.2f}", f"{100 * least:.1f} to {100 * most:.1f}"]
+        assert f"\n{' | '.join(cells)} |\n" in page
+    assert len(rows) == 12
 
 
 @given(st.floats(1e-3, 1e3), st.integers(2, 200), st.floats(1, 1e4), st.integers(1, 10**7))

@@ -109,9 +109,7 @@ PAPER = Paper(
         PaperEntry(
             "a2",
             "seconds of a step by part (Appendix A.2)",
-            Program("split_steps", ()),
-            "measured; the paper counts with symbols",
-            "phantom",
+            Absent("the paper counts with symbols; docs/methods/unicon.md has seconds that were measured here"),
         ),
         PaperEntry("algorithm2", "conventional split learning (Appendix A.3)", PaperTable(ALGORITHM_2, BUDGET), SMALL),
     ),
