@@ -1,9 +1,11 @@
 """How much a tier of the tests tries: `make test` a fifth of the drawn examples, `make test-all` all of them."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("quick", max_examples=20)
-settings.register_profile("full", max_examples=100)
+# How long an example takes says how busy the machine is, and nothing about the claim.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", patient, max_examples=20)
+settings.register_profile("full", patient, max_examples=100)
 settings.load_profile("quick")  # unless pytest is given --hypothesis-profile
 
 
