@@ -18,7 +18,7 @@ def directions(count: int, common: float, seed: int) -> torch.Tensor:
     return own + common * torch.randn(PARAMETERS, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(st.floats(0, 3), st.integers(0, 1000))
 def test_an_update_without_noise_is_decoded_whatever_its_directions_have_in_common(common: float, seed: int) -> None:
     """Every direction that is in the sum scores above every one that is not, where an inner product would mix them."""

@@ -46,7 +46,7 @@ def test_all_right_without_delta_has_a_closed_form() -> None:
     assert epsilon_lower_bound(Guesses(64, 64, 64), 0.0, 0.95) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(counted(), EPSILONS)
 def test_without_delta_guesses_are_dominated_by_a_binomial(guesses: Guesses, epsilon: float) -> None:
     """The p-value is the tail of Binomial(r, e^epsilon / (1 + e^epsilon)), summed with exact binomial coefficients."""
@@ -56,7 +56,7 @@ def test_without_delta_guesses_are_dominated_by_a_binomial(guesses: Guesses, eps
     assert p_value(guesses, epsilon, 0.0) == pytest.approx(min(1.0, tail), rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(counted(), EPSILONS, DELTAS)
 def test_deltas_part_is_the_worst_of_all_shifts_computed_one_by_one(
     guesses: Guesses, epsilon: float, delta: float
@@ -69,7 +69,7 @@ def test_deltas_part_is_the_worst_of_all_shifts_computed_one_by_one(
     assert p_value(guesses, epsilon, delta) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(counted(), EPSILONS, DELTAS)
 def test_more_right_guesses_never_prove_less(guesses: Guesses, epsilon: float, delta: float) -> None:
     """Nor does a larger delta, a stricter confidence or a canary without a guess ever prove more."""
@@ -83,7 +83,7 @@ def test_more_right_guesses_never_prove_less(guesses: Guesses, epsilon: float, d
     assert epsilon_lower_bound(more, delta, 0.95) <= bound + 1e-9
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 150), st.floats(0, 4), st.sampled_from([0.9, 0.95, 0.99]))
 def test_randomised_response_is_accused_at_most_at_the_stated_rate(r: int, epsilon: float, confidence: float) -> None:
     """Summed exactly over all outcomes of the mechanism that is tight: the bound exceeds the truth that rarely."""
@@ -125,7 +125,7 @@ def test_an_attack_without_a_clue_is_right_in_half_of_its_guesses() -> None:
     assert sum(item.correct for item in rounds) / sum(item.guessed for item in rounds) == pytest.approx(0.5, abs=0.02)
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(st.integers(1, 60), st.floats(0.02, 0.98))
 def test_the_interval_of_a_rate_covers_it_at_least_as_often_as_stated(trials: int, rate: float) -> None:
     """Clopper and Pearson, summed exactly over all outcomes."""

@@ -141,7 +141,7 @@ def test_a_chain_that_is_made_anew_is_found_by_the_checkpoints(place: Path, chan
 
 
 @given(st.integers(0, 4000), st.integers(1, 255))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_any_changed_byte_of_the_log_is_found(original: Path, offset: int, flip: int) -> None:
     """Also the last line feed, behind which nothing may be missing that was signed."""
     with tempfile.TemporaryDirectory() as folder:

@@ -174,7 +174,7 @@ def test_a_limit_on_the_norm_is_for_uploads_of_parameters_only() -> None:
 
 
 @given(st.integers(0, 999), st.floats(1e-3, 1e6), st.floats(1e-6, 1e6))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_what_is_clipped_is_within_the_norm_and_points_where_it_did(seed: int, scale: float, most: float) -> None:
     """Tensors are scaled together, also after rounding to float32; shorter ones stay as they are."""
     rng = np.random.default_rng(seed)

@@ -289,7 +289,7 @@ ARRAYS = st.builds(
 
 
 @given(SPECS, st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), ARRAYS, max_size=2), st.data())
-@settings(deadline=None, max_examples=examples(50))
+@settings(max_examples=examples(50))
 def test_the_gate_passes_exactly_the_declared_messages(
     specs: list[TensorSpec], replaced: dict[str, np.ndarray], data: st.DataObject
 ) -> None:

@@ -158,7 +158,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, DAYS, st.sampled_from([400, 1200, 2192]))
-@settings(deadline=None, max_examples=examples(150))
+@settings(max_examples=examples(150))
 def test_whatever_the_clocks_say_no_line_goes_before_others_show_its_age(
     steps: list[tuple[int, str | None, int]], clock: int, most: int
 ) -> None:

@@ -243,7 +243,7 @@ MINUTES = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 
 
 @given(MINUTES, st.lists(st.integers(0, 300), min_size=12, max_size=12), st.integers(0, 240))
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_honest_clocks_are_never_doubted(steps: list[int], gaps: list[int], late: int) -> None:
     """Clocks that step by minutes around the true time, a site that is idle for months, cosignatures that take hours
     at most: with a year at the most between two jobs everything about times is shown."""
@@ -259,7 +259,7 @@ def test_honest_clocks_are_never_doubted(steps: list[int], gaps: list[int], late
 
 
 @given(STEPS)
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 def test_any_step_beyond_the_tolerance_is_named_by_its_entry(dates: list[int]) -> None:
     """Whatever the order of dates in hours: the first entry that is dated before an earlier one, and no other."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

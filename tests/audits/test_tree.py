@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_logs import defined_root
 
@@ -134,7 +134,6 @@ def test_consistency_proofs_are_the_defined_ones_and_hold_for_nothing_else(
 
 
 @given(st.lists(st.integers(0, 60), max_size=5))
-@settings(deadline=None)
 def test_the_file_gives_the_same_nodes_however_it_grew(steps: list[int]) -> None:
     """Also over garbage behind its end, as a power cut leaves it."""
     with tempfile.TemporaryDirectory() as folder:

@@ -119,7 +119,7 @@ CHAIN = b"".join(chain(4))
 
 
 @given(st.integers(0, len(CHAIN) - 1), st.integers(1, 255))
-@settings(deadline=None, max_examples=examples(200))
+@settings(max_examples=examples(200))
 def test_any_single_changed_byte_is_found(offset: int, flip: int) -> None:
     """Whatever byte becomes whatever other, the verdict names its entry; a changed last line feed is a torn line."""
     changed = bytearray(CHAIN)

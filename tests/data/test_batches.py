@@ -22,7 +22,7 @@ def epoch(patients: list[int], rows: int, seed: int = 0) -> list[list[int]]:
 some_patients = st.lists(st.integers(0, 9), max_size=60)
 
 
-@settings(deadline=None, max_examples=tiers.examples(40))
+@settings(max_examples=tiers.examples(40))
 @given(some_patients, st.integers(1, 20), st.integers(0, 3))
 def test_every_row_comes_once_in_batches_of_the_asked_size(patients: list[int], rows: int, seed: int) -> None:
     result = epoch(patients, rows, seed)
@@ -30,7 +30,7 @@ def test_every_row_comes_once_in_batches_of_the_asked_size(patients: list[int], 
     assert all(1 <= len(batch) <= rows for batch in result)
 
 
-@settings(deadline=None, max_examples=tiers.examples(40))
+@settings(max_examples=tiers.examples(40))
 @given(some_patients, st.integers(1, 20), st.integers(0, 3))
 def test_a_patient_that_fits_is_in_one_batch(patients: list[int], rows: int, seed: int) -> None:
     result = epoch(patients, rows, seed)
@@ -40,7 +40,7 @@ def test_a_patient_that_fits_is_in_one_batch(patients: list[int], rows: int, see
             assert held == 1
 
 
-@settings(deadline=None, max_examples=tiers.examples(40))
+@settings(max_examples=tiers.examples(40))
 @given(some_patients, st.integers(1, 20))
 def test_no_two_neighbouring_batches_would_fit_in_one(patients: list[int], rows: int) -> None:
     """A batch ends only because the next patient, or the next part of one, would overfill it."""

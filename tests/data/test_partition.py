@@ -52,7 +52,7 @@ def many(count: int) -> VQAData:
     return set_of([Row(i, "chest", "train", True, "q", "a", f"p{i}", Path(f"{i}.jpg")) for i in range(count)])
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets(), st.integers(0, 5))
 def test_official_keeps_the_published_test_rows_and_carves_validation_by_patient(data: VQAData, seed: int) -> None:
     """Train patients whose own place is below the share validate, with all their train rows; test rows stay."""
@@ -66,7 +66,7 @@ def test_official_keeps_the_published_test_rows_and_carves_validation_by_patient
             ]
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets(("train", "validate", "test")))
 def test_official_keeps_published_validation_rows(data: VQAData) -> None:
     """A set that publishes validation rows keeps all three parts as they are, even where no such row is left."""
@@ -77,7 +77,7 @@ def test_official_keeps_published_validation_rows(data: VQAData) -> None:
             ]
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets(), st.integers(0, 5), st.sampled_from([(0.7, 0.15, 0.15), (0.5, 0.0, 0.5), (1.0, 0.0, 0.0)]))
 def test_patient_split_is_disjoint_and_complete_and_each_patient_is_where_its_place_says(
     data: VQAData, seed: int, fractions: tuple[float, float, float]
@@ -113,7 +113,7 @@ def test_places_lie_evenly_in_0_to_1() -> None:
     assert max(abs(place - (rank + 0.5) / 4000) for rank, place in enumerate(places)) < 1.95 / math.sqrt(4000)
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_moves_no_row(data: VQAData, random: object) -> None:
     """All three parts hold the same rows whatever order they come in."""
@@ -126,7 +126,7 @@ def test_the_order_of_rows_moves_no_row(data: VQAData, random: object) -> None:
             assert all(set(getattr(rows, part)) == set(getattr(after[organ], part)) for part in PARTS)
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets())
 def test_a_site_that_holds_its_organ_alone_gets_the_same_parts(data: VQAData) -> None:
     """A hospital does not need other sites' rows to know its own parts."""
@@ -136,7 +136,7 @@ def test_a_site_that_holds_its_organ_alone_gets_the_same_parts(data: VQAData) ->
             assert partition(set_of(alone), organ, split) == rows
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(max_examples=examples(40))
 @given(data_sets(("train", "validate", "test")), st.booleans(), st.integers(0, 3))
 def test_without_one_patient_all_others_stay_where_they_are(data: VQAData, published: bool, seed: int) -> None:
     """Also if that patient had the only validation rows: what a set publishes is a fact about the set."""

@@ -62,7 +62,7 @@ class Cells(HTMLParser):
             self.cells[-1] += data
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(st.text(PLAIN | HIDDEN | LACKED, min_size=1, max_size=60))
 @example("{nb}\x1b[2J\u202egnitset")
 def test_the_pdf_shows_what_hides_by_its_number(text: str) -> None:

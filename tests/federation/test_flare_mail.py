@@ -76,7 +76,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_mail, "_ASK_AFTER", 0.01)
 
 
-@settings(deadline=None, max_examples=examples(50))
+@settings(max_examples=examples(50))
 @given(st.lists(st.sampled_from([*COPIES, LATE]), max_size=20), st.lists(st.binary(max_size=9), min_size=1, max_size=5))
 def test_messages_arrive_once_and_in_order_whatever_happens_to_their_frames(
     fates: list[str], messages: list[bytes]

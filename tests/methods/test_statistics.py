@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_clip import TINY
 
@@ -64,7 +64,6 @@ def test_a_patient_counts_once_in_a_category_and_test_patients_never():
 PATIENTS = st.lists(st.lists(st.floats(0, 5), min_size=4, max_size=4), min_size=1, max_size=12)
 
 
-@settings(deadline=None)
 @given(PATIENTS)
 def test_one_patient_moves_all_counts_together_by_at_most_one(shares):
     """In the L1 norm and in whole numbers, whatever the shares are: they are scaled down if they sum to more."""
@@ -74,7 +73,6 @@ def test_one_patient_moves_all_counts_together_by_at_most_one(shares):
     assert sum(map(abs, moved)) <= UNITS and min(moved) >= 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=30))
 def test_a_patient_is_one_whole_over_its_rows(rows):
     patients, places = (torch.tensor(column) for column in zip(*rows, strict=True))

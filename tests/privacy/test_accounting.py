@@ -159,7 +159,7 @@ def test_an_accountant_made_anew_each_round_understates() -> None:
 
 
 @given(events=few_events, data=st.data())
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 def test_order_and_grouping_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """Live or replayed, merged or step by step, the same events cost the same to the last bit."""
     single = [SampledGaussian(event.rate, event.noise) for event in events for _ in range(event.steps)]
@@ -168,7 +168,7 @@ def test_order_and_grouping_do_not_matter(events: list[DPEvent], data: st.DataOb
 
 
 @given(few_events)
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(10))
 def test_events_survive_json(events: list[DPEvent]) -> None:
     """An event read back from its record is the event."""
     assert [DPEvent.from_dict(json.loads(json.dumps(event.to_dict()))) for event in events] == events

@@ -51,7 +51,7 @@ def cost(by: Analysis, spent_on: list[DPEvent], delta: float) -> PrivacyCost:
         return spent(spent_on, delta)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(events, st.sampled_from([1e-3, 1e-5, 1e-6]))
 def test_both_analyses_agree_far_within_the_tolerance_of_a_report(spent_on: list[DPEvent], delta: float) -> None:
     """Renyi divergences to 9 digits, privacy losses to a quarter of the tolerance; infinite where Opacus is."""

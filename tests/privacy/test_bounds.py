@@ -84,7 +84,7 @@ CANCELLING = st.builds(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(CANCELLING)
 def test_the_norm_that_is_clipped_is_never_below_the_exact_one(sides: Sides) -> None:
     """For rows of lengths up to a million that cancel to nothing, few and many, of full and of low rank."""
@@ -92,14 +92,14 @@ def test_the_norm_that_is_clipped_is_never_below_the_exact_one(sides: Sides) -> 
     assert math.isfinite(bound) and bound >= exact_norm(sides)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(CANCELLING, st.floats(-3, 3).map(lambda power: 10**power))
 def test_the_sum_that_is_computed_for_a_patient_alone_is_never_longer_than_c(sides: Sides, clip: float) -> None:
     """Rounding of the weights, of the weighted rows and of their sum included."""
     assert float(clipped(products_of([sides]), clip).norm()) <= clip
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(CANCELLING, min_size=1, max_size=1), st.integers(1, 20), st.integers(0, 1000))
 def test_a_patient_whose_rows_cancel_moves_the_sum_of_others_by_no_more_than_c(
     mine: list[Sides], others: int, seed: int
@@ -176,7 +176,7 @@ def test_on_ordinary_rows_the_margin_costs_little(widths: tuple[int, int], rows:
     assert exact <= float(products_of([sides]).squared_norms().sqrt()) <= 1.005 * exact
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.floats(-30, -8), st.floats(0, 18), st.integers(1, 40), st.integers(1, 300), st.integers(0, 1000))
 def test_numbers_too_small_for_single_precision_are_covered(
     small: float, large: float, rows: int, width: int, seed: int
@@ -190,7 +190,7 @@ def test_numbers_too_small_for_single_precision_are_covered(
     assert float(clipped(products_of([sides]), 1e-6).norm()) <= 1e-6
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.integers(1, 30), st.integers(1, 24), st.lists(st.integers(0, 90), max_size=8), st.integers(0, 1000))
 def test_a_bound_follows_from_the_patients_own_rows(rows: int, width: int, others: list[int], seed: int) -> None:
     """Neither the formula nor the figure depends on how many others there are, and how many rows they have.

@@ -28,7 +28,7 @@ def drawn(keys: list[str], counts: list[int], kind: str = "uniform", secret: byt
     return {key: calls[:, owners == number] for number, key in enumerate(keys)}
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data(), KEYS, st.sampled_from(["uniform", "normal"]))
 def test_a_patients_numbers_depend_on_no_other_patient(data: st.DataObject, keys: list[str], kind: str) -> None:
     """Bit for bit, whoever else is there, in whatever order, and with however many items."""
@@ -41,7 +41,7 @@ def test_a_patients_numbers_depend_on_no_other_patient(data: st.DataObject, keys
         assert torch.equal(numbers, together[key])
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 2**31), st.integers(0, 2**31))
 def test_no_seed_of_a_job_reaches_what_patients_draw(seed: int, other: int) -> None:
     """Nor does drawing move torch's generator."""

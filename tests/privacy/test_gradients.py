@@ -101,7 +101,7 @@ def drawn_patients(sizes: Sequence[int], seed: int, scale: float = 1.0) -> list[
     ]
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(SIZES, st.floats(1e-3, 100), st.integers(0, 1000))
 def test_a_clipped_patient_is_its_gradient_cut_to_the_bound(sizes: list[int], clip: float, seed: int) -> None:
     """The gradient of all its rows together by ordinary back-propagation, shortened to C, and left alone below."""
@@ -125,7 +125,7 @@ def test_a_clipped_patient_is_its_gradient_cut_to_the_bound(sizes: list[int], cl
             assert float((clipped - flat).norm()) <= 1e-5 * float(flat.norm())
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     st.lists(st.integers(1, 5), max_size=8),
     st.integers(1, 40),
@@ -148,7 +148,7 @@ def test_adding_or_removing_a_patient_moves_a_whole_step_by_at_most_the_bound(
     assert float(moved.norm()) <= clip
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(SIZES, st.integers(1, 9), st.integers(0, 1000))
 def test_passes_accumulate_to_the_step_of_all_patients_at_once(sizes: list[int], chunk: int, seed: int) -> None:
     """A sample that does not fit into memory gives the same step, dropout included, to 1e-5 of C for each patient."""

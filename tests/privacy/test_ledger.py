@@ -113,7 +113,7 @@ def test_limits_that_limit_nothing_are_refused(wrong: tuple[float, float]) -> No
 PATIENTS = st.frozensets(st.sampled_from("pqrstu"), min_size=1)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=st.lists(st.tuples(PATIENTS, st.lists(st.integers(1, 9), min_size=1, max_size=3)), max_size=7))
 def test_a_cohort_has_spent_what_its_worst_patient_has(
     simple_accountant: None,

@@ -144,7 +144,7 @@ def each_of(parts: list[Any], value: torch.Tensor, patients: int) -> torch.Tenso
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(counts=st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any), seed=st.integers(0, 1000))
 def test_each_patients_gradient_is_that_of_its_own_items(name: str, counts: list[int], seed: int) -> None:
     """As ordinary back-propagation in double precision gives it patient by patient, to 1e-5, and its norm is bounded.

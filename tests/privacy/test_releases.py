@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy import (
@@ -34,7 +34,6 @@ def tensor(shares: list[float]) -> torch.Tensor:
     return torch.tensor(shares, dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(SHARES, st.floats(allow_nan=False, allow_infinity=False))
 def test_one_patient_moves_the_pair_by_exactly_one(shares: list[float], one: float) -> None:
     """In the L1 norm, and so by at most 1 in the L2 norm, whatever share the patient has and however it is rounded."""
@@ -44,7 +43,6 @@ def test_one_patient_moves_the_pair_by_exactly_one(shares: list[float], one: flo
     assert moved[0] / UNITS == pytest.approx(min(1, max(0, one)), abs=1 / UNITS)
 
 
-@settings(deadline=None)
 @given(SHARES, st.floats(0.1, 50))
 def test_gaussian_noise_is_the_multiplier_times_that_sensitivity(shares: list[float], noise: float) -> None:
     """Two whole numbers are noised once, with exactly the standard deviation that is charged, in their own parts."""
@@ -54,7 +52,6 @@ def test_gaussian_noise_is_the_multiplier_times_that_sensitivity(shares: list[fl
 
 
 @KINDS
-@settings(deadline=None)
 @given(shares=SHARES, noise=st.floats(0.01, 1e4), seed=st.integers(0, 10**6))
 def test_the_result_is_a_share(kind: type[CountsMechanism], shares: list[float], noise: float, seed: int) -> None:
     """However large the noise is, and without any patient."""

@@ -176,7 +176,7 @@ def test_without_a_key_from_the_site_it_is_not_shown_whose_report_it_is(folder: 
     assert result.state is VerdictState.NOT_SHOWN
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
     data: st.DataObject, folder: Path, report: Report, key: AuditKey
@@ -187,7 +187,7 @@ def test_a_report_whose_figure_or_sentence_was_edited_is_refused(
     assert verify_report(folder, key.public).state is VerdictState.BROKEN, path
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_an_edit_is_refused_even_if_the_site_itself_signs_it(
     data: st.DataObject, tmp_path: Path, report: Report, key: AuditKey

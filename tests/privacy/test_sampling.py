@@ -13,7 +13,7 @@ KEYS = [f"patient {number}" for number in range(400)]
 PATIENTS = st.lists(st.integers(0, 12), min_size=1, max_size=60)
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50))
 @given(PATIENTS, st.floats(0.05, 1), st.integers(1, 5), st.integers(0, 1000))
 def test_a_patient_comes_with_its_rows_only_and_with_at_most_the_cap(
     patients: list[int], rate: float, cap: int, seed: int
@@ -28,7 +28,7 @@ def test_a_patient_comes_with_its_rows_only_and_with_at_most_the_cap(
         assert len(rows) == min(cap, patients.count(patient))
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(st.data(), PATIENTS, st.floats(0.05, 1), st.integers(1, 5), st.integers(0, 1000))
 def test_a_patients_coin_and_rows_depend_on_no_other_patient(
     data: st.DataObject, patients: list[int], rate: float, cap: int, seed: int
@@ -90,7 +90,7 @@ def test_rows_beyond_the_cap_are_drawn_anew_each_time_and_evenly() -> None:
     assert seen.sum() == 2000 and stats.chisquare(seen).pvalue > 1e-4
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**31))
 def test_no_seed_of_a_job_reaches_who_takes_part(seed: int) -> None:
     """Seeding torch and NumPy changes nothing, and drawing moves neither of their generators."""

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy import (
@@ -73,7 +73,6 @@ def test_the_whole_job_stays_within_the_target_and_uses_it(job: Cost) -> None:
         assert spent(dp.events(Cost(counts=job.counts), levels), dp.delta).epsilon <= dp.count_share * 3.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6), st.sampled_from(COUNTS))
 def test_tasks_charge_together_what_the_job_costs(tasks: list[tuple[int, int]], counts: CountsMechanism) -> None:
     """Nothing is lost between the plan, charged task by task, and the calibration, made for the sum."""

@@ -61,7 +61,7 @@ def test_both_accountants_bound_googles_loss_distributions(events: list[DPEvent]
 
 
 @given(events=few_events, data=st.data())
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(10))
 def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.DataObject) -> None:
     """The same mechanisms cost the same to the last bit, whatever they were applied to."""
     single = [event.times(1) for event in events for _ in range(event.steps)]
@@ -71,7 +71,7 @@ def test_order_grouping_and_use_do_not_matter(events: list[DPEvent], data: st.Da
 
 @given(few_events, st.integers(1, 5))
 @example([Laplace(1.0, 3), SampledGaussian(0.1, 6.0, 1), SampledGaussian(1.0, 1.5, 1)], 1)
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(10))
 def test_more_steps_cost_no_less(events: list[DPEvent], more: int) -> None:
     """By either accountant, whichever mechanism is repeated.
 

@@ -20,7 +20,7 @@ from privacy.settings import Cost
 DELTA = 1e-5
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 @given(st.floats(0.05, 1), st.floats(1, 8), st.integers(2, 50), st.integers(0, 10), st.integers(1, 300))
 def test_it_costs_what_one_site_s_noise_of_the_same_size_costs_and_a_hundredth_of_a_percent_more_at_most(
     rate: float, noise: float, sites: int, colluders: int, steps: int
@@ -32,7 +32,7 @@ def test_it_costs_what_one_site_s_noise_of_the_same_size_costs_and_a_hundredth_o
     assert alone.epsilon <= shared.epsilon < alone.epsilon + 1e-4 * (1 + alone.epsilon)
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(max_examples=examples(30))
 @given(st.integers(2, 50), st.integers(1, 10))
 def test_against_the_server_alone_the_colluders_noise_counts_as_well(sites: int, colluders: int) -> None:
     """Each site adds the same noise, whoever colludes, so the second epsilon is the smaller one."""

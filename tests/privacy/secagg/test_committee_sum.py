@@ -18,7 +18,7 @@ from privacy.secagg.masked_mean import SUM_BITS, mean_of_sum, summand
 from privacy.secagg.randomness import Stream
 from privacy.secagg.ring import FixedPoint, Ring
 
-FEW = settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 Linked = Callable[..., dict[str, Any]]
 
 

@@ -34,7 +34,7 @@ SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]
 LAYOUT = TensorLayout.of({"p": (2, 3)})
 SMALL = TensorLayout.of({"p": (1,)})
-FEW = settings(max_examples=examples(10), deadline=None)
+FEW = settings(max_examples=examples(10))
 
 Parts = dict[str, bytes]
 Bend = Callable[[Parts], Parts]

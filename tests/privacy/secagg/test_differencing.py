@@ -43,7 +43,7 @@ def few_are_shown(cohorts: Collection[Cohort], size: int) -> bool:
 
 
 @given(st.sets(COHORTS, max_size=6), COHORTS, st.integers(2, 5))
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_what_is_found_is_what_rational_linear_algebra_finds(earlier: set[Cohort], cohort: Cohort, least: int) -> None:
     """For every set of fewer than `least` sites: the rank outside of it drops exactly where a combination is inside."""
     shown, together = sites_shown(earlier, cohort, least), {*earlier, cohort}
@@ -58,7 +58,7 @@ def test_what_is_found_is_what_rational_linear_algebra_finds(earlier: set[Cohort
 
 
 @given(st.sets(COHORTS, max_size=4), COHORTS)
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_no_combination_by_small_coefficients_gets_past_it(earlier: set[Cohort], cohort: Cohort) -> None:
     """Where nothing is found, none of the combinations by -3 .. 3 is of one site or two."""
     if few_are_shown(earlier, 2) or sites_shown(earlier, cohort, 3):

@@ -54,7 +54,7 @@ def mixtures(together: Any, monkeypatch: pytest.MonkeyPatch, lie: Lie) -> tuple[
     return [site.mixture for site in list(result.values())[:3]], tensors
 
 
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 999))
 def test_whatever_a_site_shares_a_mixture_is_finite_and_within_the_encodings_range(
     together: Any, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -27,7 +27,7 @@ from privacy.secagg.masked_mean import mean_of_sum, summand
 from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
 from privacy.secagg.ring import Ring
 
-FEW = settings(max_examples=examples(8), deadline=None)
+FEW = settings(max_examples=examples(8))
 shapes = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1)
 LENGTH = 20_000
 

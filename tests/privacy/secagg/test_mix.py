@@ -13,7 +13,7 @@ from privacy.secagg import Group, RangeError, SecureAggregationError, TensorLayo
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
 
-FEW = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 shapes = st.dictionaries(st.sampled_from("abc"), st.tuples(*[st.integers(1, 4)] * 3), min_size=1)
 
 

@@ -19,7 +19,7 @@ from privacy.secagg.crypten_runtime import Party, ring, tensor
 from privacy.secagg.masked_opening import open_masked, product, truncate
 from privacy.secagg.reliability import below
 
-FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT = torch.int64
 
 
