@@ -8,7 +8,8 @@ and the server's job process and own process. Then it checks that
 - the job ended with results, or, on shares, with the sentence that fewer sites could reveal each other, or that sums of
   this job and of an earlier one could be combined,
 - if nobody missed a round, every site keeps the model of the run in which nobody died: to the bit, or within 0.001
-  where CrypTen's truncation, which is random, took part,
+  where CrypTen's truncation, which is random, took part; not in a private job that a vault had to begin again, since
+  the repeatable noise of these trials begins again with it,
 - every site's log is whole, and agrees with the server's receipts and the other sites: nothing left unlogged,
 - every charge in a log stands in the site's ledger, and nothing stays reserved,
 - every site that did not answer in a round is named in the results.
@@ -36,6 +37,7 @@ import psutil
 import torch
 
 from audits import Entry, Event, Outcome, Refusal, VerdictState, examine, read
+from audits.running_jobs import RUNNING
 from medfedvqa.data import phantom
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.loopback import LoopbackFederation
@@ -66,6 +68,8 @@ SECONDS_DOWN = 3.0
 """Seconds until a party's own process is started again."""
 PATIENCE = 900.0
 """Seconds after which a trial has failed."""
+MOST_ABSENT = 6
+"""Jobs in a row that end before the party's process is found, after which something is wrong."""
 ALIKE = 1e-3
 """The most by which models of two runs differ where CrypTen took part."""
 FASTER = {SITE_PATIENCE: "60"}
@@ -157,7 +161,8 @@ class Killing:
         fell_out = str(results["notes"]).count("broke off")
         missed = sum(bool(record["missing"]) for record in results["rounds"]) + fell_out
         model = self._compared(job_id)
-        if end == "results" and not missed and model not in ("the same bits", "alike"):
+        redrawn = self.mode == "clear, private" and self._began_again(job_id)
+        if end == "results" and not missed and not redrawn and model not in ("the same bits", "alike"):
             faults_found.append(f"nobody missed a round, and the sites' models are {model}")
         times, codes = (round(killed, 1), round(seconds, 1)), tuple(sorted(self._codes(job_id)))
         return Trial(self.mode, party, name, *times, end, missed, tuple(faults_found), model, codes)
@@ -169,6 +174,11 @@ class Killing:
     def _codes(self, job_id: str) -> set[str]:
         entries = [entry for config in self._configs().values() for entry in read(config.audit) if entry.job == job_id]
         return {entry.admission["code"] for entry in entries if entry.event is Event.REFUSAL and entry.admission}
+
+    def _began_again(self, job_id: str) -> bool:
+        """Whether a site's log opened the job more than once: its vault's process for the job started anew."""
+        logs = ([*read(config.audit)] for config in self._configs().values())
+        return any(sum(e.job == job_id and e.event is Event.OPEN for e in entries) > 1 for entries in logs)
 
     def _kept(self, job_id: str) -> dict[str, list[Any]]:
         """By site, the arrays of what it keeps of the job."""
@@ -200,7 +210,7 @@ class Killing:
         if time.monotonic() < moment:
             return []
         if party.startswith("vault"):
-            listening, jobs = vaults_of(self._federation.kits / name, self._configs()[name].state)
+            listening, jobs = vaults_of(self._federation.kits / name, self._configs()[name].audit)
             processes = listening if party == "vault" else jobs
         else:
             processes = self._federation.processes(name, party not in ("site", "server"))
@@ -234,10 +244,10 @@ class Killing:
                     yield f"{name}: the results do not say that it missed round {record['round']}"
 
 
-def vaults_of(kit: Path, state: Path) -> tuple[list[psutil.Process], list[psutil.Process]]:
+def vaults_of(kit: Path, audit: Path) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """The process of a site's vault that listens, which leads a session, and those that work on a job."""
     processes = vault_processes([str(kit)])
-    working = {lock.read_text() for lock in state.glob("*.lock")}
+    working = {lock.read_text() for lock in (audit / RUNNING).glob("*")}
     jobs = [process for process in processes if str(process.pid) in working]
     return [process for process in processes if os.getsid(process.pid) == process.pid], jobs
 
@@ -271,7 +281,7 @@ def run(
     mode: str, parties: Sequence[str], trials: int, rounds: int, rng: random.Random, over: Callable[[], bool]
 ) -> Iterator[Trial]:
     """Trials of one mode. A federation in which a site fell out of a sum is left: its sites refuse the next one."""
-    left = trials
+    left, absent = trials, Counter[str]()
     while left and not over():
         with ExitStack() as ending:
             folder = Path(ending.enter_context(tempfile.TemporaryDirectory())).resolve()
@@ -279,7 +289,11 @@ def run(
             length, fresh = killing.undisturbed(), True
             while left and fresh and not over():
                 site = rng.choice(phantom.organs(SITES))
-                trial = killing.trial(rng.choice(parties), site, rng.uniform(0, length))
+                party = rng.choice(parties)
+                trial = killing.trial(party, site, rng.uniform(0, length))
+                absent[party] = 0 if trial else absent[party] + 1
+                if absent[party] == MOST_ABSENT:
+                    raise FederationError(f"in {MOST_ABSENT} jobs one after the other there was no process '{party}'")
                 if trial is None:
                     continue
                 yield trial
