@@ -34,7 +34,7 @@ from privacy.secagg.ring import FixedPoint
 
 SITES = ("a", "b", "c", "d")
 ROUNDS = 2
-MESSAGE_TIMEOUT = 6.0  # seconds; many processes share few cores
+MESSAGE_TIMEOUT = 3.0  # seconds; many processes share few cores
 AT_ONCE = 12
 
 MIX_MESSAGES = 14 * 6
