@@ -7,13 +7,13 @@ import base64
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 from audits.checkpoint import Checkpoint
 from audits.errors import LogError, NoteError
 from audits.signed_note import MAX_NOTE, Note, VerifierKey
 from audits.tree import EMPTY_ROOT, HASH_BYTES, consistent
-from audits.ui.local_server import LOOPBACK, PATIENCE, Answer, text_answer
+from audits.ui.local_server import PATIENCE, Answer, LoopbackServer, text_answer
 from audits.witness import Witness
 
 MAX_PROOF = 63  # hashes
@@ -21,21 +21,16 @@ MAX_BODY = 2 * MAX_NOTE  # bytes
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,17})")
 
 
-class WitnessService(ThreadingHTTPServer):
+class WitnessService(LoopbackServer):
     """Answers `POST /add-checkpoint`, once `serve_forever` runs; port 0 takes a free one. Logs no request.
 
     Raises `LogError` if the port is taken.
     """
 
-    daemon_threads = True
-
     def __init__(self, witness: Witness, logs: Mapping[str, VerifierKey], port: int = 0) -> None:
         """`logs`: the keys of the logs that are cosigned, by origin; `witness` has them pinned."""
         self._witness, self._logs = witness, dict(logs)
-        try:
-            super().__init__((LOOPBACK, port), _Handler)
-        except (OSError, OverflowError):
-            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+        super().__init__(_Handler, port)
 
     def add_checkpoint(self, body: bytes) -> Answer:
         """The answer to a request: a cosignature, which is on disk by then, or the reason why there is none."""

@@ -98,10 +98,21 @@ def text_answer(status: HTTPStatus, text: str) -> Answer:
     return Answer(status, _TEXT, f"{text}\n".encode())
 
 
-class LocalServer(ThreadingHTTPServer):
-    """Pages at `url`, once `serve_forever` runs. Port 0 takes a free one. Raises `LogError` if the port is taken."""
+class LoopbackServer(ThreadingHTTPServer):
+    """Listens on 127.0.0.1 alone; port 0 takes a free one. Raises `LogError` if the port is taken."""
 
     daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+        try:
+            super().__init__((LOOPBACK, port), handler)
+        except (OSError, OverflowError):
+            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+
+
+class LocalServer(LoopbackServer):
+    """Pages at `url`, once `serve_forever` runs. Port 0 takes a free one. Raises `LogError` if the port is taken."""
+
     content_policy: ClassVar[str] = (
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
@@ -111,10 +122,7 @@ class LocalServer(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         self._token = secrets.token_urlsafe(24)
         self._css = files("audits.ui").joinpath("page.css").read_bytes()
-        try:
-            super().__init__((LOOPBACK, port), _Handler)
-        except (OSError, OverflowError):
-            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+        super().__init__(_Handler, port)
         self.hosts = frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
 
     @property
