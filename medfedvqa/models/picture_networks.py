@@ -105,7 +105,8 @@ def _built(name: str, arguments: Mapping[str, Any], channels: int, outputs: int)
     """A network, in evaluation mode and without changes in place. Raises `ConfigError`; it quotes no argument."""
     if name in MONAI_NETWORKS:
         keywords = monai_arguments(name, arguments, channels, outputs)
-        build = resolve_name(MONAI_NETWORKS[name][0])
+        without_weights = {} if name == CONNECTED else {"pretrained": False}
+        build = partial(resolve_name(MONAI_NETWORKS[name][0]), **without_weights)
     else:
         keywords, build = dict(arguments), partial(builder(name), channels, outputs)
     try:
