@@ -1,5 +1,6 @@
 """One job whose sites classify pictures, find captions and answer questions, through gate, log and simulator."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from PIL import Image
 from public_folder import write_captions
 from tiny_clip import TINY
 
+import medfedvqa
 from audits import Outcome, read
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.engine import run_on_flare
@@ -103,6 +105,21 @@ def test_feddat_joins_classification_and_answers_by_its_adapters(sites: Sites, r
     assert all(name.startswith("adapter.") for names in left(configs).values() for name in names - COUNTS)
     number = heads(configs)
     assert number[CLASSES] == 2 < number[ANSWERS]
+
+
+@pytest.mark.parametrize("names", [(CLASSES, CAPTIONS), (CAPTIONS,)])
+def test_a_run_from_python_with_captions_ends_with_its_results(
+    root: Path, tmp_path: Path, tiny_backbone: Path, names: tuple[str, ...]
+) -> None:
+    """What parts of a model contribute is counted at sites that answer, and not at all without one."""
+    job = medfedvqa.Job("creamfl", backbone=TINY, **CREAM | {"rounds": 1, "models": {}})
+    data, files = medfedvqa.load(SETS, root), {TINY: tiny_backbone}
+    medfedvqa.run(job, data, sites=names, out=tmp_path / "out", backbone_files=files)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["status"] == "finished" and list(results["sites"]) == list(names)
+    assert any("among the first five at" in note and CAPTIONS in note for note in results["notes"])
+    rows = {part["rows"] for part in results.get("contribution", {}).values()}
+    assert rows == ({results["sites"][CLASSES]["n"]} if CLASSES in names else set())
 
 
 @pytest.mark.parametrize("method", ["feddat", "fedavg"])
