@@ -35,6 +35,8 @@ MOST_VIEWS = 64
 """Augmented views of a picture."""
 MOST_PIXELS = 512
 """Side of a picture."""
+MOST_CHARACTERS = 2000
+"""The most characters of a caption, and of a question or an answer about a public picture."""
 MOST_PAIRS = 100_000
 """Public pictures with captions."""
 MOST_WEIGHT = 1e6

@@ -1,4 +1,4 @@
-"""A public set of one's own, as a test writes it."""
+"""A public set of one's own, and a site's pictures with captions, as a test writes them."""
 
 from pathlib import Path
 
@@ -19,6 +19,18 @@ def write(folder: Path, count: int, questions: bool = True, seed: int = 0, pair:
     (folder / "pairs.csv").write_text("\n".join([*pairs, pair]))
     if questions:
         (folder / "questions.csv").write_text("\n".join([*asked, question]))
+    return folder
+
+
+def write_captions(folder: Path, count: int, site: str = "ward") -> Path:
+    """Grey pictures, `count` of each brightness, each with a caption that says it; a quarter is for testing."""
+    folder.mkdir(parents=True)
+    lines = ["picture,patient,site,caption,split"]
+    for number in range(4 * count):
+        Image.new("L", (16, 16), 20 + 60 * (number % 4) + number // 4).save(folder / f"{number}.png")
+        words = ("black", "dark grey", "light grey", "white")[number % 4]
+        lines.append(f"{number}.png,p{number},{site},a {words} film,{'test' if number // 4 % 4 == 3 else 'train'}")
+    (folder / "captions.csv").write_text("\n".join(lines))
     return folder
 
 

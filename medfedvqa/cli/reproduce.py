@@ -118,21 +118,38 @@ def list_command(
     from rich.table import Table
 
     from medfedvqa.research.reproduce.catalogue import PAPERS, lines, paper_of
+    from medfedvqa.version import code_digest, code_version
 
     papers = (paper_of(paper),) if paper else PAPERS
     if as_json:
-        typer.echo(json.dumps({"entries": list(lines(papers))}, indent=2))
+        code = {"version": code_version(), "code_digest": code_digest()}
+        typer.echo(json.dumps({**code, "entries": list(lines(papers))}, indent=2))
         return
     for each in papers:
-        table = Table("entry", "shows", "data", "command, or why there is none", title=f"{each.number}: {each.title}")
+        table = Table(
+            "entry",
+            "shows",
+            "data",
+            "command, or why there is none",
+            "started by",
+            title=f"{each.number}: {each.title}",
+        )
         for line in lines((each,)):
             table.add_row(
                 *(
                     sentence(cell)
-                    for cell in (line["entry"], line["title"], line["data"], line["command"] or line["reason"])
+                    for cell in (
+                        *(line["entry"], line["title"], line["data"], line["command"] or line["reason"]),
+                        line["tested_by"] or "",
+                    )
                 )
             )
         Terminal().print(table)
+    Terminal().print(
+        f"'started by': the target of make whose tests, at version {code_version()} with the code "
+        f"{code_digest()[:12]}, start the entry at the smallest budget. This list does not know whether they passed.",
+        soft_wrap=True,
+    )
 
 
 def _run_program(program: "Program", folder: Path) -> None:

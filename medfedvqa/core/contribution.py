@@ -36,11 +36,13 @@ def contributions(method: Method[Any], sites: Mapping[str, tuple[Site, State]]) 
 
     A part's figures are `changed` of `rows` test rows; `lost`, the accuracy with the part minus that without it, in
     -1..1, averaged over sites; and `interval`, its 95 % interval over patients, None where it cannot be estimated.
+    Sites of captions, which answer nothing, are left out.
     Raises `ConfigError` if the method keeps no model at a site, and `DataError` if no site has test rows.
     """
     if not isinstance(method, Alone):
         raise ConfigError(f"the method '{method.name}' keeps no answer head at a site: there are no parts to take away")
-    if not (names := sorted(name for name, (site, _) in sites.items() if len(site.data.test))):
+    answering = (name for name, (site, _) in sites.items() if len(site.data.test) and not site.data.captioned)
+    if not (names := sorted(answering)):
         raise DataError("no site has test rows: choose a run whose split has some")
     following = dict(zip(names, [*names[1:], *names[:1]], strict=True))
     answers = [_answers(method, *sites[name], sites[following[name]][1]) for name in names]

@@ -329,7 +329,7 @@ class Alone(Method[Config]):
     def trainer(self, site: Site, depth: Depth | None = None) -> Trainer:
         """The site's trainer. `depth` replaces the method's own depth."""
         depth = depth or self.depth(site)
-        return Trainer(site, self.model(site), self.config.training, self.answers, self.privacy, depth)
+        return Trainer(site, self.model(site), self.config.training, self._space(site), self.privacy, depth)
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """One local round: the new state, with the trained values under "values"."""

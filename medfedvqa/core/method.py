@@ -37,7 +37,7 @@ EPSILON = TensorSpec("epsilon", (2,), "float64", Kind.PUBLIC, "the job's epsilon
 
 
 PARTS_BEHIND: Mapping[str, Part] = {
-    **dict.fromkeys(("rows", "correct", "majority_correct", "prior_correct"), "test"),
+    **dict.fromkeys(("rows", "correct", "majority_correct", "prior_correct", "first_five"), "test"),
     **dict.fromkeys(("alone_correct", "alone_equal_correct", "finished_correct", "ensemble_correct"), "test"),
     "train_rows": "train",
     "accuracy": "validate",
@@ -285,6 +285,14 @@ class Method(ABC, Generic[Config]):
         A method without an answer space has nothing to check.
         """
 
+    def check_kind(self, site: Site) -> None:
+        """Raises `ConfigError` if the method cannot learn from the site's kind of rows, here captions."""
+        if site.data.captioned:
+            raise ConfigError(
+                f"the method '{self.name}' answers questions, and this site has pictures with captions: name a method "
+                "with retrieval, such as 'creamfl'"
+            )
+
     def check_rows(self, data: SiteData) -> None:
         """Raises `DataError` if the site has no rows to train on.
 
@@ -292,7 +300,10 @@ class Method(ABC, Generic[Config]):
         """
         answers = self.public_answers or data.answers
         if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
-            raise DataError("no train row of this site has an answer of the answer space: change the split or the list")
+            raise DataError(
+                "no train row of this site has an answer of the answer space: change the split or the list, or give "
+                "each site its own list and head ('own' as 'head')"
+            )
 
     def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """The list that a site reads its answers by: `declared`, or the job's if the rows must not make one."""

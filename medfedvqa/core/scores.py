@@ -6,7 +6,7 @@ import torch
 from audits import Kind, Tensors, TensorSpec
 from medfedvqa.core.method import State
 from medfedvqa.data import SiteData
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.evaluation.baselines import majority_correct, one_caption_correct, question_prior_correct
 from medfedvqa.evaluation.history import KEPT_MODELS
 
 RIGHT = "right"
@@ -45,14 +45,20 @@ FINISH = "finish_epochs"
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
     """The result of a handler `evaluate`: the state with the `right` test rows, bool [rows], and the counts to release.
 
-    The state also records which rows' questions are closed. The counts include the free baselines and `others`.
+    The state also records which rows' questions are closed. The counts include the free baselines and `others`. At
+    a site of captions both baselines are one caption for all pictures.
     """
+    if data.captioned:
+        majority = prior = one_caption_correct(data.test)
+    else:
+        majority = majority_correct(data.train.answers, data.test.answers)
+        prior = question_prior_correct(data.train, data.test)
     totals = {
         "rows": len(data.test),
         "train_rows": len(data.train),
         "correct": int(right.sum()),
-        "majority_correct": majority_correct(data.train.answers, data.test.answers),
-        "prior_correct": question_prior_correct(data.train, data.test),
+        "majority_correct": majority,
+        "prior_correct": prior,
         **others,
     }
     state = {**state, RIGHT: right, CLOSED: data.test.are_closed}
@@ -74,6 +80,7 @@ COUNTS = {
     "correct": "test rows that the site's model answers right",
     "majority_correct": "test rows that the most frequent training answer answers right",
     "prior_correct": "test rows that the most frequent answer to the same question answers right",
+    "first_five": "test rows whose right answer, or caption, is among the first five of the site's model",
     "alone_correct": "test rows that the same model, trained without the other sites, answers right",
     "alone_equal_correct": "the same, trained alone for the passes of the federation and of finishing together",
     "finished_correct": "test rows that the model answers right which the site trained on after its last release",

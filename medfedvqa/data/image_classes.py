@@ -70,14 +70,20 @@ def _read_table(root: Path) -> VQAData:
         raise DataError(f"'{TABLE}' has the columns {', '.join(COLUMNS)}, and 'label' or one for each finding")
     rows: list[Row] = []
     for number, line in enumerate(lines, 2):
-        path = Path(line["picture"].strip())
-        if not path.name or path.is_absolute() or ".." in path.parts:
-            raise DataError(f"line {number} of '{TABLE}' names no picture below the root")
-        rows += labelled_rows(line, targets, f"line {number} of '{TABLE}'", len(rows), root / path, QUESTION)
+        where = f"line {number} of '{TABLE}'"
+        rows += labelled_rows(line, targets, where, len(rows), root / picture_path(line, where), QUESTION)
     if not rows:
         raise DataError(f"'{TABLE}' labels no picture")
     sites = tuple(dict.fromkeys(row.organ for row in rows))
     return VQAData("image-classes", sites, rows, publishes_validation=any(row.split == "validate" for row in rows))
+
+
+def picture_path(line: Mapping[str, str], where: str) -> Path:
+    """The picture that a line names, relative to the root. Raises `DataError` for a path that leaves the root."""
+    path = Path(line["picture"].strip())
+    if not path.name or path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{where} names no picture below the root")
+    return path
 
 
 def read_lines(path: Path) -> tuple[list[str], list[dict[str, str]]]:

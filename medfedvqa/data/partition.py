@@ -48,8 +48,8 @@ class Split:
             raise ConfigError("the split's validation share is at least 0 and below 1")
 
     def asks(self, row: Row) -> bool:
-        """Whether the row's question is one of this kind."""
-        return bool(row.answer) and self.questions in ("all", "closed" if row.closed else "open")
+        """Whether the row's question is one of this kind; a caption always is."""
+        return row.captioned or (bool(row.answer) and self.questions in ("all", "closed" if row.closed else "open"))
 
     def place(self, patient: str) -> float:
         """The patient's place in [0, 1): HMAC-SHA256 of the patient's key under a key made of the seed."""

@@ -20,15 +20,13 @@ from pathlib import Path
 import torch
 
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
-from medfedvqa.bounds import MOST_PAIRS, PUBLIC_FOLDER
+from medfedvqa.bounds import MOST_CHARACTERS, MOST_PAIRS, PUBLIC_FOLDER
 from medfedvqa.bounds import PUBLIC_TABLE as PAIRS
 from medfedvqa.data.images import load_image
 from medfedvqa.data.public import PublicPairs, PublicQuestions, drawn_pairs, drawn_test_pairs
 from medfedvqa.errors import ConfigError, DataError
 
 QUESTIONS = "questions.csv"
-MOST_CHARACTERS = 2000
-"""The most characters of a caption, a question or an answer."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         **{layout.reader: layout.place for layout in LAYOUTS},
         "store": "medfedvqa.data.store_reader:read",
         "image-classes": "medfedvqa.data.image_classes:read",
+        "captions": "medfedvqa.data.captions:read",
         "table": "medfedvqa.data.table:read",
     }
 )

@@ -32,6 +32,8 @@ class Row:
     """What the question asks for, as published; empty where the set does not say."""
     modality: str = field(default="", repr=False)
     """How the picture was taken, as published; empty where the set does not say."""
+    captioned: bool = False
+    """Whether the row is a pair of picture and caption. Then question and answer both are the caption."""
 
     def __post_init__(self) -> None:
         if not self.patient.strip():

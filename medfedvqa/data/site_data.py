@@ -88,6 +88,8 @@ class SiteData:
     """Whether `answers` is a declared list, which no patient's rows can change."""
     features: tuple[str, ...] = ()
     """The names of the features of a table's rows; none where rows are about pictures."""
+    captioned: bool = False
+    """Whether the rows are pairs of picture and caption. Then `answers` are the distinct captions of the train rows."""
 
     @property
     def parts(self) -> tuple[Examples, Examples, Examples]:
@@ -152,9 +154,11 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
     """Like `load_site`, from a data set in memory.
 
     With a public answer space, a site needs no train rows: whether it has any would reveal something about its
-    patients.
+    patients. A site of captions has no public answer space.
     """
     rows = partition(data, organ, split)
+    captioned = _are_captions((*rows.train, *rows.validate, *rows.test))
+    answers = None if captioned else answers
     if answers is None and not rows.train:
         raise DataError(f"the organ '{organ}' has no train rows under this split: choose other fractions")
     space = answer_space(rows.train) if answers is None else _declared(answers)
@@ -191,14 +195,18 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
         patients=tuple(patients),
         public_answers=answers is not None,
         features=data.features,
+        captioned=captioned,
     )
 
 
 def united(sites: Sequence[SiteData]) -> SiteData:
     """All sites' rows as one site, in order of the sites. No two sites share patients or pictures.
 
-    A patient's key is the organ and the site's key. The answer space is public if every site's is.
+    A patient's key is the organ and the site's key. The answer space is public if every site's is. Raises `DataError`
+    for sites of captions beside others.
     """
+    if len({site.captioned for site in sites}) > 1:
+        raise DataError("pairs of picture and caption and questions are not trained on as one site")
     public = all(site.public_answers for site in sites)
     union = dict.fromkeys(answer for site in sites for answer in site.answers)
     answers = tuple(union) if public else tuple(sorted(union))
@@ -233,15 +241,26 @@ def united(sites: Sequence[SiteData]) -> SiteData:
         patients=tuple(f"{site.organ}/{key}" for site in sites for key in site.patients),
         public_answers=public,
         features=sites[0].features,
+        captioned=sites[0].captioned,
     )
 
 
 def answer_space(train: Sequence[Row]) -> tuple[str, ...]:
     """The sorted distinct folded answers. Raises `DataError` for fewer than two."""
     answers = tuple(sorted({fold(row.answer) for row in train}))
+    if len(answers) < 2 and train[0].captioned:
+        raise DataError("a site of captions needs at least two train pairs with different captions")
     if len(answers) < 2:
         raise DataError("all train rows have the same answer, so there is nothing to learn: check the split")
     return answers
+
+
+def _are_captions(rows: Sequence[Row]) -> bool:
+    """Whether all rows are captions. Raises `DataError` if some are."""
+    kinds = {row.captioned for row in rows}
+    if len(kinds) > 1:
+        raise DataError("a site has either captions or questions: cut the sets by organ")
+    return kinds == {True}
 
 
 def _declared(answers: tuple[str, ...]) -> tuple[str, ...]:

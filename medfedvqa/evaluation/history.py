@@ -97,6 +97,8 @@ class Score:
     """Rows right by the model that the site finished after its last release; None if it did not."""
     ensemble_correct: int | None = None
     """Rows right by the released model and the one trained alone together; None without finishing."""
+    first_five: int | None = None
+    """Rows whose right answer, or caption, is among the first five; None if the method does not count them."""
     kept_model: int | None = None
     """The place in `KEPT_MODELS` of the model that the site keeps; None without finishing."""
 

@@ -147,6 +147,7 @@ def _answered(score: Score) -> dict[str, Proportion | None]:
         "finished": score.finished_correct,
         "ensemble": score.ensemble_correct,
         "kept": score.kept_correct,
+        "first_five": score.first_five,
     }
     return {name: None if count is None else Proportion(count, score.rows) for name, count in correct.items()}
 
@@ -188,6 +189,7 @@ def _scored(score: Score | None) -> dict[str, Any]:
         "ensemble": _accuracy(answered.get("ensemble")),
         "kept": score.kept if score else None,
         "kept_accuracy": _accuracy(answered.get("kept")),
+        **({"first_five": _accuracy(five)} if (five := answered.get("first_five")) else {}),
         "baselines": {name: _accuracy(answered.get(name)) for name in BASELINES},
     }
 
@@ -312,9 +314,20 @@ def _judgements(method: str, scores: Mapping[str, Score]) -> list[str]:
         ("alone_equal", "Training alone with equal steps"),
     )
     return [
+        *_first_five(scores),
         *_kept_models(scores),
         *(note for way, name in models for note in _not_better_than_prior(way, name, scores)),
     ]
+
+
+def _first_five(scores: Mapping[str, Score]) -> list[str]:
+    """One sentence with each site's share of rows whose right answer or caption is among the first five."""
+    shares = [
+        f"{site} {percent(five.value)}"
+        for site, score in scores.items()
+        if (five := _answered(score)["first_five"]) is not None and five.value is not None
+    ]
+    return [f"The right answer, or caption, is among the first five at {', '.join(shares)}."] if shares else []
 
 
 def _kept_models(scores: Mapping[str, Score]) -> list[str]:

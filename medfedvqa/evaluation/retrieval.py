@@ -1,4 +1,4 @@
-"""Retrieval between pictures and captions: counts of partners among the first results."""
+"""Retrieval between pictures and captions: the places of partners among the results."""
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,15 @@ def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[in
     equal cosines, the right one ranks last.
     """
     right = F.one_hot(captions, cosines.shape[1]).bool()
-    return _found(cosines, right), _found(cosines.T, right.T)
+    places = places_of_right(cosines, right), places_of_right(cosines.T, right.T)
+    to_text, to_image = (tuple(int((place < first).sum()) for first in FIRST) for place in places)
+    return to_text, to_image
 
 
-def _found(cosines: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:
-    """The number of rows with one of their right columns among the first 1, 5 and 10."""
-    best = cosines.masked_fill(~right, -torch.inf).amax(dim=1, keepdim=True)
-    before = ((cosines >= best) & ~right).sum(dim=1)
-    return tuple(int((before < first).sum()) for first in FIRST)
+def places_of_right(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The place of each row's best right column, from 0, int64 [rows]; a row without one comes after all columns.
+
+    `scores`: [rows, columns]; `right`: bool of the same shape. Among equal scores, a right one ranks last.
+    """
+    best = scores.masked_fill(~right, -torch.inf).amax(dim=1, keepdim=True)
+    return ((scores >= best) & ~right).sum(dim=1)

@@ -280,6 +280,7 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
         results = serve_job(job, launch.sites, local.call, out, "local", watch, stop, receipts, Journal(out / JOURNAL))
         method, kept = job.build(), local.kept()
         tested = kept and all(len(site.data.test) and TESTED in state for site, state in kept.values())
+        tested = tested and not all(site.data.captioned for site, _ in kept.values())
         counted = tested and job.dp is None and isinstance(method, Alone)
         return add_contribution(out, contributions(method, kept)) if counted else results
 

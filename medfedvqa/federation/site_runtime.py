@@ -141,6 +141,7 @@ class SiteRuntime:
             digest = self._backbone.digest
         code = self._code()
         with self._refusing((MedfedvqaError, PrivacyError), Refusal.DATA):
+            self._method.check_kind(self.site)
             if self._job.dp is None:
                 self._method.check_rows(self.site.data)
             self._check_figures()

@@ -77,11 +77,11 @@ def load(
 ) -> Data:
     """The data set of this name, or the one that your own function reads.
 
-    `data` is `vqa-rad`, `slake`, `store`, `image-classes`, `table` or `phantom`, or several as in `vqa-rad+slake`; or a
-    function from a folder to a `medfedvqa.data.VQAData`, which is then registered under the set's name. `root` is the
-    set's folder, or the folder above it; by default `$MEDFEDVQA_DATA` is searched. The phantom set is drawn and has no
-    folder. `hospitals`: the number of hospitals that share each organ's patients; each hospital is a site. `sites` cuts
-    the set in another way: see `medfedvqa.data.site_cuts`.
+    `data` is `vqa-rad`, `slake`, `store`, `image-classes`, `captions`, `table` or `phantom`, or several as in
+    `vqa-rad+slake`; or a function from a folder to a `medfedvqa.data.VQAData`, which is then registered under the set's
+    name. `root` is the set's folder, or the folder above it; by default `$MEDFEDVQA_DATA` is searched. The phantom set
+    is drawn and has no folder. `hospitals`: the number of hospitals that share each organ's patients; each hospital is
+    a site. `sites` cuts the set in another way: see `medfedvqa.data.site_cuts`.
 
     Raises `ConfigError` for an unknown name, `DataError` if the folder or the set in it is missing.
     """

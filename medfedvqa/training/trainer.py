@@ -118,16 +118,21 @@ class Trainer:
 
     @torch.no_grad()
     def right(
-        self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None
+        self, values: Mapping[str, torch.Tensor], examples: Examples, model: AnswerModel | None = None, first: int = 1
     ) -> torch.Tensor:
-        """Whether the model, or another `model`, with these values answers each row right, bool [rows]."""
+        """Whether the model, or another `model`, with these values answers each row right, bool [rows].
+
+        `first`: a row counts as right if its answer is among the `first` highest logits.
+        """
         model, encoded = model or self.model, self._rows.encoded(examples)
         right = torch.zeros(len(examples), dtype=torch.bool)
         if not len(examples):
             return right
         for part in torch.split(torch.arange(len(examples)), self.config.batch_rows):
             rows = self._rows.rows(encoded, part)
-            right[part] = model.logits(values, rows.batch).argmax(dim=1).eq(rows.answers).cpu()
+            logits = model.logits(values, rows.batch)
+            best = logits.argmax(1, keepdim=True) if first == 1 else logits.topk(min(first, logits.shape[1])).indices
+            right[part] = best.eq(rows.answers[:, None]).any(dim=1).cpu()
         return right
 
     def all_rows(self, examples: Examples) -> Rows:

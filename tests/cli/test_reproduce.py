@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from medfedvqa.research.reproduce.catalogue import PAPERS, lines
+from medfedvqa.version import code_digest, code_version
 
 Command = Callable[..., Any]
 SMALL = ("--data", "phantom", "--rounds", "1", "--local-epochs", "1", "-O", "local_unit=batches", "--seeds", "1")
@@ -18,7 +19,10 @@ def test_the_list_has_every_entry(medfedvqa: Command) -> None:
     """As tables and as JSON; one paper's alone."""
     listing = medfedvqa("reproduce", "list").stdout
     assert all(paper.title.split(":")[0] in listing for paper in PAPERS)
-    listed = json.loads(medfedvqa("reproduce", "list", "--json").stdout)["entries"]
+    assert f"version {code_version()} with the code {code_digest()[:12]}" in " ".join(listing.split())
+    whole = json.loads(medfedvqa("reproduce", "list", "--json").stdout)
+    listed = whole["entries"]
+    assert (whole["version"], whole["code_digest"]) == (code_version(), code_digest())
     assert listed == list(lines()) and all((line["command"] is None) is bool(line["reason"]) for line in listed)
     assert {line["paper"] for line in json.loads(medfedvqa("reproduce", "list", "3", "--json").stdout)["entries"]} == {
         "unicon"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from public_folder import write_captions
 
 import medfedvqa
 from medfedvqa.data import Split, VQAData, build_site, is_built_in, load_site, read
@@ -144,3 +145,48 @@ def test_a_benchmark_of_classes_gives_shared_heads_the_classes(tmp_path: Path) -
     shared, own, _ = (grid.job(system, 0).build().public_answers for system in systems)
     assert shared == ("blue whale", "cup") and own is None
     assert isinstance(read("phantom", None), VQAData)
+
+
+def test_pairs_of_picture_and_caption_are_rows_of_their_own_kind(tmp_path: Path) -> None:
+    """Alone and joined with other sets; a site of questions of the same job has none."""
+    root = class_folder(tmp_path)
+    write_captions(root / "captions", 4)
+    ward = load_site("captions", root / "captions", "ward", Split(validation=0.0))
+    assert ward.captioned and len(ward.test) == 4 and ward.test.questions[0] == "a black film"
+    assert ward.answers == tuple(f"a {words} film" for words in ("black", "dark grey", "light grey", "white"))
+    three, listed = "image-classes+captions+phantom", ("yes", "no")
+    joined_ward = load_site(three, root, "captions-ward", Split(validation=0.0), 0, listed)
+    assert joined_ward.captioned and joined_ward.answers == ward.answers and not joined_ward.public_answers
+    assert torch.equal(joined_ward.pictures.read(3, 8), ward.pictures.read(3, 8))
+    assert not load_site(three, root, "image-classes-sketch", Split()).captioned
+    with pytest.raises(DataError, match="either captions or questions"):
+        load_site(three, root, "halves-1of2", Split())
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [
+        ("16.png,p16,ward,,train", "line 18 of 'captions.csv': a caption has 1 to 2000 characters"),
+        (f"16.png,p16,ward,{'a' * 2001},train", "line 18 of 'captions.csv': a caption has"),
+        ("../16.png,p16,ward,a film,train", "line 18 of 'captions.csv' names no picture below"),
+        ("16.png,,ward,a film,train", "line 18 of 'captions.csv' names no patient"),
+        ("16.png,p16,ward,a film,third", "a split is train, validate, test"),
+        ("16.png,p16,ward,a film", "another number of columns"),
+        ("16.png,p16,ward,a film,train", "row 16: its picture is missing"),
+    ],
+)
+def test_a_table_of_captions_with_a_fault_is_refused_by_its_line(tmp_path: Path, last: str, sentence: str) -> None:
+    """And nothing of the line is shown; so is a missing table, an empty one and one without captions."""
+    folder = write_captions(tmp_path / "captions", 4)
+    table = (folder / "captions.csv").read_text()
+    (folder / "captions.csv").write_text(f"{table}\n{last}")
+    with pytest.raises(DataError, match=sentence) as refused:
+        load_site("captions", folder, "ward", Split())
+    assert "p16" not in str(refused.value) and "film" not in str(refused.value)
+    for text, words in ((table.replace("caption,", "words,", 1), "has the columns"), (table.split("\n")[0], "no pair")):
+        (folder / "captions.csv").write_text(text)
+        with pytest.raises(DataError, match=words):
+            read("captions", folder)
+    (folder / "captions.csv").unlink()
+    with pytest.raises(DataError, match=r"'captions.csv' cannot be read"):
+        read("captions", folder)

@@ -1,5 +1,8 @@
 """Every table and figure of the founding papers has an entry, and every entry runs, or says why nothing does."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 from medfedvqa.errors import ConfigError
 from medfedvqa.research.benchmark.printed import PrintedTable
 from medfedvqa.research.benchmark.systems import systems_named
-from medfedvqa.research.reproduce.catalogue import PAPERS, command_of, entry_of, paper_of
+from medfedvqa.research.reproduce.catalogue import PAPERS, TESTED_BY, command_of, entry_of, lines, paper_of
 from medfedvqa.research.reproduce.entries import Absent, PaperEntry, PaperTable, Program, Trunks
 from medfedvqa.research.reproduce.papers import feddat, fedp3
 from medfedvqa.research.reproduce.tables import labels_of
@@ -95,3 +98,17 @@ def test_papers_and_entries_are_found_as_one_would_write_them() -> None:
         paper_of("fedp4")
     with pytest.raises(ConfigError, match="there is no table 'table7' of 'fedp3'"):
         entry_of(paper, "table 7")
+
+
+@pytest.mark.parametrize(("tier", "selected"), [("slow", "slow and not release"), ("release", "release")])
+def test_pytest_starts_the_entries_that_the_list_marks_in_the_tier_that_it_names(tier: str, selected: str) -> None:
+    """As pytest itself selects them: each entry by its command, a program of the source tree by its own test."""
+    files = ["tests/reproduce/test_every_entry.py", "tests/benchmark/test_programs.py"]
+    words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", selected, *files]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    started = {match[1] for match in re.finditer(r"::test_\w+\[([\w-]+)\]$", done.stdout, re.MULTILINE)}
+    marked = [line for line in lines() if line["tested_by"] == TESTED_BY[tier]]
+    assert marked and all(bool(line["tested_by"]) is not bool(line["reason"]) for line in lines())
+    names = {line["program"] and Path(line["program"]).stem or f"{line['paper']}-{line['entry']}" for line in marked}
+    others = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert names - others == {name for name in started if name not in others} and names & others <= started

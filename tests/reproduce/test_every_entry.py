@@ -6,17 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from medfedvqa.cli import app
-from medfedvqa.research.reproduce.catalogue import PAPERS
-from medfedvqa.research.reproduce.entries import Absent, Paper, PaperEntry, PaperTable, Program, Scale, Trunks
+from medfedvqa.research.reproduce.catalogue import PAPERS, tier_of
+from medfedvqa.research.reproduce.entries import Paper, PaperEntry, PaperTable, Program, Scale, Trunks
 
-MINUTES = pytest.mark.release
-"""Split learning counts passes alone, each of which takes minutes."""
 ENTRIES = [
-    pytest.param(paper, entry, id=f"{paper.name}-{entry.name}", marks=MINUTES if paper.name == "unicon" else ())
+    pytest.param(paper, entry, id=f"{paper.name}-{entry.name}", marks=getattr(pytest.mark, tier))
     for paper in PAPERS
     for entry in paper.entries
-    if not isinstance(entry.protocol, Absent | Program)
+    if (tier := tier_of(paper, entry)) and not isinstance(entry.protocol, Program)
 ]
+"""What `medfedvqa reproduce list` says of each entry. Programs are started in `tests/benchmark/test_programs.py`."""
 SMALL = "--data phantom --seeds 1 --rounds 1 --local-epochs 1 -O batch_rows=64"
 """Drawn pictures stand in for data that has to be had."""
 ONE_BATCH = "-O local_unit=batches"
@@ -28,7 +27,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("paper", "entry"), ENTRIES)
 def test_an_entry_starts_and_ends_with_its_page(
     paper: Paper, entry: PaperEntry, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def centralised(job: JobSpec, folder: Path, data: Mapping[str, SiteData], machin
     if not isinstance(method, Alone):
         return _at_one_site(job, folder, data, machine)
     everywhere = Site(UNION, united(list(data.values())), machine.backbone(job), machine.device, job.seed)
+    method.check_kind(everywhere)
     method.check_rows(everywhere.data)
     began = time.process_time()
     state = method.trained_alone(everywhere, method.config.rounds)

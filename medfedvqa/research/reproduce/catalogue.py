@@ -37,11 +37,28 @@ def command_of(paper: Paper, entry: PaperEntry) -> str:
     return f"medfedvqa reproduce {paper.name} {entry.name}{folder}"
 
 
+TESTED_BY = {"slow": "test-all", "release": "test-release"}
+"""The target of make that runs each tier of the tests in which entries are started."""
+
+
+def tier_of(paper: Paper, entry: PaperEntry) -> str | None:
+    """The tier of the tests that starts the entry at the smallest budget; None for an entry that nothing runs.
+
+    `tests/reproduce/test_every_entry.py` starts the entries by this function. UniCon's count passes of minutes each.
+    """
+    if isinstance(entry.protocol, Absent):
+        return None
+    return "release" if paper.name == "unicon" else "slow"
+
+
 def lines(papers: tuple[Paper, ...] = PAPERS) -> Iterator[dict[str, str | None]]:
-    """Every entry as a record: its paper, name and title, the command, and the reason where there is none."""
+    """Every entry as a record: its paper, name and title, the command, and the reason where there is none.
+
+    `tested_by`: the target of make whose tests start it at the smallest budget.
+    """
     for paper in papers:
         for entry in paper.entries:
-            protocol = entry.protocol
+            protocol, tier = entry.protocol, tier_of(paper, entry)
             yield {
                 "paper": paper.name,
                 "entry": entry.name,
@@ -51,4 +68,5 @@ def lines(papers: tuple[Paper, ...] = PAPERS) -> Iterator[dict[str, str | None]]
                 "program": f"benchmarks/{protocol.name}.py" if isinstance(protocol, Program) else None,
                 "reason": protocol.reason if isinstance(protocol, Absent) else None,
                 "differs": entry.differs or None,
+                "tested_by": tier and TESTED_BY[tier],
             }

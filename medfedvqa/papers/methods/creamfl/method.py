@@ -30,17 +30,20 @@ from medfedvqa.bounds import (
     Weight,
     Width,
 )
+from medfedvqa.core.answering import Answering
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
+from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import PublicPairs, held_out_pairs, public_pairs
+from medfedvqa.data import Examples, PublicPairs, SiteData, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import ServerScore
 from medfedvqa.evaluation.retrieval import found_first
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import (
+    HEAD,
     IMAGE,
     TEXT,
     Backbone,
@@ -50,6 +53,7 @@ from medfedvqa.models import (
     Values,
     check_apart,
 )
+from medfedvqa.papers.methods.creamfl.caption_pairs import pair_losses, places_of_captions
 from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, inter_modal, mean
 from medfedvqa.papers.methods.creamfl.server_model import (
     EnsembleServer,
@@ -248,7 +252,9 @@ class CreamFLConfig(AveragingConfig, frozen=True):
     server_hidden: Width = Field(512, description="width of the server's hidden layers")
     server_epochs: Passes = Field(5, description="the server's own passes over the public pairs per round (code: 1)")
     server_rate: Rate = Field(1e-3, description="the server's learning rate, Adam (code: 0.0002, AdamP)")
-    server_temperature: Temperature = Field(0.07, description="of the server's contrast between pictures and captions")
+    server_temperature: Temperature = Field(
+        0.07, description="of the contrast between pictures and captions, at the server and at sites that have captions"
+    )
     trunk: BackboneName | None = Field(
         None, description="the server's frozen backbone, one that needs no file; null is the job's"
     )
@@ -348,11 +354,37 @@ class CreamFL(Averaging[CreamFLConfig]):
             head = replace(head, fusion="concat", question="tower")
         return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
+    def check_kind(self, site: Site) -> None:
+        """See `Method.check_kind`. A site of captions contrasts pairs of different patients, and answers nothing."""
+        if not site.data.captioned:
+            return
+        if self.dp is not None:
+            raise ConfigError(
+                "the contrast of captions compares rows of different patients, so no single patient's part in it can "
+                "be bounded: a site of captions does not train under differential privacy"
+            )
+        if self.config.of(site.name).sees != "multimodal":
+            raise ConfigError("a site of captions sees pictures and texts: leave its 'sees' at 'multimodal'")
+        if self.config.finish_epochs:
+            raise ConfigError("a site of captions has no answers to train on with 'finish_epochs': leave it out")
+
+    def check_rows(self, data: SiteData) -> None:
+        """See `Method.check_rows`. The pairs of a site of captions need no answer space."""
+        if not data.captioned:
+            super().check_rows(data)
+
     def setup(self, site: Site) -> State:
-        """The initial model of local training, and projections. Raises `ConfigError`."""
+        """The initial model of local training, and projections. A site of captions has no answer head.
+
+        Raises `ConfigError`.
+        """
+        self.check_kind(site)
         check_trunk(self.config.trunk, site)
         projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
-        return {**super().setup(site), "projection": projection}
+        state = {**super().setup(site), "projection": projection}
+        if site.data.captioned:
+            state["values"] = {name: each for name, each in state["values"].items() if not name.startswith(HEAD)}
+        return state
 
     @property
     def silent(self) -> bool:
@@ -371,8 +403,47 @@ class CreamFL(Averaging[CreamFLConfig]):
         """Private steps and contrast with the server's representations. The site's representations go up."""
         trainer, public = self.trainer(site), self._public(site)
         state = self._after_round(trainer, public, state, tensors_of(received, site.device), round)
-        state |= validated(state, self.right(trainer, state["values"], site.data.validate))
+        state |= validated(state, self.right(trainer, self.tested(site, state, {}), site.data.validate))
         return state, arrays_of(public.represent(self.trained(state)))
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """See `Alone.scores`. Recall@1 and 5 of a site of captions, and a site's answers among the first five."""
+        return (*super().scores, "first_five")
+
+    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
+        """See `Alone.evaluate`. Rows whose right answer, or caption, is among the first five are counted, too."""
+        state, reply = super().evaluate(site, state, received, round)
+        five = self._within(5, self.trainer(site), self.tested(site, state, {}), site.data.test)
+        return state, {**reply, "first_five": np.array(int(five.sum()), np.int64)}
+
+    def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
+        """See `Alone.right`. At a site of captions, whether each picture finds its own caption first."""
+        return self._within(1, trainer, values, examples)
+
+    def _within(self, first: int, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
+        if trainer.site.data.captioned:
+            return places_of_captions(trainer, self.model(trainer.site), values, examples) < first
+        return trainer.right(values, examples, first=first)
+
+    def tested(self, site: Site, state: State, received: Values) -> Values:
+        """See `Averaging.tested`. A site of captions tests with its projections, too."""
+        return dict(self.trained(state)) if site.data.captioned else super().tested(site, state, received)
+
+    def answering_with(self, site: Site, state: State, received: Values) -> Answering:
+        """See `Alone.answering_with`. Raises `ConfigError` at a site of captions."""
+        if site.data.captioned:
+            raise ConfigError("a site of captions has no answer head: there is no model to ask")
+        return super().answering_with(site, state, received)
+
+    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
+        """See `Method.probe`. Raises `ConfigError` at a site of captions."""
+        if site.data.captioned:
+            raise ConfigError("the loss of a caption compares it with other rows, so it cannot be attacked by row")
+        return super().probe(site, state, received)
+
+    def _space(self, site: Site) -> tuple[str, ...]:
+        return site.data.answers if site.data.captioned else super()._space(site)
 
     def without_others(self, local_epochs: int | None = None) -> "CreamFL":
         """See `Alone.without_others`. The contrast, which needs the server's representations, is left out."""
@@ -417,15 +488,18 @@ class CreamFL(Averaging[CreamFLConfig]):
     def _after_round(self, trainer: Trainer, public: PublicPass, state: State, server: Values, round: int) -> State:
         """The state after a round's private steps and contrasts with the `server`'s representations."""
         config, seed = self.config, trainer.site.task_seed("train", round)
-        loss = answer_losses(trainer.model)
         model, projection = (trainer.part(state[name], round) for name in ("values", "projection"))
+        captioned, paired = trainer.site.data.captioned, self.model(trainer.site)
+        # Private captions meet the projections; private questions meet the answer head alone.
+        private = [model, projection] if captioned else [model]
+        loss = pair_losses(paired, self.config.server_temperature) if captioned else answer_losses(paired)
         contrasts = public.contrasts(self.trained(state), projection.values, server, seed + 1)
         joint, apart = (config.contrast.applies and config.order == order for order in ("joint", "alternating"))
         chance = SeededChance(seed)
         for _ in range(config.turns):
             for (draw,) in trainer.draws(chance):
-                trainer.step([model], loss, draw, next(contrasts) if joint else None)
-                if joint:
+                trainer.step(private, loss, draw, next(contrasts) if joint else None)
+                if joint:  # at a site of captions the step above has taken it, and no gradient is left
                     projection.step()
             for pull in islice(contrasts, public.steps if apart else 0):
                 torch.autograd.backward(pull(model.values))

@@ -10,6 +10,7 @@ from torch import nn
 
 from medfedvqa.data import PublicPairs
 from medfedvqa.models import Backbone, Depth, Tuning, Values, check_apart
+from medfedvqa.papers.methods.creamfl.ensemble import of_pairs
 from medfedvqa.papers.public_server import one_thread
 from medfedvqa.training.frozen_rows import FrozenRows
 
@@ -62,11 +63,7 @@ class EnsembleServer:
 
         def loss(items: torch.Tensor) -> torch.Tensor:
             image, text = self._represent(items).values()
-            cosines = image @ text.T / self.config.server_temperature
-            captions = self._captions[items]
-            same = (captions[:, None] == captions).float()
-            positives = same / same.sum(dim=1, keepdim=True)
-            return (F.cross_entropy(cosines, positives) + F.cross_entropy(cosines.T, positives)) / 2
+            return of_pairs(image, text, self._captions[items], self.config.server_temperature).mean()
 
         self._train(self.config.server_epochs, loss)
 
