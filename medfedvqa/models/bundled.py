@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,7 +94,13 @@ def build(architecture: str = "medclip2") -> "CLIP":
 
 def tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
     """Questions to token ids, int64 [questions, 64]. Raises `BackboneError` for a published part that is missing."""
-    return sentence_tokenizer(CONTEXT) if has_published_parts(architecture) else ShortVocabulary()
+    return sentence_tokenizer(CONTEXT) if has_published_parts(architecture) else short_vocabulary()
+
+
+@cache
+def short_vocabulary() -> "ShortVocabulary":
+    """The tokenizer, made once in a process: a vault makes it before its first job, and each job has it."""
+    return ShortVocabulary()
 
 
 class ShortVocabulary:
@@ -109,6 +116,10 @@ class ShortVocabulary:
         """CLIP's tokenizer with its first merges only."""
         merges = VOCABULARY - 512 - 2
         self.full.bpe_ranks = {pair: rank for pair, rank in self.full.bpe_ranks.items() if rank < merges}
+        # Later merges make no token, and their ids would take 15 MB.
+        made = {*range(VOCABULARY - 2), *self.full.all_special_ids}
+        self.full.encoder = {token: id for token, id in self.full.encoder.items() if id in made}
+        self.full.decoder = {id: token for token, id in self.full.encoder.items()}
 
     def __call__(self, texts: list[str]) -> torch.Tensor:
         """Token ids, int64 [texts, 64]: start, text, end, zeros. Longer texts are cut before the end."""

@@ -84,13 +84,16 @@ def _import_all() -> None:
 
     import open_clip  # noqa: F401
 
+    import medfedvqa.federation.flare.job_schema
     import medfedvqa.vault.tasks  # noqa: F401
     from medfedvqa.code_identity import ChangedCode, running_code
     from medfedvqa.federation.site_runtime import SiteRuntime
     from medfedvqa.installed_code import CompiledElsewhere
+    from medfedvqa.models.bundled import short_vocabulary
     from medfedvqa.version import code_digest
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    short_vocabulary()
     code_digest()  # of the code that is loaded now, also after an upgrade
     # What is compared now, no job's process compares again. A fault is each job's refusal later.
     with suppress(ChangedCode, CompiledElsewhere):

@@ -203,6 +203,19 @@ def test_the_process_that_starts_jobs_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_the_courier_of_a_job_loads_neither_models_nor_the_schema_of_jobs(tmp_path: Path) -> None:
+    """Also once it has read a job's files, which only the vault parses: no torch, no options of methods, no privacy."""
+    code = (
+        "import sys; from pathlib import Path; import nvflare.private.fed.app.client.worker_process; "
+        "from medfedvqa.federation.flare import executor, hardening, job_folder; "
+        "job_folder.read_files(Path(sys.argv[1])); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"medfedvqa.vault.courier", "nvflare.private.fed.client.client_runner"} <= modules
+    assert not modules & {"torch", "open_clip", "privacy", "medfedvqa.federation.job", "medfedvqa.core"}
+
+
 def test_flare_processes_are_ended_also_when_the_reaper_was_killed(tmp_path: Path) -> None:
     """And the reaper, which names the same folder, is not taken for one of FLARE's processes."""
     sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)", "nvflare.private.x", str(tmp_path)]

@@ -180,6 +180,56 @@ def test_a_vault_that_trains_loads_what_the_job_names(tmp_path: Path, files: dic
     assert found["lines"] <= (27_500 if job.secagg else 25_000)
 
 
+NOTED = """
+import os, sys
+from pathlib import Path
+from medfedvqa.vault import __main__ as vault, tasks
+
+serve, folder = tasks.Vault.serve, Path(sys.argv.pop(1))
+bundled = lambda: sys.modules["medfedvqa.models.bundled"]
+
+def noting(self, wire):
+    before = set(sys.modules)
+    made = "medfedvqa.models.bundled" in before and bundled().short_vocabulary.cache_info().currsize
+    try:
+        serve(self, wire)
+    finally:
+        own = {*sys.modules} - before
+        (folder / f"{os.getpid()}.txt").write_text(f"{int(made)} {'torch' in before} {' '.join(own)}")
+
+tasks.Vault.serve = noting
+sys.exit(vault.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_vault_imports_torch_once_for_all_of_its_jobs(tmp_path: Path, files: dict[str, Path]) -> None:
+    """The processes of two jobs begin with torch, open_clip and the tokenizer: each imports only the parts of the
+    project that its job names."""
+    job, noted = job_of(), tmp_path / "noted"
+    noted.mkdir()
+    place = place_of(sites_of(tmp_path, job, files)["chest"])
+    command = [sys.executable, "-c", NOTED, str(noted), *place.command("--detached")[2:]]
+    subprocess.run(command, stderr=subprocess.PIPE, timeout=240, check=True)
+    try:
+        (vault,) = processes(place)
+        for name in ("one", "two"):
+            courier = JobCourier(place, name, {JOB_FILE: json.dumps(job.to_dict()).encode()})
+            assert courier.ask("task", task="start", round=1).kind == "answer"
+            courier.close()
+            psutil.wait_procs(processes(place)[1:], timeout=60)  # once it ends, its note is written
+        assert processes(place) == [vault]
+    finally:
+        for process in processes(place):
+            process.kill()
+    notes = [path.read_text().split() for path in noted.iterdir()]
+    assert len(notes) == 2
+    for tokenizer, torch, *modules in notes:
+        assert (tokenizer, torch) == ("1", "True") and "medfedvqa.methods.prompt_pfl" in modules
+        assert not {name.partition(".")[0] for name in modules} & {"open_clip", "torchvision", "transformers", "sympy"}
+        assert not {"torch", "torch._dynamo", "medfedvqa.models.clip"} & set(modules)
+
+
 @pytest.mark.slow
 def test_a_job_is_refused_and_logged_where_the_kernel_holds_nothing(tmp_path: Path, files: dict[str, Path]) -> None:
     """No name space and no filter, and a `site.yml` that asks for one: the vault answers by a code, and its log has

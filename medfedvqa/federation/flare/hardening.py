@@ -29,7 +29,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation import proxies
 from medfedvqa.federation.flare import kit_contents, pinned_settings, validator
 from medfedvqa.federation.flare.doctor_checks import address_in, server_checks, site_settings
-from medfedvqa.federation.flare.job_schema import EXECUTOR
+from medfedvqa.federation.flare.run_folder import EXECUTOR
 from medfedvqa.federation.live_processes import COURIER
 from medfedvqa.vault.courier import report_refusal
 from medfedvqa.vault.place import VaultPlace
@@ -95,6 +95,9 @@ class SiteGuard(FLComponent):
         os.umask(0o077)
         os.environ[SECURE_LOGGING_VAR_NAME] = "true"
         if arguments.job_id is None:
+            # Only this process parses jobs; it has the schema before an upgrade can change the file.
+            import medfedvqa.federation.flare.job_schema  # noqa: F401
+
             try:
                 kit_contents.require_settings(self.kit)
                 self._lock = hold(self.kit / COURIER)

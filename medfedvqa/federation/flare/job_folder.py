@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from audits import JobRefused, Refusal
-from medfedvqa.federation.flare.job_schema import job_of
 from medfedvqa.federation.flare.strict_json import NotAllowed, parse_object, read_bounded
 from medfedvqa.federation.job_signature import SIGNATURES, SIGNER
 
@@ -60,6 +59,9 @@ def read_files(app: Path) -> dict[str, bytes]:
 def parse_job(files: Mapping[str, bytes]) -> dict[str, Any]:
     """The job in the content of its two configuration files, by path. Raises `JobRefused`."""
     try:
+        # A courier reads a job's files and does not parse them: a job's process does without the schema.
+        from medfedvqa.federation.flare.job_schema import job_of
+
         client, server = (parse_object(files[f"{_FOLDER}/{name}"]) for name in (CLIENT, SERVER))
         return job_of(client, server)
     except LookupError:

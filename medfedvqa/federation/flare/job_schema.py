@@ -11,12 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from medfedvqa.errors import MedfedvqaError
+from medfedvqa.federation.flare.run_folder import CONTROLLER, EXECUTOR
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
 from privacy import PrivacyError
-
-EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
-CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
 
 
 class _StrictSchema(BaseModel):

@@ -15,7 +15,7 @@ import yaml
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
-from medfedvqa.federation.flare.job_schema import CONTROLLER, EXECUTOR
+from medfedvqa.federation.flare.run_folder import CONTROLLER, EXECUTOR
 from medfedvqa.federation.proxies import refuse_settings
 from medfedvqa.pending_files import require_none_pending
 

@@ -20,7 +20,7 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.flare import kit_contents
-from medfedvqa.federation.flare.job_schema import CONTROLLER, EXECUTOR
+from medfedvqa.federation.flare.run_folder import CONTROLLER, EXECUTOR
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.plugins import write_list
 from privacy.secagg import Identity

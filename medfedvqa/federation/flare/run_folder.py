@@ -1,10 +1,14 @@
-"""Names in a job's run folder at the server. This module is light: the server's own process, without torch, uses it."""
+"""Names of a job's classes, and of files in its run folder at the server. It is light, since every process uses it."""
 
 import contextlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+EXECUTOR = "medfedvqa.federation.flare.executor.SiteExecutor"
+CONTROLLER = "medfedvqa.federation.flare.controller.FederationController"
+"""The classes that a job may name: a site's courier, and the server's end."""
 
 RESULTS = "medfedvqa"
 """The folder of a run's results, inside FLARE's folder for the job."""

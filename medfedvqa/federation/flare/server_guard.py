@@ -36,12 +36,12 @@ from nvflare.utils.job_launcher_utils import get_server_job_args
 from nvflare.utils.process_utils import ProcessAdapter
 
 from audits import JobRefused, Refusal
-from medfedvqa.federation.flare import kit_contents, patches, pinned_settings
-from medfedvqa.federation.flare.job_schema import CONTROLLER
+from medfedvqa.federation.flare import job_schema, kit_contents, patches, pinned_settings  # noqa: F401  # see SiteGuard
 from medfedvqa.federation.flare.lost_jobs import LostJobs, RunningJob, end_as_the_server_did
 from medfedvqa.federation.flare.messages import PLAIN
 from medfedvqa.federation.flare.parent_process import adopt_children
 from medfedvqa.federation.flare.persistent_process import PersistentHandle, command_line
+from medfedvqa.federation.flare.run_folder import CONTROLLER
 from medfedvqa.federation.flare.validator import ask_own_validator_first
 
 # Memory that is not used any more goes back to the system.
