@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfedvqa.cli.options import JsonOption
-from medfedvqa.cli.sites import SiteFile, config_of
+from medfedvqa.cli.options import JsonOption, SiteFile, config_of
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import DataError
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medfedvqa.cli import options
+from medfedvqa.cli.options import config_of
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
 from medfedvqa.cli.run import announced
-from medfedvqa.cli.sites import config_of
 from medfedvqa.cli.terminal import Terminal, plain
 from medfedvqa.errors import ConfigError
 

@@ -1,8 +1,9 @@
-"""`medfedvqa ingest`: makes a store from images and questions."""
+"""`medfedvqa ingest`, `ingest check` and `ingest review`: a store from images and questions, and decisions about it."""
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -10,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from audits.bounded_files import open_plain
 from medfedvqa.cli.options import EncodingOption, HiddenOption, JsonOption, OwnOrganOption, QuietOption, writable
-from medfedvqa.cli.terminal import Terminal, sentence
-from medfedvqa.errors import DataError
+from medfedvqa.cli.terminal import Terminal, plain, sentence
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.image_options import Options
 
 if TYPE_CHECKING:
     from medfedvqa.ingest.ingest import Watch
     from medfedvqa.ingest.store import Counts
-
 
 LINE_SECONDS = 60
 """Seconds between two lines about the pace of a stage, without a terminal."""
@@ -171,3 +172,106 @@ def _show(console: Terminal, counts: "Counts") -> None:
         table.add_row(f"left out: {row_reason}", str(number), row_reason.meaning)
     console.print(table)
     console.print("quarantine.jsonl in the store names the files: it stays on this site.")
+
+
+SHOWN = 20
+"""The most entries of a kind that are shown."""
+
+
+def check(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, xlsx or JSON, as for `medfedvqa ingest`.")],
+    encoding: EncodingOption = None,
+    hidden: HiddenOption = "refuse",
+    organ: OwnOrganOption = None,
+) -> None:
+    """Show how a table of questions would be read and all that is refused; it quotes the table, so it stays here."""
+    from medfedvqa.ingest.organs import checked_organs
+    from medfedvqa.ingest.questions import FILE, read_questions, spellings
+    from medfedvqa.ingest.table_finds import TableFinds, TableOptions
+    from medfedvqa.ingest.tables import samples
+
+    console, finds = Terminal(), TableFinds(collects=True)
+    try:
+        read = read_questions(table, checked_organs(organ or ()), TableOptions(encoding, hidden), finds)
+    except DataError as error:
+        finds.refusals.append(error)
+        if not encoding and table.is_file():
+            with open_plain(table) as file:
+                _show_table(
+                    console,
+                    "text in each encoding that fits: choose one",
+                    ("--encoding", "text"),
+                    samples(file, FILE),
+                )
+        notes = tuple(finds.notes)
+    else:
+        console.print(f"{len(read.rows)} rows would be read, as {read.encoding}.")
+        classes = ((name, " | ".join(map(repr, texts))) for name, texts in spellings(read.rows).items())
+        _show_table(console, "one answer in several ways", ("class", "written as"), classes)
+        notes = read.notes
+    changes = ((column, repr(held), repr(kept), str(count)) for (column, held, kept), count in finds.changes.items())
+    _show_table(console, "stored otherwise than it stands in the file", ("column", "file", "stored", "rows"), changes)
+    for note in dict.fromkeys(notes):
+        console.print(plain(note, 300), soft_wrap=True)
+    for refusal in finds.refusals[:SHOWN]:
+        console.print(f"refused: {plain(str(refusal), 400)}", soft_wrap=True)
+    if finds.refusals:
+        raise DataError(f"an ingestion would refuse this table, for {len(finds.refusals)} reasons: mend what is listed")
+
+
+def _show_table(console: Terminal, title: str, columns: Iterable[str], entries: Iterable[tuple[str, ...]]) -> None:
+    """Print a table of the first entries, if there are any."""
+    from rich.table import Table
+
+    listed = list(entries)
+    if listed:
+        shown = Table(*columns, title=f"{title} ({len(listed)})", title_justify="left")
+        for entry in listed[:SHOWN]:
+            shown.add_row(*map(plain, entry))
+        console.print(shown)
+
+
+_Finds = Annotated[list[str] | None, typer.Option(metavar="FIND", help="A find on the sheet; repeatable.")]
+_ADDED = re.compile(r"([0-9a-f]{32}):(\d{1,5}),(\d{1,5}),(\d{1,5}),(\d{1,5})")
+
+
+def review(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store; the sheet is made in STORE.review.")],
+    keep: _Finds = None,
+    blank: _Finds = None,
+    quarantine: _Finds = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A box to blank besides; repeatable."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture that is as it should be; repeatable.")
+    ] = None,
+    by: Annotated[str, typer.Option(metavar="NAME", help="Who decides; recorded with the time.")] = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Write the sheet of a store's pictures and finds, or record what a person decides about them."""
+    from medfedvqa.ingest.review import ReviewVerdict, decide
+    from medfedvqa.ingest.review_sheet import write_sheet
+
+    console = Terminal(quiet=quiet)
+    verdicts = {
+        ReviewVerdict.KEEP: keep or [],
+        ReviewVerdict.BLANK: blank or [],
+        ReviewVerdict.QUARANTINE: quarantine or [],
+    }
+    added = [_parsed(text) for text in add or ()]
+    if any(verdicts.values()) or added or accept:
+        count = decide(store, by, verdicts, added, accept or ())
+        console.print(f"Recorded {count}. The next medfedvqa ingest applies what was decided.")
+    sheet, finds, flags = write_sheet(store)
+    console.print(f"{finds} finds, {flags} of them open flags: [bold]{sentence(sheet)}[/]", soft_wrap=True)
+    console.print("The sheet shows identifiers of patients: it stays on this site.")
+
+
+def _parsed(text: str) -> tuple[str, tuple[int, ...]]:
+    """The picture's id and the box in a value of `--add`. Raises `ConfigError`."""
+    match = _ADDED.fullmatch(text)
+    if match is None:
+        raise ConfigError("--add is PICTURE:LEFT,TOP,RIGHT,BOTTOM, with the picture's id as the sheet has it")
+    return match[1], tuple(map(int, match.groups()[1:]))

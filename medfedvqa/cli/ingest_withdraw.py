@@ -7,8 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from medfedvqa.cli.options import JsonOption, QuietOption
-from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.options import JsonOption, QuietOption, config_of
 from medfedvqa.cli.terminal import Terminal
 
 REMAINS = (

@@ -180,8 +180,8 @@ def finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool
     """Print what left each site, where the results are, and last the accuracies."""
     import json
 
+    from medfedvqa.cli.audit import show_log_totals
     from medfedvqa.cli.display import show_results
-    from medfedvqa.cli.log_totals import show_log_totals
     from medfedvqa.cli.terminal import Terminal, sentence
 
     if as_json:

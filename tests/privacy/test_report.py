@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from audits import AuditKey, Judgement, VerdictState, VerifierKey, origin_of
-from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.options import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
