@@ -29,8 +29,7 @@ from privacy.ledger_journal import (
     read_export,
     write_export,
 )
-from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, LedgerCharge, LedgerJob, PlannedTask, Slot, encode_events, events_of
+from privacy.ledger_replay import FORMAT, Book, LedgerCharge, LedgerJob, PlannedTask, Slot, encode_events, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 

@@ -14,8 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, merge
 from privacy.errors import SettingsError
-from privacy.layer_rules import RULES
-from privacy.layer_uses import LayerUse, Lookup, Outer, Range, RowGradients
+from privacy.layer_rules import RULES, LayerUse, Lookup, Outer, Range, RowGradients
 from privacy.row_owners import current_owners
 
 

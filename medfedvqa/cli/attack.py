@@ -127,7 +127,7 @@ def controls_command(
 
 def _show_published(trials: int, confidence: float, as_json: bool) -> None:
     """Print each published mechanism's claimed and re-accounted epsilon, and the lower bound that is measured."""
-    from medfedvqa.attack.published import DELTA, published
+    from medfedvqa.attack.controls import DELTA, published
 
     columns = ("mechanism", "source", "protects a", "claimed", "re-accounted", "by RDP", "measured, at least")
     rows = [

@@ -43,7 +43,7 @@ def attention(
     check_place(out)
     from medfedvqa.answering.kept_run import load_kept
     from medfedvqa.core import Site
-    from medfedvqa.evaluation.attention_map import draw_attention
+    from medfedvqa.evaluation.picture_maps import draw_attention
 
     kept = load_kept(run, site) if run else None
     whole = kept.site(kept.own_data()) if kept else _untrained(site, data, data_root, backbone, seed)
@@ -122,7 +122,7 @@ def similarity(
     import torch
 
     from medfedvqa.answering.kept_run import load_kept
-    from medfedvqa.evaluation.similarity_map import draw_similarity
+    from medfedvqa.evaluation.picture_maps import draw_similarity
     from medfedvqa.papers.methods.unicon import UniCon
 
     kept = load_kept(run, site)

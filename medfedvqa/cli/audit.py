@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audits import EXIT_CODES, Entry, Examination, Outcome, VerifierKey, check_site, examine, find_logs, read
-from audits.cose_receipt import ENTRY, RECEIPT, check_receipt
-from audits.entry_proof import check, prove
+from audits.entry_proof import ENTRY, RECEIPT, check, check_receipt, prove
 from audits.examination import sites_of
 from audits.export import ExportFormat, export_logs, verified_entries
 from audits.judgement import worst

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import typer
 
 from audits import EXIT_CODES, AuditKey, AuditLog, Checkpoint, VerdictState, VerifierKey, Witness, origin_of
-from audits.cose_receipt import ENTRY, RECEIPT, issue
-from audits.outside_witness import ask_witness
-from audits.plurals import quantity
+from audits.entry_proof import ENTRY, RECEIPT, issue
+from audits.escaping import quantity
 from audits.retention import RETENTION_DAYS, expire
+from audits.tlog_witness import ask_witness
 from audits.witness import KEYS, read_keys
 from medfedvqa.cli.audit import Port
 from medfedvqa.cli.options import SiteFile, config_of, new_file
@@ -141,7 +141,7 @@ def serve_witness_command(
     port: Port = 0,
 ) -> None:
     """Be a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
-    from audits.witness_service import WitnessService
+    from audits.tlog_witness import WitnessService
 
     known, console = read_keys(logs), Terminal()
     if not known:

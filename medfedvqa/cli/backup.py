@@ -95,7 +95,7 @@ def restore(
         done = restore_site(backup, to, secret, against or ())
         typer.echo(json.dumps(asdict(done), indent=2)) if as_json else _show_restored(done, bool(against))
         return
-    from medfedvqa.backup.unpacking import unpack
+    from medfedvqa.backup.restore import unpack
 
     with TemporaryDirectory() as scratch:
         manifest = unpack(backup, secret, Path(scratch) / "site").manifest

@@ -106,9 +106,8 @@ def planned_grid(
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.data.hospitals import sites_of
     from medfedvqa.data.image_classes import classes
-    from medfedvqa.data.site_cuts import Cut
+    from medfedvqa.data.site_cuts import Cut, sites_of
     from medfedvqa.devices import resolved
     from medfedvqa.library.job_options import backbone_for
     from medfedvqa.research.benchmark.grid import Grid

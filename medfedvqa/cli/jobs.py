@@ -13,8 +13,7 @@ from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.federation.job import JobSpec
-    from medfedvqa.federation.job_terms import Terms
+    from medfedvqa.federation.job import JobSpec, Terms
 
 
 @with_job_options()
@@ -96,8 +95,8 @@ def _show_reads(terminal: Terminal, job: "JobSpec") -> None:
 
 def fresh_terms(kit: Path | None, sites: list[str] | None, days: float) -> "Terms":
     """The terms of a fresh job. Raises `ConfigError`."""
+    from medfedvqa.federation.job import Terms
     from medfedvqa.federation.job_signature import federation_of
-    from medfedvqa.federation.job_terms import Terms
 
     root = kit / "startup" / "rootCA.pem" if kit else None
     if root is None or not root.is_file() or not sites:

@@ -18,8 +18,8 @@ def add_command(
     replace: Annotated[bool, typer.Option("--replace", help="The site has a new key: pin this one instead.")] = False,
 ) -> None:
     """Pin another site's key in site.yml, and show the words by which to compare it."""
-    from medfedvqa.federation.peers import pin
-    from privacy.secagg.spoken_words import words_of
+    from medfedvqa.federation.site_keys import pin
+    from privacy.secagg.channel import words_of
 
     pin(site, config_of(site).name, name, fingerprint, replace)
     console = Terminal()
@@ -30,7 +30,7 @@ def add_command(
 def verify_command(site: SiteFile, as_json: JsonOption = False) -> None:
     """Show this site's words, to read out by phone, and the words that each pinned site must read out."""
     from medfedvqa.federation.aggregation_attempt import load_identity
-    from privacy.secagg.spoken_words import words_of
+    from privacy.secagg.channel import words_of
 
     config = config_of(site)
     mine = words_of(load_identity(config).fingerprint)
@@ -91,7 +91,7 @@ def rotate(
     site: SiteFile,
 ) -> None:
     """Replace a stopped site's key of its audit log or of secure aggregation; old signatures still verify."""
-    from medfedvqa.federation.rotate_keys import finish_rotation, rotate_audit_key, rotate_identity
+    from medfedvqa.federation.site_keys import finish_rotation, rotate_audit_key, rotate_identity
 
     if key in _FIXED:
         raise ConfigError(f"this key cannot be replaced: {_FIXED[key]}")

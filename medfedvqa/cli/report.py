@@ -160,7 +160,7 @@ def report_command(
 def _folders(site: Path | None, run: Path | None, out: Path) -> dict[Path, Path]:
     """The folder of the report of each site.yml: `out` itself for one site, else a folder in it for each site."""
     from medfedvqa.federation.launch import check_new
-    from medfedvqa.library.run_evidence import RunEvidence
+    from medfedvqa.library.site_report import RunEvidence
 
     if site is not None:
         return {site: out}

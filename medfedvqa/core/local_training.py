@@ -25,9 +25,8 @@ from medfedvqa.bounds import (
     WeightDecay,
 )
 from medfedvqa.core.answering import TESTED, Answering
-from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.kept_model import KEPT, Keeping, answering
+from medfedvqa.core.kept_model import KEPT, Keeping, answering, has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
 from medfedvqa.core.probe import Probe
 from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated

@@ -35,7 +35,7 @@ from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.committee import threshold
-from privacy.secagg.masked_mean import check_mean, mean_of_sum, weight_of_sum
+from privacy.secagg.layout import check_mean, mean_of_sum, weight_of_sum
 from privacy.secagg.pairwise_masks import Upload, check_contributors, opened
 from privacy.secagg.ring import Ring
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
-from audits.earlier_sums import EarlierSums
+from audits.sharing import EarlierSums
 from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors
 from medfedvqa.core.on_shares import LARGEST_GROUP
 from medfedvqa.errors import FederationError
@@ -23,10 +23,9 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from privacy.secagg import EquivocationError, TensorLayout, connect
 from privacy.secagg.channel import joined
-from privacy.secagg.committee import threshold
+from privacy.secagg.committee import Group, threshold
 from privacy.secagg.differencing import sites_shown
-from privacy.secagg.group import Group
-from privacy.secagg.masked_mean import summand
+from privacy.secagg.layout import summand
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.atomic_files import PRIVATE, locked, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import CohortCheck
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from audits.html import Html, join, tag
+from audits.escaping import Html, join, tag
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.device_masks import BlankedBoxes, proposals

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.atomic_files import locked
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import folder_of_finds, keep_finds
 from medfedvqa.ingest.ingest import check_continuation
 from medfedvqa.ingest.patient_sources import PatientSources, read_persons

@@ -11,8 +11,7 @@ from medfedvqa.backbone_names import NO_BACKBONE, parse
 from medfedvqa.core import method_names, method_type
 from medfedvqa.data import organs
 from medfedvqa.data.data_roots import PHANTOM
-from medfedvqa.data.hospitals import named, sites_of
-from medfedvqa.data.site_cuts import Cut
+from medfedvqa.data.site_cuts import Cut, named, sites_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for
 from medfedvqa.near_miss import check_name

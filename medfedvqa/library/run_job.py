@@ -8,8 +8,7 @@ from typing import TypeGuard, get_args
 
 from medfedvqa.core import method_type
 from medfedvqa.data import is_registered
-from medfedvqa.data.hospitals import sites_of
-from medfedvqa.data.site_cuts import Cut
+from medfedvqa.data.site_cuts import Cut, sites_of
 from medfedvqa.devices import Precision, resolved
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch

@@ -1,15 +1,39 @@
-"""A job without its data set: a method, its options, and the settings of training."""
+"""A job without its data set: a method, its options, and the settings of training.
+
+The methods that jobs can name, and their options.
+"""
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from medfedvqa.core import method_names, method_type
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import ANY_DATA, JobSpec
 from medfedvqa.federation.job_choices import JobChoices
 from medfedvqa.library.data_set import Data
 from medfedvqa.library.job_options import backbone_for, checked_job
 from privacy import PrivacyCost, PrivacyError, spent
+
+__all__ = ["Option", "method_names", "options"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a method."""
+
+    name: str
+    default: Any
+    meaning: str
+    """One phrase, with the option's unit and the source of its default."""
+
+
+def options(method: str) -> tuple[Option, ...]:
+    """The options of the method of this name, each with its default and meaning. Raises `ConfigError`."""
+    fields = method_type(method).config_type.model_fields
+    return tuple(Option(name, field.default, field.description or "") for name, field in fields.items())
+
 
 AUTO = "auto"
 DEFAULTS = {name: field.default for name, field in JobChoices.model_fields.items()} | {"round_timeout": None}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_site, examine, origin_of, read, refuses_job
+from audits.bounded_files import check_number
 from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
-from audits.format_numbers import check_number
 from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.patient_groups import LEAST

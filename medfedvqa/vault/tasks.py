@@ -38,10 +38,9 @@ from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.job_folder import FILES, parse_job
 from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
-from medfedvqa.federation.job_closing import close_ended
+from medfedvqa.federation.job_closing import RefusalEntries, close_ended
 from medfedvqa.federation.job_signature import federation_of, submitter
 from medfedvqa.federation.live_processes import end_work, working_on
-from medfedvqa.federation.refusal_entries import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import StatusRuntime

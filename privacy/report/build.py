@@ -4,14 +4,12 @@ from audits import LogError, NewerFormat
 from privacy.report.claim import claim, executed, identity, unit
 from privacy.report.egress import egress, outside, trust
 from privacy.report.facts import NewerReport, Part, ReportError, ReportFacts
-from privacy.report.figures import rows_of_tree
-from privacy.report.mappings import mappings
+from privacy.report.figures import Report, Sections, rows_of_tree
 from privacy.report.measured import data_handling, empirical
-from privacy.report.report import Report, Sections
 from privacy.report.report_evidence import ReportEvidence
 from privacy.report.spending import accounting
 from privacy.report.summary import Parameters, summary
-from privacy.report.verdicts import verdicts
+from privacy.report.verdicts import mappings, verdicts
 
 NEVER = (
     "identifiers of patients, keyed digests of single patients included",

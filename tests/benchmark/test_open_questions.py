@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.answer_types import ANSWER_TYPES, answer_type
 from medfedvqa.cli import main
 from medfedvqa.data import read as read_rows
 from medfedvqa.data import training_answers
 from medfedvqa.errors import ConfigError
+from medfedvqa.public_answers import ANSWER_TYPES, answer_type
 from medfedvqa.research.benchmark.benchmark_table import beside_literature, markdown
 from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.grid import Grid, _free

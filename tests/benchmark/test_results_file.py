@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from medfedvqa.atomic_files import locked
 from medfedvqa.cli import main
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.research.benchmark.benchmark_table import gains, markdown
 from medfedvqa.research.benchmark.comparison import PERSONAL, compared
 from medfedvqa.research.benchmark.results_file import FORMAT, RESULTS, Result, append, read

@@ -6,7 +6,7 @@ from typing import Any
 
 from audits.escaping import NAME, for_markdown
 from medfedvqa.evaluation import FIRST, Proportion, ServerScore
-from medfedvqa.evaluation.flatness import late_gain
+from medfedvqa.evaluation.accuracy import late_gain
 from medfedvqa.research.benchmark.comparison import PERSONAL, Comparison
 from medfedvqa.research.benchmark.outcome import RunOutcome, of_kind
 from medfedvqa.research.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from medfedvqa.answer_types import ANSWER_TYPES
 from medfedvqa.errors import ConfigError
+from medfedvqa.public_answers import ANSWER_TYPES
 from medfedvqa.research.benchmark.outcome import RunOutcome, at_sites, of_kind, of_type
 from medfedvqa.research.benchmark.results_file import Result
 from medfedvqa.research.benchmark.statistics import SeedSummary, average, paired

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from medfedvqa.data import Examples, SiteData
-from medfedvqa.data.hospitals import by_digest, hospitals, organ_of, rows_of
+from medfedvqa.data.site_cuts import by_digest, hospitals, organ_of, rows_of
 from medfedvqa.research.benchmark.results_file import ALL_ROWS
 
 EVERY = 1_000_000

@@ -19,11 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from medfedvqa.answer_types import ANSWER_TYPES
-from medfedvqa.atomic_files import PRIVATE
+from medfedvqa.atomic_files import PRIVATE, locked
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import FIRST
-from medfedvqa.ingest.file_lock import locked
+from medfedvqa.public_answers import ANSWER_TYPES
 from medfedvqa.research.benchmark.outcome import RunOutcome
 
 FORMAT: Literal[1] = 1
