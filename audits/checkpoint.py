@@ -1,9 +1,8 @@
-"""Checkpoints: signed heads of a log's tree, and the files that hold them.
+"""Checkpoints: signed heads of a log's tree, and the files that hold them; and how a log gets a new key, by a statement
+that the old key and the new one both sign.
 
 Source: C2SP tlog-checkpoint. The text is the log's origin, its size and root, and extension lines: `format 1` and the
 time.
-
-How a log gets a new key: the old key and the new one both sign that the second succeeds the first.
 
 Whoever knows the old key follows the statement to the new one, and still accepts the old key's signatures of earlier
 entries. A thief of the old key could sign such a statement too, as well as checkpoints: a succession is for keys that

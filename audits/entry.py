@@ -1,6 +1,4 @@
-"""Entries of the audit log: what a line holds, how it is hashed, and the strict way to read one.
-
-Reads lines of a log fast, with a `msgspec` struct that is derived from the grammar; other lines with `parse_any`.
+"""Entries of the audit log: what a line holds, how it is hashed, and the two ways to read one, strict and fast.
 
 The fast way counts only if the struct, encoded again, gives the same bytes. Every other line (of a newer format, or
 damaged) goes to `parse_any`, whose error says what is wrong with it.

@@ -10,8 +10,7 @@ from typing import Any
 from audits.entry import Entry, Event, LogLine, Outcome, TensorRecord, parse_line, read_line
 from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.log import GENESIS
-from audits.log_files import LOG_NAME, MAX_LINE, segments
-from audits.running_jobs import Snapshot
+from audits.log_files import LOG_NAME, MAX_LINE, Snapshot, segments
 from audits.signed_tree import TREE, expired_leaves
 from audits.tree import Frontier
 

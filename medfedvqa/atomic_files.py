@@ -1,12 +1,8 @@
-"""Writes files atomically, and locks files between processes.
+"""Writes files atomically, one or several as one transaction, and locks files between processes.
 
-A lock between processes of this machine, which the system releases when its holder ends.
-
-Puts several files and folders in place as one transaction: after a crash at any moment, none of them counts or all.
-
-Each is prepared next to its place. An atomically written list of the places then decides that they will be moved. While
-that list exists, a site does not start, and `finish` moves the remaining files. A file that is already at a place is
-renamed and never removed.
+After a crash at any moment, none of a transaction's files counts or all. Each is prepared next to its place. An
+atomically written list of the places then decides that they will be moved. While that list exists, a site does not
+start, and `finish` moves the remaining files. A file that is already at a place is renamed and never removed.
 """
 
 import fcntl

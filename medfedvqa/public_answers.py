@@ -1,7 +1,4 @@
-"""Declared answer spaces, which do not come from rows. Without torch, because verifiers read `site.yml` too.
-
-The types of answers in VQA v2 (Y. Goyal et al., CVPR 2017).
-"""
+"""Declared answer spaces, which do not come from rows. Without torch, because verifiers read `site.yml` too."""
 
 import re
 import unicodedata

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from privacy.clipping import current_owners
 from privacy.errors import SettingsError
-from privacy.row_owners import current_owners
 
 if TYPE_CHECKING:
     from privacy.recorder import Recorder

@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from privacy.accounting import PrivacyCost, fitting, spent
-from privacy.ledger_accounts import Account, ChargeState, JobAccount, accounts_of, history
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME, Account, ChargeState, JobAccount, accounts_of, history
 from privacy.ledger_journal import (
     BudgetRefused,
     Head,

@@ -1,9 +1,8 @@
-"""Known faults, as controls: if an audit does not catch them, its finding no fault proves nothing.
+"""Controls of an audit: known faults, and mechanisms of papers and libraries with their true epsilons. If an audit does
+not catch a fault, its finding no fault proves nothing.
 
 Sampler, clipping, noise and accountants are those of real training. The model is a linear layer in which every canary
 has its own feature, so that the attack loses no information and a trial is fast.
-
-Mechanisms of papers and libraries, rebuilt from their descriptions, and their true epsilons.
 
 For each: the epsilon that its accountant claims, that of this project's accountants for its actual steps, and a lower
 bound by a distinguisher, who knows all other rows, as in the definition. The sums with and without the patient are

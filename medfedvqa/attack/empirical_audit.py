@@ -19,8 +19,7 @@ from audits.epsilon_lower_bound import (
     rate_interval,
     rate_p_value,
 )
-from medfedvqa.attack.canaries import Canaries, draw
-from medfedvqa.attack.job_with_canaries import SiteObservation, data_of, observe
+from medfedvqa.attack.canaries import Canaries, SiteObservation, data_of, draw, observe
 from medfedvqa.attack.membership import differentiable, flat, gradient, membership, released_values
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Launch

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from medfedvqa.attack.job_with_canaries import SiteObservation
+from medfedvqa.attack.canaries import SiteObservation
 from medfedvqa.core import Probe, Tensors
 from medfedvqa.core.method import tensors_of
 from medfedvqa.data import Examples

@@ -1,10 +1,8 @@
-"""Restores a backup of a site, without undoing what the site's patients have spent since.
+"""Checks and unpacks a backup, and restores it, without undoing what the site's patients have spent since.
 
 Files at the site stay, and missing ones are placed; a log that is older than the backup's is replaced. Everything is
-prepared first, and then takes effect at once: see `medfedvqa.atomic_files`. The ledger is joined and never replaced,
+prepared first, and then takes effect at once: see `medfedvqa.pending_files`. The ledger is joined and never replaced,
 so that no charge of either is lost.
-
-Unpacks a backup into a folder, and checks everything in it before any of it is used.
 """
 
 import os
@@ -28,7 +26,7 @@ from audits.log_files import LOG_NAME, lines_from
 from audits.verifier import Verdict
 from medfedvqa.atomic_files import decide, finish, locked, prepare
 from medfedvqa.backup.age_file import BackupSecret, unseal
-from medfedvqa.backup.contents import (
+from medfedvqa.backup.back_up import (
     AUDIT,
     AUDIT_KEY,
     EXPORT,
@@ -48,9 +46,9 @@ from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import SITE_DATABASE, add_lost_rows
-from medfedvqa.ingest.cohort_register import REGISTER, join_register, read_register
+from medfedvqa.ingest.ledger_binding import REGISTER, join_register, read_register
 from privacy import Ledger
-from privacy.ledger_folder import LEDGER_NAME, read_folder
+from privacy.ledger_accounts import LEDGER_NAME, read_folder
 from privacy.ledger_journal import JournalRow, read_export
 from privacy.ledger_replay import Book
 from privacy.patient_keys import KEY_NAME

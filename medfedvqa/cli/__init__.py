@@ -34,7 +34,7 @@ COMMANDS = {
             "fetch": CommandSource("ingest_images", "fetch"),
             "review": CommandSource("ingest", "review"),
             "slices": CommandSource("ingest_images", "slices"),
-            "withdraw": CommandSource("ingest_withdraw", "withdraw"),
+            "withdraw": CommandSource("ingest", "withdraw"),
         },
     ),
     "pretrain": CommandSource("pretrain", "pretrain"),
@@ -49,11 +49,11 @@ COMMANDS = {
 """Commands outside of groups."""
 JOBS = {
     "export": CommandSource("jobs", "export_command"),
-    "pending": CommandSource("approvals", "pending_command"),
-    "show": CommandSource("approvals", "show_command"),
-    "approve": CommandSource("approvals", "approve_command"),
-    "refuse": CommandSource("approvals", "refuse_command"),
-    "approver": CommandSource("approvals", "approver_command"),
+    "pending": CommandSource("jobs", "pending_command"),
+    "show": CommandSource("jobs", "show_command"),
+    "approve": CommandSource("jobs", "approve_command"),
+    "refuse": CommandSource("jobs", "refuse_command"),
+    "approver": CommandSource("jobs", "approver_command"),
 }
 KIT = {
     "prepare": CommandSource("kit", "prepare_command"),
@@ -78,10 +78,10 @@ AUDIT = {
     "serve-witness": CommandSource("audit_site", "serve_witness_command"),
     "attack": CommandSource("attack", "attack_command"),
     "controls": CommandSource("attack", "controls_command"),
-    "neighbours": CommandSource("audit_neighbours", "neighbours_command"),
+    "neighbours": CommandSource("audit_again", "neighbours_command"),
     "export": CommandSource("audit", "export_command"),
     "curves": CommandSource("audit", "curves_command"),
-    "rerun": CommandSource("audit_rerun", "rerun_command"),
+    "rerun": CommandSource("audit_again", "rerun_command"),
     "ui": CommandSource("audit", "ui_command"),
 }
 PRIVACY = {

@@ -53,7 +53,7 @@ def attack_command(
     from medfedvqa.data.data_roots import find_root
     from medfedvqa.devices import resolved
     from medfedvqa.federation.launch import Launch, check_new, plan
-    from medfedvqa.library.job_options import backbone_for, check_site_names, checked_job
+    from medfedvqa.library.training_job import backbone_for, check_site_names, checked_job
 
     sites, files = tuple(site or ()), options.check_backbone_file(backbone, backbone_file)
     reader, root = find_root(data, data_root)

@@ -87,7 +87,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import backbone_for
+    from medfedvqa.library.training_job import backbone_for
     from medfedvqa.models import load_backbone
 
     files, device, answers = {}, "cpu", None

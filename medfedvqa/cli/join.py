@@ -67,8 +67,8 @@ def join(
         _export(model.joining(organs, finish, data="any"), job_folder, kit, site, days)
         return
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_site_names
     from medfedvqa.library.run_job import new_folder
+    from medfedvqa.library.training_job import check_site_names
 
     reader, root = find_root(data or model.job.data, data_root)
     job = model.joining(organs, finish, data=reader, round_timeout=None)

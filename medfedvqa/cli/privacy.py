@@ -129,7 +129,7 @@ def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
     from medfedvqa.ingest.ledger_binding import note_head
     from medfedvqa.ingest.store import read_store
     from privacy import Ledger
-    from privacy.ledger_folder import read_folder
+    from privacy.ledger_accounts import read_folder
 
     store = store_of(config)
     if store is None:
@@ -208,7 +208,7 @@ def plan_command(
     as_json: options.JsonOption = False,
 ) -> None:
     """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
-    from medfedvqa.library.job_options import checked_job
+    from medfedvqa.library.training_job import checked_job
 
     private = options.named_values(dp or [], epsilon=epsilon) or None
     method_options = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)

@@ -181,7 +181,7 @@ def finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool
     import json
 
     from medfedvqa.cli.audit import show_log_totals
-    from medfedvqa.cli.display import show_results
+    from medfedvqa.cli.progress import show_results
     from medfedvqa.cli.terminal import Terminal, sentence
 
     if as_json:

@@ -1,7 +1,5 @@
 """The base of methods whose sites train a model and whose server averages the shared part of it.
 
-Noise that the sites of a stepwise job share: what a site sends is whole numbers, whose masked sum is exact.
-
 One site's noise is too small to protect its patients (see `privacy.mechanisms.shared_gaussian`). So the results from
 its rows are used only through the opened sum: no part of the model stays at the site, and each exchange has one batch.
 A site sends w - g, as in every stepwise job, in whole grid steps: g is its noisy sum of gradients, and w is the model

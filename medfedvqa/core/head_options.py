@@ -1,7 +1,4 @@
-"""The options of the answer head, which all methods that train one on a backbone have.
-
-The option of methods that answer from a list which all sites share.
-"""
+"""The options of the answer head, and of the list that all sites answer from."""
 
 from typing import Annotated
 

@@ -1,9 +1,7 @@
-"""The model that a site keeps: finished after its last release, without noise, or trained alone from the beginning.
+"""The model that a site keeps: of its best round, finished after its last release without noise, or trained alone.
 
 Only releases need noise. Training after the last release costs no epsilon, and no epsilon covers its model: the model
 stays at the site, and its answers need protection before anybody outside sees them.
-
-The best round of a site: the one after which most validation rows are answered right.
 
 The site chooses by its validation rows, without noise, so the choice is refused under differential privacy. No message
 says which round was best, or after which round a site stopped.
@@ -16,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from audits import Tensors
-from medfedvqa.core.answering import Answering, together
-from medfedvqa.core.method import State, arrays_of, tensors_of
+from medfedvqa.core.method import Answering, State, arrays_of, tensors_of, together
 from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.data import Examples, numbered
 from medfedvqa.evaluation.accuracy import rounds_since_best

@@ -1,6 +1,5 @@
-"""Turns a picture file into the square tensor that a backbone takes.
-
-Augmented copies of a site's pictures. Nothing is ever mirrored: left and right are answers.
+"""Turns a picture file into the square tensor that a backbone takes, and augments copies. Nothing is ever mirrored:
+left and right are answers.
 """
 
 import warnings

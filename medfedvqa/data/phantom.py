@@ -3,8 +3,6 @@
 Questions come in pairs: the same words about two pictures with opposite answers (the balancing of VQA v2; Goyal et al.,
 CVPR 2017). So words alone are right half of the time, at every site and in every part of the published split.
 
-The phantom set's pictures: plain grey organs, drawn from a description of the findings.
-
 Coordinates are in -1..1, x to the right and y down.
 """
 

@@ -1,12 +1,11 @@
-"""The public set of a job: drawn, or a folder of one's own with pictures, captions and closed questions about them.
+"""The public set of a job: phantom pictures that no site holds, or a folder of one's own with pictures, captions and
+closed questions about them.
 
     pairs.csv        picture,caption             a line for each picture, in the order in which they are used
     questions.csv    picture,question,answer     only for what is asked; CreamFL needs none
 
 Server and sites each have the folder. The environment variable MEDFEDVQA_PUBLIC names it, at a site also `public_set`
 in `site.yml`. A job names the set by a digest of all that is in it, so that all parties train on the same.
-
-A public set of pictures with captions and questions: phantom pictures that no site holds, equal on all machines.
 """
 
 import csv

@@ -1,7 +1,4 @@
-"""The readers of data sets, by the names that commands and site configurations use.
-
-Several data sets as one, whose sites are named by set and organ, as in `vqa-rad-chest`.
-"""
+"""The readers of data sets, by the names that commands and site configurations use, and several sets read as one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,10 +1,9 @@
-"""Cuts of a data set into sites other than by organ: by question type, by modality, at random, by Dirichlet draws.
+"""Cuts of a data set into sites: an organ's patients dealt out to hospitals by a digest of their keys, or a cut by
+question type, by modality, at random, or by Dirichlet draws.
 
 A patient is whole: it is at one site only. Where a site holds one kind of rows, a patient's other rows are left out.
 Dirichlet draws follow T. Hsu, H. Qi and M. Brown, "Measuring the Effects of Non-Identical Data Distribution for
 Federated Visual Classification", 2019, with organs for classes, and whole patients.
-
-Deals an organ's patients out to several hospitals, each patient whole, by a digest of the patient's key alone.
 """
 
 import hashlib

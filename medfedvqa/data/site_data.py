@@ -1,9 +1,4 @@
-"""One site's data: its encoded questions, and its pictures.
-
-The translation of a site's answers into a list that sites share.
-
-Batches that keep a patient's rows together, since these share pictures and privacy counts patients.
-"""
+"""One site's data: its encoded questions, its pictures, and batches that keep a patient's rows together."""
 
 import hashlib
 import json

@@ -8,17 +8,18 @@ if TYPE_CHECKING:
     from medfedvqa.evaluation.accuracy import Proportion, percent
     from medfedvqa.evaluation.accuracy_table import write_table
     from medfedvqa.evaluation.history import (
+        FIRST,
         History,
         RoundRecord,
         RunFacts,
         Score,
+        ServerScore,
         Transcript,
         load_transcript,
         save_transcript,
     )
     from medfedvqa.evaluation.results import add_contribution, add_scores, results_schema, write_results
     from medfedvqa.evaluation.run_plots import draw_plots
-    from medfedvqa.evaluation.server_score import FIRST, ServerScore
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)
 

@@ -1,6 +1,5 @@
-"""The table of accuracies: one row per way of answering, one column per site, each with its interval.
-
-Explains a table of accuracies in three sentences made from its figures: free baseline, alone, and shared.
+"""The table of accuracies: one row per way of answering, one column per site, each with its interval; and the table in
+three sentences.
 """
 
 from collections.abc import Callable, Mapping

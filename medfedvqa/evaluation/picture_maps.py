@@ -1,6 +1,5 @@
-"""A map of attention over a picture. It shows a patient's picture, so it stays at the site.
-
-A map of the similarity of rows to answers. It shows which of a site's rows agree, so it stays at the site.
+"""Maps of attention over a picture, and of rows' similarity to answers. They show a patient's data, so they stay at the
+site.
 """
 
 import torch

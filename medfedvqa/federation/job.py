@@ -4,8 +4,6 @@
 each, and sites and server check a submitted job's text by it before FLARE reads the job. Those processes import this
 module, which is why it loads no torch before a method is asked for.
 
-The terms that make a signed job fresh: a nonce, an expiry, the federation, and the sites that it is for.
-
 A signature alone binds only what is trained. A server could run the job again, years later, for other sites, and each
 run would spend budget in the name of the person who signed it once.
 """

@@ -1,8 +1,7 @@
-"""The end of a job at a site, however it ends: its unused reservation is freed, and the log records that it is over.
+"""The log entries of a job's end at a site, whether it ran or was refused before it had a process. Its unused
+reservation is freed, and a daily limit of refusals protects the disk.
 
 The job's own process does this when the job ends. The site's process does it for jobs whose process died before.
-
-Log entries of jobs that a courier refuses before they have a process. A daily limit protects the disk.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Renders one frame of a DICOM image as the grey picture that a radiologist would see.
-
-The grey levels of a picture that Pillow opened, and pictures of square pixels.
-"""
+"""Renders one frame of a DICOM image as the grey picture that a radiologist would see, with square pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

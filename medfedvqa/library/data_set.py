@@ -1,7 +1,4 @@
-"""A data set whose organs are the sites of a federation.
-
-Makes pandas frames. pandas is imported with the first frame.
-"""
+"""A data set whose organs are the sites of a federation. pandas is imported with the first frame."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace

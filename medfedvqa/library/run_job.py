@@ -15,9 +15,8 @@ from medfedvqa.federation import launch
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Engine, Launch, plan
 from medfedvqa.library.data_set import Data
-from medfedvqa.library.job_options import check_site_names
 from medfedvqa.library.run_results import Results
-from medfedvqa.library.training_job import Job
+from medfedvqa.library.training_job import Job, check_site_names
 from medfedvqa.models.picture_networks import is_registered_network
 
 RUNS = Path("runs")

@@ -1,6 +1,5 @@
-"""Writes a site's privacy-budget report: JSON, HTML, PDF, and the site's signature over them.
-
-Finds the evidence for a report in a run's folder, so that users need not pass its paths.
+"""Writes a site's privacy-budget report: JSON, HTML, PDF, and the signature over them. Finds its evidence in a run's
+folder.
 """
 
 import json

@@ -9,8 +9,6 @@
 
 The question is the text tower's features, hashed n-grams of its words, or both. In a backbone that reads picture and
 question in one tower, the tower's features are the picture, and n-grams are the question.
-
-A site's rows as inputs of answer heads: the backbone's own batch, and the head's further inputs.
 """
 
 from collections.abc import Mapping, Sequence

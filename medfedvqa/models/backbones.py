@@ -1,8 +1,6 @@
 """Frozen backbones by name: the project's own CLIP, open_clip's tags, the Hugging Face hub, and local files.
 
 `medfedvqa.backbone_names` lists the forms of names, and makes the checks that need no torch.
-
-Shape cards made from backbone shapes, and the reverse.
 """
 
 from collections.abc import Callable, Mapping

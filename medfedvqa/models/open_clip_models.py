@@ -1,6 +1,5 @@
-"""Builds open_clip's models from their configurations without fetching, and limits open_clip's requests to the hub.
-
-A picture tower that keeps positions: a convolutional stem, attention blocks, and pooling by place.
+"""Builds open_clip's models from their configurations without fetching, limits open_clip's requests to the hub, and has
+a picture tower that keeps positions: a convolutional stem, attention blocks, and pooling by place.
 
 The stem sees edges at full resolution, which a cut into patches of 16 pixels does not. The pooled output is not one
 summary token but the features of 4 x 4 places, each narrowed to the same small width, one after the other. So an answer

@@ -5,10 +5,8 @@ types would change training. The file has no name: it disappears with the proces
 process can open it. Rows are read from it, not mapped, since mapped pages count as memory of the process; the rows of
 the next batch are read while the present one is trained on.
 
-Stores outputs of frozen towers on disk, so that runs on one machine with the same data compute them once.
-
-They are float32, exactly as computed, so that a run gives the same bits with and without the store. They are as
-personal as the pictures: the folder and its files are for this account only, and no job can name them.
+Outputs can also be stored on disk, so that runs on one machine with the same data compute them once, with the same
+bits. They are as personal as the pictures: the folder and its files are for this account only, and no job names them.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""Pictures for backbones, in order and a few at a time, so that only these are decoded at once.
-
-The common part of all caches: a check of the pictures' size, and the numbering of distinct questions.
-"""
+"""Pictures for backbones, in order and a few at a time, so that only these are decoded at once, and distinct questions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """Prefix prompts: tokens that join the keys and values of self-attention (Zhu et al., 2024, section 2.2).
 
 A prompt is a tensor [blocks, length, width]. In each block its first half are keys and its second half values.
-
-Self-attention with prompts, for the towers of CLIP and ViLT.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
-"""A VQA model as a function of its trained values: tuned parts of a frozen backbone, and an answer head.
-
-A VQA model that sees pictures, questions or both, and projects them into the models' common space.
+"""VQA models as functions of their trained values: tuned parts of a frozen backbone with an answer head, and one that
+projects pictures and questions into a common space.
 """
 
 from abc import ABC, abstractmethod

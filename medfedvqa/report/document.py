@@ -1,8 +1,5 @@
-"""Composes a report into a document: its first page, sections A to M, and the appendix.
-
-The last table of a document: digests in full, to which their short forms link.
-
-Composes the sites' reports on one job into one document.
+"""Composes a report into a document: its first page, sections A to M, and the appendix of digests; or the reports of
+the sites on one job.
 """
 
 from collections.abc import Iterator, Sequence

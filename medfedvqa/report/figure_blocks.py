@@ -1,7 +1,4 @@
-"""Blocks of the pages other than lists and tables of figures, such as plots; `figures.txt` names these functions.
-
-The sources of figures, as links to entries of the log, records of the ledger, and sections.
-"""
+"""Blocks of the pages other than lists and tables of figures, such as plots; `figures.txt` names these functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""A site's side of training: its data, backbone, device and randomness.
-
-The options of local training that all methods have, and the optimiser that follows from them.
-"""
+"""A site's side of training: its data, backbone, device and randomness, and the options that all methods have."""
 
 import copy
 import hashlib

@@ -1,7 +1,4 @@
-"""Local steps on named values, for every method: batches or samples, gradients, optimiser.
-
-Gradients of batches, without differential privacy.
-"""
+"""Local steps on named values, for every method: batches or samples, gradients, optimiser."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ from audits import (
 )
 from audits.announcements import announce_to
 from audits.byte_ledger import VAULT, ResultCount, WireWindow
-from audits.running_jobs import running_jobs
+from audits.log_files import running_jobs
 from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature, admission_lock

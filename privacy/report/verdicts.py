@@ -20,11 +20,10 @@ from privacy.errors import AccountingError
 from privacy.ledger_journal import Record
 from privacy.ledger_replay import decode_events
 from privacy.mechanisms import DPEvent
-from privacy.report.egress import ISOLATION, isolation_sentence
+from privacy.report.claim import charge_of
+from privacy.report.egress_and_costs import ISOLATION, empirical, isolation_sentence
 from privacy.report.facts import Part, ReportFacts
-from privacy.report.measured import empirical
 from privacy.report.report_evidence import Policy, State
-from privacy.report.spending import charge_of
 from privacy.withdrawn import identities, withdrawal_of, withdrawals
 
 Support = Literal["supports", "partly supports", "not provided"]

@@ -26,11 +26,10 @@ from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import read_export
-from privacy.report.build import report_of
+from privacy.report.build import Parameters, report_of
 from privacy.report.facts import NewerReport, ReportError, ReportFacts
 from privacy.report.figures import Report, differences
 from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
-from privacy.report.summary import Parameters
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 CODE = "code"

@@ -1,4 +1,5 @@
-"""Messages between sites, encrypted end to end over a relay that sees every byte and may change any.
+"""Messages between sites, encrypted end to end over a relay that sees every byte and may change any, and the words by
+which people compare a key's fingerprint by phone.
 
 Each site holds a long-term X25519 key; its peers pin the fingerprint. For each job two sites mix their long-term and
 fresh ephemeral keys as the Noise pattern KK does (tokens ss, ee, es, se). So recorded traffic stays confidential after
@@ -6,8 +7,6 @@ a long-term key is stolen, and a thief of a site's key cannot impersonate anothe
 
 Source: T. Perrin, "The Noise Protocol Framework", revision 34, section 7.5 (KK); RFC 7748, RFC 5869, RFC 8439. The key
 schedule is one HKDF over a transcript hash, not Noise's chain: both messages are sent at once, and carry no payload.
-
-Words for people who compare a key's fingerprint by phone.
 
 Eight words of 256 hold 64 bits. They come from a slow hash, so that somebody who wants a key with the words of another
 has to compute it 2^63 times on average, each time for a tenth of a second and 32 MiB.

@@ -1,8 +1,5 @@
-"""Computes the mixture by reliability of `privacy.aggregation` on shares, with CrypTen.
-
-Neither the server nor another site sees a site's tensors, norms, accuracy or similarities.
-
-The sum of all sites' vectors, which the members compute on shares with CrypTen and open to each other.
+"""Computes on shares, with CrypTen: the mixture by reliability of `privacy.aggregation`, and the sum of all sites'
+vectors. Neither the server nor another site sees a site's tensors, norms, accuracy or similarities.
 
 Each owner splits its vector among the members: all but one get the key of a uniform stream, and that one gets the rest.
 The members add up their shares of all owners, wait until every member has done so, and open the sum.

@@ -2,8 +2,6 @@
 
 Every opened value is under a uniform mask. Numbers are in fixed point, with the bits that the constants name.
 
-Opens secrets under dealt masks, after which functions of them need no further message.
-
 A secret z is opened once as z + r, where r is uniform and dealt. Then z is a combination of dealt numbers with public
 factors; so are z without its low bits, and whether z is below a limit. A product of such
 combinations needs the products of their dealt numbers, which the dealer deals.

@@ -1,6 +1,5 @@
-"""Real numbers as elements of the ring of integers modulo 2^64, in two's complement with a fixed point.
-
-Random ring elements from ChaCha20, keyed by the operating system or by a pair of sites; never from a seed.
+"""Elements of the ring of integers modulo 2^64: real numbers in two's complement with a fixed point, and random ones
+from ChaCha20, keyed by the operating system or by a pair of sites; never from a seed.
 
 Source: RFC 8439 (ChaCha20); K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
 Learning", 2017, section 4 (masks for every pair of parties that cancel in the sum).

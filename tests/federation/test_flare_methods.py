@@ -15,7 +15,7 @@ from phantoms import BACKBONE, PATIENCE, Phantoms
 from audits import Kind, Outcome, TensorSpec, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
-from medfedvqa.core.answering import TESTED
+from medfedvqa.core.method import TESTED
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.job_signature import federation_of

@@ -34,8 +34,8 @@ from privacy.report import (
     sign_report,
     verify_report,
 )
+from privacy.report.egress_and_costs import NOT_COVERED
 from privacy.report.figures import differences
-from privacy.report.measured import NOT_COVERED
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, document_bytes
 
 SITE = "chest"

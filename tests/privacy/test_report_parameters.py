@@ -25,8 +25,8 @@ from privacy.report import (
     sections_of,
     verify_report,
 )
+from privacy.report.build import Parameters
 from privacy.report.report_files import JSON
-from privacy.report.summary import Parameters
 from privacy.report.verdicts import NIST, NO, YES, mappings
 
 ROOT = Path(__file__).parents[2]

@@ -37,7 +37,7 @@ from medfedvqa.federation.live_processes import LiveProcesses, live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import check_binding
 from privacy import Account, PrivacyError
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME
 from privacy.patient_keys import KEY_NAME
 
 FORMAT = 1

@@ -17,8 +17,8 @@ from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.shared_model import MODEL, SharedModel
-from medfedvqa.research.benchmark.outcome import RunOutcome
 from medfedvqa.research.benchmark.regimes import Regime, newcomer
+from medfedvqa.research.benchmark.results_file import RunOutcome
 from medfedvqa.research.benchmark.single_run import Machine, centralised, federated
 
 

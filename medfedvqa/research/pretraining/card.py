@@ -1,6 +1,5 @@
-"""The model card beside a backbone's weights.
-
-The quality of frozen features on open pictures that training has not seen: linear probes of their labels.
+"""The model card beside a backbone's weights, with linear probes of its frozen features on pictures that training has
+not seen.
 """
 
 from collections import Counter

@@ -1,6 +1,4 @@
-"""The training loop of the bundled backbone.
-
-The tasks of the picture tower: labels, orientation, edges, a thumbnail, captions, and questions.
+"""Trains the bundled backbone: the training loop, and the tasks of the picture tower, from labels to questions.
 
 The text tower is frozen, and encodes each text once. All heads are discarded after training.
 """
@@ -26,8 +24,18 @@ from medfedvqa.models.bundled import ARCHITECTURES, aligned, build, has_publishe
 from medfedvqa.models.families import text_tower
 from medfedvqa.models.layouts import Packed
 from medfedvqa.models.published_parts import PREFIXES, published_weights
-from medfedvqa.research.pretraining.corpus import LABELS, Corpus, Picture, is_for_probes
-from medfedvqa.research.pretraining.pair_batches import BINS, ORIENTATIONS, PairBatch, draw, edge_histograms, thumbnails
+from medfedvqa.research.pretraining.corpus import (
+    BINS,
+    LABELS,
+    ORIENTATIONS,
+    Corpus,
+    PairBatch,
+    Picture,
+    draw,
+    edge_histograms,
+    is_for_probes,
+    thumbnails,
+)
 
 THUMBNAIL = 16
 

@@ -13,7 +13,7 @@ import torch
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.core import Method, Site, State
-from medfedvqa.core.answering import TESTED
+from medfedvqa.core.method import TESTED
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.devices import in_turn
