@@ -12,12 +12,11 @@ from http import HTTPStatus
 from pathlib import Path
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
-from audits.errors import LogError
+from audits.errors import LogError, Refusal, known_code
 from audits.escaping import Child, Html, for_html, join, tag
 from audits.examination import Examination
 from audits.exchange import Kind, canonical
 from audits.judgement import VerdictState
-from audits.refusals import Refusal, known_code
 from audits.ui.index import Filter, Index, SiteFacts
 from audits.ui.local_server import Answer, LocalServer, Upload, html_answer
 from audits.ui.widgets import (

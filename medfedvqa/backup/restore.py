@@ -1,7 +1,7 @@
 """Checks and unpacks a backup, and restores it, without undoing what the site's patients have spent since.
 
 Files at the site stay, and missing ones are placed; a log that is older than the backup's is replaced. Everything is
-prepared first, and then takes effect at once: see `medfedvqa.pending_files`. The ledger is joined and never replaced,
+prepared first, and then takes effect at once: see `medfedvqa.atomic_files`. The ledger is joined and never replaced,
 so that no charge of either is lost.
 """
 

@@ -19,10 +19,10 @@ from rich.table import Table
 
 from audits import EXIT_CODES, Entry, Examination, Outcome, VerifierKey, check_site, examine, find_logs, read
 from audits.entry_proof import ENTRY, RECEIPT, check, check_receipt, prove
+from audits.errors import known_code
 from audits.examination import sites_of
 from audits.export import ExportFormat, export_logs, verified_entries
 from audits.judgement import worst
-from audits.refusals import known_code
 from audits.ui import AuditServer
 from audits.verifier import totals
 from medfedvqa.cli.options import JsonOption, new_file, writable

@@ -10,9 +10,9 @@ import typer
 
 from medfedvqa.cli import options
 from medfedvqa.cli.backbone import read_card
-from medfedvqa.cli.job_options import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.options import JsonOption, SiteFile, config_of
 from medfedvqa.cli.plugins import PluginOption, allow_plugins
+from medfedvqa.cli.run import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError, DataError
 

@@ -1,4 +1,4 @@
-"""Pictures for backbones, in order and a few at a time, so that only these are decoded at once, and distinct questions."""
+"""Pictures for backbones, in order and a few at a time, so that only these are decoded at once; distinct questions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -16,8 +16,8 @@ from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
 from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.patient_groups import LEAST
-from medfedvqa.evaluation.patient_groups import SCHEMA as GROUPS
+from medfedvqa.evaluation.patient_intervals import LEAST
+from medfedvqa.evaluation.patient_intervals import SCHEMA as GROUPS
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
 from medfedvqa.federation.job import JobSpec

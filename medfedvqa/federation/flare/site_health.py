@@ -16,8 +16,8 @@ from typing import Any
 
 from audits import Event, Isolation, LogError, NoteError, Outcome, read
 from audits.checkpoint import CHECKPOINTS
+from audits.errors import known_code, refuses_job
 from audits.log_files import LOG_NAME, segments
-from audits.refusals import known_code, refuses_job
 from audits.secrets import SECRET_BYTES
 from audits.signed_tree import signed_size
 from medfedvqa.federation.flare.doctor_checks import (
