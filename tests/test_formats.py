@@ -22,7 +22,7 @@ from audits.entry_proof import check
 from audits.exchange import canonical
 from audits.sharing import sharing_of
 from audits.witness import KEYS, read_keys
-from medfedvqa.backup.age_file import BackupSecret
+from medfedvqa.backup.back_up import BackupSecret
 from medfedvqa.backup.restore import restore
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile

@@ -25,7 +25,6 @@ from audits.log import GENESIS
 from audits.log_files import LOG_NAME, lines_from
 from audits.verifier import Verdict
 from medfedvqa.atomic_files import decide, finish, locked, prepare
-from medfedvqa.backup.age_file import BackupSecret, unseal
 from medfedvqa.backup.back_up import (
     AUDIT,
     AUDIT_KEY,
@@ -38,8 +37,10 @@ from medfedvqa.backup.back_up import (
     SITE_FILE,
     STATE,
     BackupManifest,
+    BackupSecret,
     is_name,
     open_jobs,
+    unseal,
 )
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import check_ledger

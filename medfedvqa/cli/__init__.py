@@ -78,10 +78,10 @@ AUDIT = {
     "serve-witness": CommandSource("audit_site", "serve_witness_command"),
     "attack": CommandSource("attack", "attack_command"),
     "controls": CommandSource("attack", "controls_command"),
-    "neighbours": CommandSource("audit_again", "neighbours_command"),
+    "neighbours": CommandSource("attack", "neighbours_command"),
     "export": CommandSource("audit", "export_command"),
     "curves": CommandSource("audit", "curves_command"),
-    "rerun": CommandSource("audit_again", "rerun_command"),
+    "rerun": CommandSource("attack", "rerun_command"),
     "ui": CommandSource("audit", "ui_command"),
 }
 PRIVACY = {

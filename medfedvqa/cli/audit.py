@@ -25,10 +25,10 @@ from audits.export import ExportFormat, export_logs, verified_entries
 from audits.judgement import worst
 from audits.ui import AuditServer
 from audits.verifier import totals
+from medfedvqa.checking import bytes_of
 from medfedvqa.cli.options import JsonOption, new_file, writable
 from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
 from medfedvqa.errors import ConfigError
-from medfedvqa.outside_files import bytes_of
 
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
 Against = Annotated[list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")]

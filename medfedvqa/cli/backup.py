@@ -17,7 +17,7 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import BackupError
 
 if TYPE_CHECKING:
-    from medfedvqa.backup.age_file import BackupSecret
+    from medfedvqa.backup.back_up import BackupSecret
     from medfedvqa.backup.restore import Restored
 
 KeyFile = Annotated[
@@ -36,7 +36,7 @@ def secret_of(key: Path | None, passphrase_file: Path | None, new: bool) -> "Bac
 
     Raises `BackupError`.
     """
-    from medfedvqa.backup.age_file import BackupSecret
+    from medfedvqa.backup.back_up import BackupSecret
 
     if key is not None and passphrase_file is not None:
         raise BackupError("give --key or --passphrase-file, not both")

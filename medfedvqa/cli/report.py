@@ -11,11 +11,11 @@ import typer
 
 from audits import EXIT_CODES, Judgement, VerdictState, VerifierKey, origin_of
 from medfedvqa.atomic_files import write_whole
+from medfedvqa.checking import bytes_of
 from medfedvqa.cli.audit import Against, Key, Network
 from medfedvqa.cli.options import JsonOption, config_of, new_file, writable
 from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
 from medfedvqa.errors import ConfigError
-from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""`medfedvqa run`.
-
-The options of a job on the command line, made from the fields of `JobChoices`. This module is fast to import.
-"""
+"""`medfedvqa run`, and the options of a job on the command line, made from the fields of `JobChoices`."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping

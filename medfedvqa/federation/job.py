@@ -32,9 +32,8 @@ from medfedvqa.bounds import (
 from medfedvqa.checking import checked
 from medfedvqa.data import Split
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_choices import JobChoices
-from medfedvqa.federation.quorum import QuorumRule
+from medfedvqa.federation.quorum import MembersRule, QuorumRule
 from medfedvqa.public_answers import CLOSED_ANSWERS
 from medfedvqa.shape_cards import ShapeCard
 from privacy import DPSettings, Gathering

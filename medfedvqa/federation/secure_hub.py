@@ -26,11 +26,10 @@ from medfedvqa.core.on_shares import (
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub, excuse_none
 from medfedvqa.federation.journal import RecordedCall
-from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
+from medfedvqa.federation.quorum import NOBODY_MISSES, MembersRule, Quorum
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout

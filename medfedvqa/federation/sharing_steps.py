@@ -16,9 +16,9 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.admission import Admission
 from medfedvqa.federation.aggregation_attempt import Attempt, Links, Relays, admit, load_identity, peers_of
-from medfedvqa.federation.aggregation_members import MembersRule, Protocol
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import JobBudget
+from medfedvqa.federation.quorum import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from privacy.secagg import EquivocationError, TensorLayout, connect

@@ -15,6 +15,7 @@ from audits.bounded_files import check_number
 from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
 from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
+from medfedvqa.checking import bytes_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation.patient_intervals import LEAST
 from medfedvqa.evaluation.patient_intervals import SCHEMA as GROUPS
@@ -25,7 +26,6 @@ from medfedvqa.federation.job_budget import look_into, store_of
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import check_binding, read_register
 from medfedvqa.ingest.store import MANIFEST, read_manifest, read_store
-from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest, code_version
 from privacy.ledger_accounts import read_folder
 from privacy.report import (

@@ -10,8 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from medfedvqa.backup.age_file import BackupSecret
-from medfedvqa.backup.back_up import back_up
+from medfedvqa.backup.back_up import BackupSecret, back_up
 from medfedvqa.backup.restore import restore
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_keys import rotate_audit_key

@@ -42,7 +42,7 @@ import privacy
 from audits import AuditLog, Event, read, verify
 from medfedvqa.backup import back_up
 from medfedvqa.backup import restore as restoring
-from medfedvqa.backup.age_file import BackupSecret, sealed, unseal
+from medfedvqa.backup.back_up import BackupSecret, sealed, unseal
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.job_closing import close_ended

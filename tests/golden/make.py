@@ -20,8 +20,7 @@ from audits.checkpoint import CHECKPOINTS, SUCCESSIONS, NoteFile, signed_success
 from audits.entry_proof import prove
 from audits.verifier import Basis, Expiry
 from audits.witness import KEYS
-from medfedvqa.backup.age_file import BackupSecret
-from medfedvqa.backup.back_up import back_up
+from medfedvqa.backup.back_up import BackupSecret, back_up
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile

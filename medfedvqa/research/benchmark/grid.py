@@ -27,8 +27,7 @@ from medfedvqa.evaluation.accuracy import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
 from medfedvqa.models import FeatureStore, bundled_for, has_seen, load_backbone
-from medfedvqa.research.benchmark.joining import joining_sites
-from medfedvqa.research.benchmark.regimes import Regime, newcomer
+from medfedvqa.research.benchmark.regimes import Regime, joining_sites, newcomer
 from medfedvqa.research.benchmark.results_file import (
     ALL_ROWS,
     RESULTS,
