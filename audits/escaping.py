@@ -1,4 +1,10 @@
-"""Escapes untrusted text for its output: terminal, HTML, PDF, Markdown, syslog, FHIR. Also makes HTML and plurals."""
+r"""Escapes untrusted text for its output: terminal, HTML, PDF, Markdown, syslog, FHIR. Also makes HTML and plurals.
+
+Somebody else chose the names and sentences in a log, a report, a kit or a job. An invisible character (a control
+character, one that reverses the order of others, one without width, an unusual space) is written as `\u001b`, or as
+`\U000e0001` beyond 16 bits. In a text that is too long, the number of characters left out replaces the middle.
+A backslash stays as it is, so that escaping twice changes nothing; the log itself tells a backslash from an escape.
+"""
 
 import re
 import unicodedata

@@ -1,5 +1,10 @@
 """The public form of a log, its writer, and its comparison with the log: the checkpoint, hash tiles and entry bundles
 that standard clients read.
+
+Source: C2SP tlog-tiles. A tile at level L holds 256 nodes of the tree, 8 * L levels above its leaves; the last one of
+a level may hold fewer, and has its width in its name. A bundle holds the 256 entries under a tile of level 0, each
+after its length in two bytes. An entry there is the bytes that its `leaf_hash` covers: its line without that member and
+without the line feed. An entry of more than 65,535 bytes fits in no bundle: the bundle that would hold it is left out.
 """
 
 import os

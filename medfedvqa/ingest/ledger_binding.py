@@ -4,6 +4,10 @@ cohort gets a second budget under another key. Store and ledger each note the ot
 The store notes the fingerprint of the ledger's key and the ledger's newest head. So every site of the store notices
 another ledger, a copy that diverged, and an older copy that was restored. The store holds no path: a ledger may be
 moved, and a store may be copied; every copy names the same ledger.
+
+Each ledger's file has a register of the files and patients of its stores. It holds HMAC-SHA256 digests under a key that
+is derived from the ledger's key: only the holder of the ledger's folder can test a file or a patient ID against it.
+Version 0.2.0 kept it in a file of its own, `ingested.json`, whose digests count until they are taken over.
 """
 
 from collections.abc import Collection, Iterator
