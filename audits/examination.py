@@ -26,7 +26,7 @@ from audits.escaping import quantity
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
 from audits.signed_note import Note, VerifierKey
-from audits.tiles import TileVerifier
+from audits.tile_verifier import TileVerifier
 from audits.time_order import LEAP, TOLERANCE, TRAVEL, CosignedTimes, Times, cosigned_times
 from audits.verifier import Basis, Walk
 from audits.witness import KEYS, read_keys

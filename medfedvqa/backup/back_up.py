@@ -39,7 +39,7 @@ from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_database import SITE_DATABASE, copy_for_backup
-from medfedvqa.ingest.ledger_binding import REGISTER, read_register
+from medfedvqa.ingest.cohort_register import REGISTER, read_register
 from medfedvqa.version import code_version
 from privacy.ledger_accounts import LEDGER_NAME
 from privacy.ledger_journal import Head, JournalRow, LedgerJournal, export_lines

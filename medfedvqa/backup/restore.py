@@ -47,7 +47,7 @@ from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import SITE_DATABASE, add_lost_rows
-from medfedvqa.ingest.ledger_binding import REGISTER, join_register, read_register
+from medfedvqa.ingest.cohort_register import REGISTER, join_register, read_register
 from privacy import Ledger
 from privacy.ledger_accounts import LEDGER_NAME, read_folder
 from privacy.ledger_journal import JournalRow, read_export

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.image_rendering import NoWhite, picture_levels
+from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
 
 if TYPE_CHECKING:
     from monai.transforms.compose import Compose

@@ -1,65 +1,11 @@
-"""The server's record of a run: rounds, the last prompts, the sites' scores, and the test of the server's own model."""
+"""The server's record of a run, and the sites' scores at its end."""
 
-import io
-import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from audits import Tensors
-from medfedvqa.atomic_files import write_whole
-from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.accuracy import percent
+from medfedvqa.evaluation.server_score import ServerScore
 from privacy import Secagg
-
-FIRST = (1, 5, 10)
-"""The numbers of first results that may hold a partner: Recall@1, 5 and 10 (A. Karpathy and L. Fei-Fei, CVPR 2015)."""
-
-
-@dataclass(frozen=True)
-class ServerScore:
-    """A server model's retrieval and answers. A model without a common space of pictures and texts has no retrieval."""
-
-    questions: int
-    """Public test questions."""
-    correct: int
-    """The questions that the model answers right."""
-    pictures: int = 0
-    """Public test pictures; 0 without retrieval."""
-    captions: int = 0
-    """The distinct captions of these pictures."""
-    image_to_text: tuple[int, ...] = ()
-    """The pictures whose caption is among the first 1, 5 and 10 of all captions."""
-    text_to_image: tuple[int, ...] = ()
-    """The captions with one of their pictures among the first 1, 5 and 10 of all pictures."""
-
-    @property
-    def recalls(self) -> tuple[float, ...]:
-        """Recall@1, 5 and 10 from pictures to texts, then from texts to pictures, in 0..1; empty without retrieval."""
-        return (
-            *(hits / self.pictures for hits in self.image_to_text),
-            *(hits / self.captions for hits in self.text_to_image),
-        )
-
-    @property
-    def rsum(self) -> float:
-        """The sum of the six recalls, in per cent, at most 600; 0 without retrieval."""
-        return 100 * sum(self.recalls)
-
-    @property
-    def sentence(self) -> str:
-        """The figures in words."""
-        answers = f"{percent(self.correct / max(1, self.questions))} of {self.questions} questions"
-        if not self.recalls:
-            return f"The server's own model, on public pictures that it did not learn from: {answers}."
-        recalls = [f"{percent(share)}" for share in self.recalls]
-        return (
-            f"The server's own model, on {self.pictures} public pictures with {self.captions} captions that it did not "
-            f"learn from: Recall@1, 5, 10 from image to text {', '.join(recalls[:3])}, from text to image "
-            f"{', '.join(recalls[3:])}, rsum {self.rsum:.1f}; {answers}."
-        )
 
 
 @dataclass(frozen=True)
@@ -189,43 +135,3 @@ class RunFacts:
     """The sites that the job names; empty if it names none. Those that are not among `sites` were never there."""
     dp: dict[str, Any] | None = None
     """The settings of differential privacy and the noise that follows from them; None without."""
-
-
-TRANSCRIPT = "transcript.npz"
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The last local and shared prompts, by site and tensor name."""
-
-    uploads: dict[str, Tensors] = field(default_factory=dict)
-    shared: dict[str, Tensors] = field(default_factory=dict)
-
-
-def save_transcript(out: Path, history: History) -> Path:
-    """Writes `transcript.npz` in the folder `out`: plain arrays, each named `uploads|shared/site/tensor`."""
-    arrays = {
-        f"{kind}/{site}/{name}": array
-        for kind, by_site in (("uploads", history.uploads), ("shared", history.shared))
-        for site, tensors in by_site.items()
-        for name, array in tensors.items()
-    }
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]  # its only keyword argument has no slash in its name
-    return write_whole(out / TRANSCRIPT, content.getvalue())
-
-
-def load_transcript(out: Path) -> Transcript:
-    """Reads the `transcript.npz` of a run's folder. Raises `ConfigError` if it is missing or damaged."""
-    transcript = Transcript()
-    by_kind = {"uploads": transcript.uploads, "shared": transcript.shared}
-    try:
-        with (out / TRANSCRIPT).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            for key in arrays.files:
-                kind, site, name = key.split("/", 2)
-                by_kind[kind].setdefault(site, {})[name] = arrays[key]
-    except FileNotFoundError:
-        raise ConfigError(f"the folder holds no {TRANSCRIPT}: give the output folder of a run") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        raise ConfigError(f"{TRANSCRIPT} is damaged: repeat the run that wrote it") from None
-    return transcript

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from medfedvqa.evaluation.history import FIRST
+from medfedvqa.evaluation.server_score import FIRST
 
 
 def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -17,9 +17,10 @@ from typing import Any
 
 from medfedvqa.atomic_files import PRIVATE, locked, write_whole
 from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.ingest.cohort_register import CohortCheck
 from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
-from medfedvqa.ingest.ledger_binding import BINDING, CohortCheck, default_ledger
+from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.organs import checked_organs
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import QuestionsFile, read_questions

@@ -23,8 +23,8 @@ from PIL import Image
 from audits.bounded_files import open_plain
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.image_rendering import square_pixels
 from medfedvqa.ingest.organs import checked_organs
+from medfedvqa.ingest.picture_levels import square_pixels
 from medfedvqa.ingest.questions import named_images
 
 NAME = re.compile(r"(?P<volume>.+\.nii(?:\.gz)?)@(?P<plane>axial|coronal|sagittal)-(?P<number>\d{1,5})\.png")

@@ -28,7 +28,8 @@ from medfedvqa.ingest.dicom_reading import check_picture, check_size, is_dicom, 
 from medfedvqa.ingest.find_list import Box, Decision, Origin, find_id, write_finds
 from medfedvqa.ingest.identifier_forms import fact_forms, header_forms
 from medfedvqa.ingest.image_options import Cleaning, Options
-from medfedvqa.ingest.image_rendering import NoWhite, picture_levels, render
+from medfedvqa.ingest.image_rendering import render
+from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
 from medfedvqa.ingest.pseudonyms import UID_ROOT, Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
 from medfedvqa.ingest.resolve import NOTHING_SAID, Facts, PatientSources

@@ -24,7 +24,8 @@ from medfedvqa.federation import site_status
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import look_into, store_of
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.ingest.ledger_binding import check_binding, read_register
+from medfedvqa.ingest.cohort_register import read_register
+from medfedvqa.ingest.ledger_binding import check_binding
 from medfedvqa.ingest.store import MANIFEST, read_manifest, read_store
 from medfedvqa.version import code_digest, code_version
 from privacy.ledger_accounts import read_folder

@@ -8,7 +8,7 @@ agree far within the tolerance of a report's verification.
 from functools import cache
 from importlib.util import find_spec
 
-from privacy.analysis.with_numpy import Analysis, Floats, Losses, PrivacyLoss
+from privacy.analysis.quantities import Analysis, Floats, Losses, PrivacyLoss
 
 __all__ = ["LEAST_DELTA", "Analysis", "Floats", "Losses", "PrivacyLoss", "analysis", "recomputes_at"]
 

@@ -13,7 +13,7 @@ from opacus.accountants.analysis.prv import (
 )
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
-from privacy.analysis.with_numpy import Floats, Losses, PrivacyLoss
+from privacy.analysis.quantities import Floats, Losses, PrivacyLoss
 
 NAME = "Opacus"
 

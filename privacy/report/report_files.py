@@ -11,7 +11,7 @@ from pydantic_core.core_schema import DataclassSchema, ModelSchema, NullableSche
 
 from audits import AuditKey, NewerFormat
 from audits.bounded_files import MAX_DOCUMENT, check_number
-from audits.signed_note import seal_statement, statement
+from audits.envelope import seal_statement, statement
 from privacy.report.facts import NewerReport, ReportError
 from privacy.report.figures import FIGURES, FORMAT, FORMER, NEWER, Report, read_rows, rows_of_tree, written
 from privacy.report.report_evidence import ReportEvidence

@@ -18,10 +18,10 @@ from audits import AuditError, Judgement, NoteError, VerdictPart, VerifierKey, o
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from audits.checkpoint import SUCCESSIONS, read_successions, succeeded
 from audits.entry import parse_any
+from audits.envelope import open_envelope, subjects
 from audits.escaping import quantity
 from audits.judgement import BROKEN, NOT_COMPARED, NOT_SHOWN, SHOWN
 from audits.log_files import lines_from
-from audits.signed_note import open_envelope, subjects
 from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from audits import AuditKey, NoteError
-from audits.signed_note import open_envelope, pae, seal_statement, statement, subjects
+from audits.envelope import open_envelope, pae, seal_statement, statement, subjects
 
 KEY = AuditKey("medfedvqa/audit/chest", Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 OTHER = AuditKey("medfedvqa/audit/chest", Ed25519PrivateKey.from_private_bytes(bytes(32)))

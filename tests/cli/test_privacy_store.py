@@ -13,7 +13,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest import ledger_binding
-from medfedvqa.ingest.ledger_binding import CohortCheck
+from medfedvqa.ingest.cohort_register import CohortCheck
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from privacy import Ledger
 from privacy.report import read_report

@@ -30,7 +30,7 @@ from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.job_closing import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import site_database
-from medfedvqa.ingest.ledger_binding import Register, _extend, read_register
+from medfedvqa.ingest.cohort_register import Register, _extend, read_register
 from privacy.accounting import PrivacyCost
 from privacy.ledger import ChargeState, Ledger, Limits, PlannedTask
 from privacy.ledger_journal import Head, LedgerJournal

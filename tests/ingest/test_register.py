@@ -14,14 +14,8 @@ import medfedvqa.ingest.ingest as ingestion
 from audits import make_secret
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest import ledger_binding
-from medfedvqa.ingest.ledger_binding import (
-    CohortCheck,
-    check_binding,
-    default_ledger,
-    open_ledger,
-    read_binding,
-    read_register,
-)
+from medfedvqa.ingest.cohort_register import CohortCheck, read_register
+from medfedvqa.ingest.ledger_binding import check_binding, default_ledger, open_ledger, read_binding
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from privacy import LedgerError

@@ -7,7 +7,7 @@ import torch
 
 from medfedvqa.models import TuningConfig
 from medfedvqa.models.backbone import Tuning
-from medfedvqa.models.open_clip_models import PLACES
+from medfedvqa.models.place_tower import PLACES
 from medfedvqa.models.towers import ImageTower
 
 EXACT = {"rtol": 0, "atol": 1e-10}

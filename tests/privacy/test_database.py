@@ -9,7 +9,7 @@ import pytest
 
 from audits.database import Database, Layout
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.ledger_binding import REGISTER, _extend, read_register
+from medfedvqa.ingest.cohort_register import REGISTER, _extend, read_register
 from privacy import Ledger, LedgerError
 from privacy.ledger_accounts import LEDGER_NAME
 from privacy.ledger_journal import LAYOUT, LedgerJournal
