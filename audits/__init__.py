@@ -19,7 +19,9 @@ if TYPE_CHECKING:
         NewerFormat,
         NoteError,
         ReceiptRefused,
+        Refusal,
         ReleaseRefused,
+        refuses_job,
     )
     from audits.examination import Examination, check_site, examine
     from audits.exchange import Exchange, Kind, Protection, TaskSpec, Tensors, TensorSpec, canonical
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from audits.judgement import EXIT_CODES, Judgement, VerdictPart, VerdictState
     from audits.log import AuditLog
     from audits.policy import SitePolicy
-    from audits.refusals import Refusal, refuses_job
     from audits.secrets import SecretError, make_secret, read_secret
     from audits.sharing import Sharing, Stage
     from audits.signed_note import AuditKey, Note, VerifierKey

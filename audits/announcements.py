@@ -9,7 +9,7 @@ from logging.handlers import SysLogHandler
 from pathlib import Path
 
 from audits.entry import Entry, Event
-from audits.refusals import known_code
+from audits.errors import known_code
 
 _logger = logging.getLogger(__name__)
 _system_logs: list[logging.Logger] = []

@@ -5,9 +5,12 @@ A link to a device, a pipe, a folder or a file without end is refused before a b
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO
+
+from audits.errors import NewerFormat
 
 MAX_TEXT = 1 << 20
 """The most bytes of a file that people write, or of a list of keys."""
@@ -44,3 +47,17 @@ def read_bounded(path: Path, limit: int) -> bytes:
 def _check(mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a plain file")
+
+
+_NAME = re.compile(r"(.+[ /])([1-9][0-9]{0,8})")
+
+
+def check_number(name: object, expected: str, what: str) -> bool:
+    """Whether a file's format is the one of the name `expected`.
+
+    Raises `NewerFormat`, which says `what` the file is, where it is the same name with a higher number.
+    """
+    this, that = _NAME.fullmatch(name) if isinstance(name, str) else None, _NAME.fullmatch(expected)
+    if this and that and this[1] == that[1] and int(this[2]) > int(that[2]):
+        raise NewerFormat(what)
+    return name == expected

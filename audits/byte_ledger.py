@@ -17,10 +17,9 @@ from enum import StrEnum
 from types import MappingProxyType, UnionType
 from typing import Any, TypeAlias
 
-from audits.entry import Entry, Event, Outcome
+from audits.entry import LARGEST, Entry, Event, Outcome
 from audits.errors import LogError, NewerFormat
 from audits.exchange import SITES
-from audits.field_types import LARGEST
 
 # Checks of objects within an entry, such as counts of bytes, before a class is made of one.
 

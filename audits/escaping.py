@@ -1,13 +1,14 @@
-"""Escapes untrusted text for its output: terminal, HTML, PDF, Markdown, syslog, FHIR.
+r"""Escapes untrusted text for its output: terminal, HTML, PDF, Markdown, syslog, FHIR. Also makes HTML and plurals.
 
 Somebody else chose the names and sentences in a log, a report, a kit or a job. An invisible character (a control
-character, one that reverses the order of others, one without width, an unusual space) is written as `\\u001b`, or as
-`\\U000e0001` beyond 16 bits. In a text that is too long, the number of characters left out replaces the middle.
+character, one that reverses the order of others, one without width, an unusual space) is written as `\u001b`, or as
+`\U000e0001` beyond 16 bits. In a text that is too long, the number of characters left out replaces the middle.
 A backslash stays as it is, so that escaping twice changes nothing; the log itself tells a backslash from an escape.
 """
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 
 NAME, SENTENCE = 120, 2_000
@@ -117,3 +118,40 @@ def _pieces(text: str, allowed: str, runs: bool) -> list[str]:
 def number(letter: str) -> str:
     """The escape sequence of a character that would not be visible."""
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
+
+
+class Html(str):
+    """Markup made by `tag` and `join`, which escape text; it is not escaped again."""
+
+    __slots__ = ()
+
+
+Child = str | int | None
+_VOID = frozenset(("link", "meta", "input", "img"))
+
+
+def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """One element. Children and values that are not `Html` are escaped, children that are `None` are left out.
+
+    Attribute names lose a last underscore (`class_`), and inner ones become hyphens. `True` gives an attribute without
+    a value; `None` and `False` leave it out.
+    """
+    said = "".join(
+        f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{join([value])}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if name in _VOID:
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[Child], between: str = "") -> Html:
+    """Concatenates children, escaped as by `tag`, with `between` as the separator."""
+    shown = (child if isinstance(child, Html) else for_html(str(child)) for child in children if child is not None)
+    return Html(for_html(between).join(shown))
+
+
+def quantity(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun, such as `1 entry` or `21 entries`. `plural`: by default `singular` with an s."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

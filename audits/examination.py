@@ -10,19 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from audits.byte_ledger import Reconciler, WireWindow
-from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
-from audits.entry import Event, Outcome
+from audits.checkpoint import (
+    CHECKPOINTS,
+    SUCCESSIONS,
+    Checkpoint,
+    NoteFile,
+    SucceededKey,
+    origin_of,
+    read_successions,
+    succeeded,
+)
+from audits.entry import Event, LogLine, Outcome
 from audits.errors import LogError, NewerFormat, NoteError
-from audits.expiry import Basis
+from audits.escaping import quantity
 from audits.external_evidence import Claims, ExternalEvidence, claims_on, matching, receipts_of
-from audits.fast_lines import LogLine
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN, Judgement, VerdictPart, VerdictState, worst
-from audits.key_succession import SUCCESSIONS, SucceededKey, read_successions, succeeded
-from audits.plurals import quantity
 from audits.signed_note import Note, VerifierKey
 from audits.tile_verifier import TileVerifier
 from audits.time_order import LEAP, TOLERANCE, TRAVEL, CosignedTimes, Times, cosigned_times
-from audits.verifier import Walk
+from audits.verifier import Basis, Walk
 from audits.witness import KEYS, read_keys
 
 # Verdicts on the times in a log. Only text that is not a time is reported as broken.

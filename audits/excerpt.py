@@ -13,8 +13,7 @@ from audits.entry import Entry, parse_any, parse_line
 from audits.errors import LogError, NewerFormat, NoteError, OlderFormat
 from audits.exchange import canonical
 from audits.external_evidence import ExternalEvidence
-from audits.log_files import lines_from
-from audits.running_jobs import Snapshot
+from audits.log_files import Snapshot, lines_from
 from audits.signed_note import Note, VerifierKey
 from audits.signed_tree import TREE
 from audits.tree import Nodes, TreeFile, consistency_proof, consistent, includes, inclusion_proof

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
-from audits.errors import LogError
+from audits.errors import LogError, known_code
 from audits.escaping import for_fhir, for_syslog
 from audits.exchange import canonical
-from audits.refusals import known_code
 from audits.verifier import read, verify
 
 # An entry as a FHIR R4 (4.0.1) AuditEvent.

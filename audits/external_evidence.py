@@ -9,11 +9,18 @@ from pathlib import Path
 import msgspec
 
 from audits.bounded_files import MAX_NOTES
-from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, origin_of
-from audits.entry import Event, Outcome
+from audits.checkpoint import (
+    CHECKPOINTS,
+    SUCCESSIONS,
+    Checkpoint,
+    NoteFile,
+    SucceededKey,
+    Succession,
+    origin_of,
+    read_successions,
+)
+from audits.entry import Event, LogLine, Outcome
 from audits.errors import LogError, NoteError
-from audits.fast_lines import LogLine
-from audits.key_succession import SUCCESSIONS, SucceededKey, Succession, read_successions
 from audits.log_files import segments
 from audits.signed_note import Note, VerifierKey
 from audits.verifier import Walk

@@ -15,13 +15,13 @@ from audits.errors import (
     JobRefused,
     MessageRefused,
     ReceiptRefused,
+    Refusal,
     ReleaseFault,
     ReleaseRefused,
 )
 from audits.exchange import SITES, Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from audits.log import AuditLog
 from audits.policy import SitePolicy
-from audits.refusals import Refusal
 from audits.sharing import Sharing
 
 if TYPE_CHECKING:

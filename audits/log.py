@@ -22,10 +22,9 @@ from typing import Any
 
 from audits.announcements import announce
 from audits.checkpoint import Checkpoint, time_text
-from audits.entry import Entry, Event, parse_any, parse_line
+from audits.entry import Entry, Event, parse_any, parse_line, read_line
 from audits.errors import LogError, NewerFormat, OlderFormat
 from audits.exchange import canonical
-from audits.fast_lines import read_line
 from audits.log_files import (
     LOG_NAME,
     MAX_LINE,

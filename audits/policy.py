@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from audits.errors import PolicyError, ReleaseFault
+from audits.errors import PolicyError, Refusal, ReleaseFault
 from audits.exchange import SITES, Kind, Protection, TensorSpec, canonical
-from audits.refusals import Refusal
 
 MOST_EPSILON = 10.0
 """The default limit of a site that requires differential privacy: a larger epsilon promises little."""

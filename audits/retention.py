@@ -15,14 +15,13 @@ from pathlib import Path
 
 from audits.bounded_files import open_plain
 from audits.checkpoint import CHECKPOINTS, NoteFile
-from audits.entry import Event
+from audits.entry import Event, read_line
 from audits.errors import LogError
-from audits.expiry import Basis, Expiry
-from audits.fast_lines import read_line
 from audits.log import AuditLog
 from audits.log_files import closed_segments, first_entry, last_line, lines_of, segments, sync_folder
 from audits.signed_note import Note, VerifierKey
 from audits.time_order import CosignedTime, CosignedTimes, cosigned_times, moment
+from audits.verifier import Basis, Expiry
 from audits.witness import KEYS, read_keys
 
 RETENTION_DAYS = 2192

@@ -1,12 +1,23 @@
-"""The description of a computation on shares in log entries, as an object and as a sentence."""
+"""The description of a computation on shares in log entries, as an object and as a sentence.
 
-from collections.abc import Mapping
+The cohorts of sites over which a site's inputs were summed are read from the site's own log: it is their only record,
+so nobody can roll them back without the log.
+"""
+
+import fcntl
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from audits.entry import Entry
+from audits.entry import Entry, Outcome, parse_line
 from audits.errors import LogError, NewerFormat
+from audits.exchange import SITES
+from audits.log_files import lines_of, segments
 
 
 class Stage(StrEnum):
@@ -68,3 +79,89 @@ class Sharing:
 def sharing_of(entry: Entry) -> Sharing | None:
     """The computation on shares that an entry belongs to; None if it names none. Raises `LogError`."""
     return Sharing.from_record(entry.sharing) if entry.sharing else None
+
+
+LOCK_NAME = "sharing.lock"
+_MEMBER, _RECEIPT = b'"sharing":{', b'"event":"receive"'
+
+Cohorts = list[frozenset[str]]
+Message = tuple[tuple[str, str], ...]
+"""Names and digests of the tensors that a server sent for a round."""
+
+
+class EarlierSums:
+    """The cohorts of all jobs without differential privacy in the log in `folder`, whatever their methods."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[int, int] = {}
+        self._sums: defaultdict[str, defaultdict[int, Cohorts]] = defaultdict(lambda: defaultdict(list))
+        self._messages: dict[tuple[str, int], Message] = {}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the site's other processes out, so that a cohort is checked and logged before another one is checked.
+
+        Raises `LogError`.
+        """
+        try:
+            file = os.open(self._folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LogError(f"the audit log's folder cannot be written to ({error.strerror})") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def cohorts(self, job: str, round: int, but_last: bool = False, every_round: bool = False) -> set[frozenset[str]]:
+        """The cohorts whose sums may contain the same input of this site as a sum of this job and round.
+
+        They are the cohorts of all other jobs, of this round, and of the job's rounds with the same message from the
+        server. `but_last`: the last cohort of this round does not count. `every_round`: all of the job's rounds count.
+        Raises `LogError`.
+        """
+        self._catch_up()
+        message, alike = self._messages.get((job, round)), list[frozenset[str]]()
+        for other_job, rounds in self._sums.items():
+            for number, cohorts in rounds.items():
+                if (other_job, number) == (job, round):
+                    alike += cohorts[:-1] if but_last else cohorts
+                elif every_round or other_job != job or (message and message == self._messages.get((job, number))):
+                    alike += cohorts
+        return set(alike)
+
+    def _catch_up(self) -> None:
+        """Reads the lines since the last call, by inode: closing a segment only renames the file."""
+        try:
+            for path in segments(self._folder):
+                file = path.stat().st_ino
+                for line in lines_of(path, offset=self._offsets.get(file, 0)):
+                    if not line.endswith(b"\n"):
+                        break  # A crash left the line torn, or a process is writing it.
+                    self._offsets[file] = self._offsets.get(file, 0) + len(line)
+                    if _MEMBER in line:
+                        self._take(parse_line(line))
+                    elif _RECEIPT in line:
+                        self._take_message(parse_line(line))
+        except OSError as error:
+            raise LogError(f"the audit log cannot be read ({error.strerror})") from None
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        sharing = record["sharing"]
+        if record["outcome"] == Outcome.REFUSED or sharing["private"]:
+            return
+        cohorts, sites = self._sums[record["job"]][record["round"]], frozenset(sharing["sites"])
+        if sharing["stage"] == Stage.OPENED:
+            cohorts[-1:] = [sites]
+        elif (record["direction"], record["peer"]) == ("out", SITES):
+            if sharing["stage"] == Stage.REPEATED:
+                cohorts[-1:] = [sites]
+            else:
+                cohorts.append(sites)
+
+    def _take_message(self, record: Mapping[str, Any]) -> None:
+        """Keeps a round's first message with tensors: sites train with no other message of the round."""
+        if record["outcome"] != Outcome.REFUSED and record["peer"] != SITES and record["tensors"]:
+            message = tuple(sorted((tensor["name"], tensor["sha256"] or "") for tensor in record["tensors"]))
+            self._messages.setdefault((record["job"], record["round"]), message)

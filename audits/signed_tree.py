@@ -8,7 +8,7 @@ from pathlib import Path
 from audits.checkpoint import CHECKPOINTS, Checkpoint, NoteFile, signed_checkpoint
 from audits.errors import LogError
 from audits.signed_note import AuditKey, Note, VerifierKey
-from audits.tile_writer import Lines, TileWriter
+from audits.tiles import Lines, TileWriter
 from audits.tree import TreeFile, consistency_proof, root_of
 
 TREE = "tree"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from audits.checkpoint import Checkpoint, time_text
-from audits.fast_lines import LogLine
+from audits.entry import LogLine
 from audits.signed_note import Note, VerifierKey
 
 # The times at which other parties signed checkpoints of a log, which the site's own clock cannot change.

@@ -3,17 +3,61 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from audits.entry import Entry, Event, Outcome, TensorRecord, parse_line
+from audits.entry import Entry, Event, LogLine, Outcome, TensorRecord, parse_line, read_line
 from audits.errors import LogError, NewerFormat, OlderFormat
-from audits.expiry import Expiry
-from audits.fast_lines import LogLine, read_line
 from audits.log import GENESIS
-from audits.log_files import LOG_NAME, MAX_LINE, segments
-from audits.running_jobs import Snapshot
+from audits.log_files import LOG_NAME, MAX_LINE, Snapshot, segments
 from audits.signed_tree import TREE, expired_leaves
 from audits.tree import Frontier
+
+
+class Basis(StrEnum):
+    """What shows that the retention has passed."""
+
+    COSIGNED = "cosigned"
+    """Times that other parties have signed."""
+    DATE = "date"
+    """Today's date, as a person at the site gave it."""
+    UNKNOWN = "unknown"
+    """A basis that only a newer version knows; to this version it shows nothing."""
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """The first `entries` of the log lose their lines, after at least `days`."""
+
+    entries: int
+    days: int
+    basis: Basis
+    date: str | None = None
+    """The date that a person gave, such as 2032-11-23."""
+
+    def record(self) -> dict[str, Any]:
+        """The expiry as plain JSON."""
+        return {"entries": self.entries, "days": self.days, "basis": self.basis.value, "date": self.date}
+
+    def __str__(self) -> str:
+        basis = f"by the date {self.date} that a person gave" if self.date else "as times show that others signed"
+        last = self.entries - 1
+        return f"the lines of entries 0 to {last} are past the retention of {self.days} days and are deleted, {basis}"
+
+    @classmethod
+    def of(cls, line: LogLine) -> "Expiry | None":
+        """Reads an `expired` entry; None if it states no expiry."""
+        record: Any = line.expiry
+        if record is None:
+            return None
+        numbers = record.get("entries"), record.get("days")
+        if not all(type(number) is int and number > 0 for number in numbers):
+            return None
+        basis, date = record.get("basis"), record.get("date")
+        if not isinstance(basis, str) or not isinstance(date, str | None):
+            return None
+        return cls(*numbers, Basis(basis) if basis in list(Basis) else Basis.UNKNOWN, date)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from audits.bounded_files import MAX_TEXT, read_bounded
-from audits.checkpoint import Checkpoint, NoteFile
+from audits.checkpoint import (
+    MAX_SUCCESSIONS,
+    SUCCESSIONS,
+    Checkpoint,
+    NoteFile,
+    Succession,
+    read_successions,
+    succeeded,
+    text_of,
+)
 from audits.errors import ForkFound, LogError, NoteError, ProofFromElsewhere
-from audits.key_succession import MAX_SUCCESSIONS, SUCCESSIONS, Succession, read_successions, succeeded, text_of
 from audits.log_files import sync_folder
 from audits.signed_note import AuditKey, Note, VerifierKey
 from audits.tree import consistent

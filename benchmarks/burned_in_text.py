@@ -38,10 +38,10 @@ from PIL import Image, ImageDraw, ImageFont
 from pydicom.dataset import Dataset
 
 from medfedvqa.ingest.burned_in_text import Array, CleanPicture, TextFinder
+from medfedvqa.ingest.find_list import Decision, is_central
 from medfedvqa.ingest.identifier_forms import header_forms
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.refusal_reasons import Quarantined
-from medfedvqa.ingest.text_finds import Decision, is_central
 
 SIZES = (512, 768, 1024, 1536, 2048, 3000)
 HEIGHTS = (4, 6, 8, 10, 12, 16, 24, 40, 60)

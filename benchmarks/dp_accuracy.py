@@ -28,13 +28,13 @@ from medfedvqa.core import State, Tensors, create
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.data import Split, load_site, organs
 from medfedvqa.data.data_roots import PHANTOM
-from medfedvqa.evaluation.baselines import question_prior_right
+from medfedvqa.evaluation.accuracy import question_prior_right
 from medfedvqa.federation.hub import Reply, ServerHub, TaskCall
 from medfedvqa.figures import COLOURS, GREY, MARKERS, new_figure, styled, svg_file
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import Backbone, bundled_for, load_backbone
 from medfedvqa.research.benchmark.benchmark_table import cell
-from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.research.benchmark.results_file import RunOutcome, numbered_patients
 from medfedvqa.research.benchmark.statistics import average, gain
 from medfedvqa.training import Site
 from medfedvqa.version import code_version

@@ -25,8 +25,8 @@ from medfedvqa.core import create
 from medfedvqa.data import Split, load_site
 from medfedvqa.models import HEAD, PROMPT, TunedModel, load_backbone
 from medfedvqa.training import Site, Trainer
-from medfedvqa.training.plain import StepRows
 from medfedvqa.training.private import Sample
+from medfedvqa.training.trainer import StepRows
 from privacy import DPSettings, PatientSampler, PatientStreams, SeededChance
 
 SYSTEMS: Mapping[str, tuple[str, dict[str, Any], float]] = {

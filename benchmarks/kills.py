@@ -37,7 +37,7 @@ import psutil
 import torch
 
 from audits import Entry, Event, Outcome, Refusal, VerdictState, examine, read
-from audits.running_jobs import RUNNING
+from audits.log_files import RUNNING
 from medfedvqa.data import phantom
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.flare.loopback import LoopbackFederation

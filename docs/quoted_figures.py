@@ -21,10 +21,8 @@ from medfedvqa.research.benchmark.benchmark_table import (
     p_cell,
     table,
 )
-from medfedvqa.research.benchmark.comparison import PERSONAL, Comparison, compared
-from medfedvqa.research.benchmark.outcome import RunOutcome
-from medfedvqa.research.benchmark.results_file import Result
-from medfedvqa.research.benchmark.statistics import average, gain, holm
+from medfedvqa.research.benchmark.results_file import Result, RunOutcome
+from medfedvqa.research.benchmark.statistics import PERSONAL, Comparison, average, compared, gain, holm
 
 ROOT = Path(__file__).parents[1]
 TABLES = {

@@ -18,10 +18,9 @@ from audits.lazy_imports import at_first_use
 if TYPE_CHECKING:
     from medfedvqa.errors import MedfedvqaError
     from medfedvqa.library.data_set import Data, SiteCounts, load
-    from medfedvqa.library.method_options import Option, method_names, options
     from medfedvqa.library.run_job import run
     from medfedvqa.library.run_results import Results, SiteResults
-    from medfedvqa.library.training_job import Job
+    from medfedvqa.library.training_job import Job, Option, method_names, options
     from medfedvqa.models.picture_networks import register_network
     from medfedvqa.version import VERSION as __version__
 

@@ -1,12 +1,14 @@
-"""Validates options from a user or a hostile author; errors name only keys that the model has."""
+"""Validates options from a user or a hostile author, and reads untrusted files. Errors name only keys of the model."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from medfedvqa.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,3 +59,11 @@ def _siblings(schema: Mapping[str, Any], keys: Sequence[str | int]) -> set[str]:
     parent = str(schema.get("properties", {}).get(keys[0], ""))
     inner = (part for name, part in schema.get("$defs", {}).items() if f"'#/$defs/{name}'" in parent)
     return {key for part in inner for key in part.get("properties", {})}
+
+
+def bytes_of(path: Path) -> bytes:
+    """The content of an untrusted file. Raises `ConfigError` if it is unreadable or above `MAX_DOCUMENT` bytes."""
+    try:
+        return read_bounded(path, MAX_DOCUMENT)
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None

@@ -79,3 +79,16 @@ def public_list(answers: Sequence[str]) -> tuple[str, ...]:
             "give at least two answers, each once, in lower case, with single spaces and in plain letters (NFKC)"
         )
     return tuple(answers)
+
+
+ANSWER_TYPES = {"yes/no": "y", "number": "n", "other": "o"}
+"""Each type's letter in results."""
+_NUMBER = re.compile(r"[0-9]+([.,][0-9]+)?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve")
+
+
+def answer_type(answer: str) -> str:
+    """The letter of an answer's type. A number is in digits or, up to twelve, a word, without further words."""
+    folded = fold(answer)
+    if folded in ("yes", "no"):
+        return ANSWER_TYPES["yes/no"]
+    return ANSWER_TYPES["number" if _NUMBER.fullmatch(folded) else "other"]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         mix,
         reliability_weights,
     )
-    from privacy.dp_sgd import PrivateStep, expanded
+    from privacy.clipping import current_owners, owned
+    from privacy.dp_sgd import PatientSampler, PrivateStep, expanded
     from privacy.errors import AccountingError, PrivacyError, SettingsError
     from privacy.ledger import (
         Account,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from privacy.noise import Randomness, RepeatableRandomness, SecureRandomness
     from privacy.noisy_counts import noisy_share, released_counts
     from privacy.recorder import Recorder
-    from privacy.row_owners import current_owners, owned
-    from privacy.sampling import PatientSampler
     from privacy.settings import Cost, DPSettings, NoiseLevels
     from privacy.training_randomness import Chance, PatientChance, PatientStreams, SeededChance
 

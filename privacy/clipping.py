@@ -6,15 +6,41 @@ to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds gradients of the
 A patient's contribution depends on the patient's own rows alone. So do the formula for its norm, and whether it is
 summed alone. Of a product in single precision only a bound of the norm is known, from the rounding of inner products:
 clipping uses that bound.
+
+Under differential privacy, the first dimension of every tensor between a model's trained values is over items that each
+belong to one patient: rows, distinct pictures, distinct beginnings of questions. A model declares them by `owned`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
+
+_owners: ContextVar[torch.Tensor | None] = ContextVar("owners", default=None)
+
+
+@contextmanager
+def owned(owners: torch.Tensor | None) -> Iterator[None]:
+    """Within it, the first dimension of tensors is over items of these patients, int64 [items] in ascending order.
+
+    None if patients do not matter: in plain training, and without training.
+    """
+    token = _owners.set(owners)
+    try:
+        yield
+    finally:
+        _owners.reset(token)
+
+
+def current_owners() -> torch.Tensor | None:
+    """The owners that the innermost `owned` declares; None without one."""
+    return _owners.get()
+
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 """Sums of gradients by trained value."""

@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from privacy.accounting import PrivacyCost, fitting, spent
-from privacy.ledger_accounts import Account, ChargeState, JobAccount, accounts_of, history
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME, Account, ChargeState, JobAccount, accounts_of, history
 from privacy.ledger_journal import (
     BudgetRefused,
     Head,
@@ -29,8 +28,7 @@ from privacy.ledger_journal import (
     read_export,
     write_export,
 )
-from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, LedgerCharge, LedgerJob, PlannedTask, Slot, encode_events, events_of
+from privacy.ledger_replay import FORMAT, Book, LedgerCharge, LedgerJob, PlannedTask, Slot, encode_events, events_of
 from privacy.mechanisms import DPEvent
 from privacy.patient_keys import load_key
 

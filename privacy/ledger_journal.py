@@ -36,7 +36,7 @@ CREATE TABLE journal (seq INTEGER PRIMARY KEY, prev TEXT NOT NULL, hash TEXT NOT
 _REGISTER = (
     "CREATE TABLE register (kind TEXT NOT NULL, mark TEXT NOT NULL, PRIMARY KEY (kind, mark)) STRICT, WITHOUT ROWID"
 )
-"""The table of `medfedvqa.ingest.cohort_register`, in the same file so that both are lost and restored together."""
+"""The table of `medfedvqa.ingest.ledger_binding`, in the same file so that both are lost and restored together."""
 
 
 class LedgerError(PrivacyError):

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, merge
+from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, current_owners, merge
 from privacy.errors import SettingsError
-from privacy.layer_rules import RULES
-from privacy.layer_uses import LayerUse, Lookup, Outer, Range, RowGradients
-from privacy.row_owners import current_owners
+from privacy.layer_rules import RULES, LayerUse, Lookup, Outer, Range, RowGradients
 
 
 @dataclass

@@ -15,8 +15,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
+from privacy.clipping import current_owners
 from privacy.errors import SettingsError
-from privacy.row_owners import current_owners
 
 NONCE_BYTES = 12
 _BLOCK = bytes(4)

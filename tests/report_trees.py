@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from privacy.report import Report, read_report
-from privacy.report.figures import rows_of_tree, tree_of_rows
-from privacy.report.report import FORMER
+from privacy.report.figures import FORMER, rows_of_tree, tree_of_rows
 from privacy.report.report_files import indented_json
 
 EXAMPLE = Path(__file__).parent / "evaluation" / "privacy_report.json"

@@ -10,13 +10,12 @@ from audits.lazy_imports import places
 ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
-        "medfedvqa.answer_types",
         *("audits", "medfedvqa.backbone_names", "medfedvqa.bounds", "medfedvqa.checking", "medfedvqa.code_identity"),
         "medfedvqa.devices",
         "medfedvqa.errors",
         *("medfedvqa.atomic_files", "medfedvqa.figures", "medfedvqa.installed_code", "medfedvqa.plugins"),
-        *("medfedvqa.guarded_http", "medfedvqa.pending_files"),
-        *("medfedvqa.near_miss", "medfedvqa.outside_files", "medfedvqa.public_answers", "medfedvqa.version"),
+        "medfedvqa.guarded_http",
+        *("medfedvqa.near_miss", "medfedvqa.public_answers", "medfedvqa.version"),
         "medfedvqa.shape_cards",
     },
     {"privacy"},

@@ -30,7 +30,7 @@ from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
 from medfedvqa.version import VERSION
 from privacy import Reliability, reliability_weights
-from privacy.report.mappings import Mapping, mappings
+from privacy.report.verdicts import FrameworkLine, mappings
 from privacy.settings import Governance
 
 ROOT = Path(__file__).parents[1]
@@ -203,7 +203,7 @@ def test_the_worked_example_of_a_round_is_what_the_server_computes() -> None:
     assert "0.75 P₂ + 0.25 P₃" in (DOCS / "figures" / "round.svg").read_text(encoding="utf-8")
 
 
-def section_k() -> tuple[Mapping, ...]:
+def section_k() -> tuple[FrameworkLine, ...]:
     """The lines of a report of a private job of this version, with everything in it."""
     words = Governance(**dict.fromkeys(Governance.model_fields, "given"))
     everything = SimpleNamespace(run=True, measured=SimpleNamespace(groups=True), ingested=True, governance=words)

@@ -16,15 +16,13 @@ import pytest
 from golden_files import GOLDEN, NUMBERS, REPORTS, lines_of, put
 
 from audits import Checkpoint, VerdictState, VerifierKey, examine, read, verify
-from audits.checkpoint import CHECKPOINTS, NoteFile
-from audits.entry import FORMAT, Entry
+from audits.checkpoint import CHECKPOINTS, SUCCESSIONS, NoteFile, read_successions
+from audits.entry import FORMAT, Entry, read_line
 from audits.entry_proof import check
 from audits.exchange import canonical
-from audits.fast_lines import read_line
-from audits.key_succession import SUCCESSIONS, read_successions
 from audits.sharing import sharing_of
 from audits.witness import KEYS, read_keys
-from medfedvqa.backup.age_file import BackupSecret
+from medfedvqa.backup.back_up import BackupSecret
 from medfedvqa.backup.restore import restore
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile

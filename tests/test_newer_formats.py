@@ -20,11 +20,10 @@ from audits import (
     read,
     verify,
 )
-from audits.entry import FORMAT, parse_any, parse_line
+from audits.entry import FORMAT, parse_any, parse_line, read_line
 from audits.entry_proof import check
 from audits.errors import OlderFormat
 from audits.exchange import canonical
-from audits.fast_lines import read_line
 from audits.log import AuditLog
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.site_state import StateFile

@@ -1,5 +1,5 @@
 """A small local web page to browse audit logs with."""
 
-from audits.ui.server import AuditServer
+from audits.ui.pages import AuditServer
 
 __all__ = ["AuditServer"]

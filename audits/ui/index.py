@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from audits.entry import Entry, Event, Outcome, parse_line
-from audits.errors import LogError
+from audits.errors import LogError, known_code
 from audits.exchange import Kind
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, MAX_LINE, closed_segments, first_entry, lines_of, segments
-from audits.refusals import known_code
 
 # Reads a log as it grows, over all its segments, and finds an entry again by where it stands.
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from audits.errors import LogError
-from audits.html import Html
+from audits.escaping import Html
 
 # Reads a browser's form with a file in it (`multipart/form-data`, RFC 7578), within bounds.
 

@@ -1,19 +1,24 @@
-"""The pages, made from the index and the query in the address."""
+"""The pages, made from the index and the query in the address, and the server that shows them to a browser on the same
+machine. It answers only GET and HEAD.
+"""
 
 import math
+import sqlite3
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
 
 from audits.entry import Entry, Event, Outcome, TensorRecord
-from audits.errors import LogError
-from audits.escaping import for_html
+from audits.errors import LogError, Refusal, known_code
+from audits.escaping import Child, Html, for_html, join, tag
 from audits.examination import Examination
 from audits.exchange import Kind, canonical
-from audits.html import Child, Html, join, tag
 from audits.judgement import VerdictState
-from audits.refusals import Refusal, known_code
 from audits.ui.index import Filter, Index, SiteFacts
+from audits.ui.local_server import Answer, LocalServer, Upload, html_answer
 from audits.ui.widgets import (
     Query,
     badge,
@@ -377,3 +382,50 @@ def _page(query: Query) -> int:
 def _check_page(page: int, count: int) -> None:
     if page > max(1, math.ceil(count / PAGE)):
         raise BadQuery("there are fewer pages")
+
+
+class AuditServer(LocalServer):
+    """Pages on these logs (site: folder) at `url`, once `serve_forever` runs. Port 0 takes a free one.
+
+    `judges` give the three verdicts on each of them whenever they are asked for.
+
+    Raises `LogError` if a log cannot be read or the port is taken.
+    """
+
+    def __init__(self, logs: Mapping[str, Path], judges: Mapping[str, Judge], port: int = 0) -> None:
+        self._turn = threading.Lock()
+        self._sight = Sight(Index(logs), Checks(judges))
+        self._sight.index.refresh()
+        try:
+            super().__init__(port)
+        except LogError:
+            self._sight.index.close()
+            raise
+
+    def server_close(self) -> None:
+        """Stops listening and closes the index."""
+        super().server_close()
+        with self._turn:
+            self._sight.index.close()
+
+    def page(self, name: str, query: Mapping[str, str], upload: Upload | None) -> Answer:
+        with self._turn:
+            return self._page(name, query)
+
+    def _page(self, name: str, query: Mapping[str, str]) -> Answer:
+        try:
+            self._sight.index.refresh()
+            page = PAGES[name](self._sight, query) if name in PAGES else None
+        except BadQuery as error:
+            return _sentence(HTTPStatus.BAD_REQUEST, "This cannot be asked", f"In the address, {error}.")
+        except sqlite3.Error:
+            return _sentence(HTTPStatus.INTERNAL_SERVER_ERROR, "The log cannot be shown", "Its sums are too large.")
+        except LogError as error:
+            return _sentence(HTTPStatus.INTERNAL_SERVER_ERROR, "The log cannot be shown", f"{error}.")
+        if page is None:
+            return _sentence(HTTPStatus.NOT_FOUND, "Not found", "There is no such page or entry.")
+        return html_answer(page)
+
+
+def _sentence(status: HTTPStatus, title: str, text: str) -> Answer:
+    return html_answer(document(title, "", tag("p", text)), status)

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
-from audits.escaping import SENTENCE, bounded
-from audits.html import Child, Html, tag
+from audits.escaping import SENTENCE, Child, Html, bounded, tag
 
 NAVIGATION = {
     "./": "Overview",

@@ -15,7 +15,7 @@ from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT, SCORED, scored
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.patient_groups import AGE, LEAST, SCHEMA, UNKNOWN, WHOLE, Labels, figures_of, groups_of
+from medfedvqa.evaluation.patient_intervals import AGE, LEAST, SCHEMA, UNKNOWN, WHOLE, Labels, figures_of, groups_of
 from medfedvqa.ingest.store import PICTURES, read_store
 from medfedvqa.training import CLIPPED
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from audits import AuditError
-from audits.html import Child, Html, tag
+from audits.escaping import Child, Html, tag
 from audits.ui.local_server import Answer, LocalServer, Upload, html_answer
 from audits.ui.widgets import framed, table
 from medfedvqa.answering.answerer import (
@@ -23,7 +23,7 @@ from medfedvqa.answering.answerer import (
     tested_sentence,
 )
 from medfedvqa.errors import ConfigError, MedfedvqaError
-from medfedvqa.evaluation.attention_map import draw_attention
+from medfedvqa.evaluation.picture_maps import draw_attention
 
 SHOWN = 5
 """The number of answers that the page shows."""

@@ -1,18 +1,28 @@
-"""Known faults, as controls: if an audit does not catch them, its finding no fault proves nothing.
+"""Controls of an audit: known faults, and mechanisms of papers and libraries with their true epsilons. If an audit does
+not catch a fault, its finding no fault proves nothing.
 
 Sampler, clipping, noise and accountants are those of real training. The model is a linear layer in which every canary
 has its own feature, so that the attack loses no information and a trial is fast.
+
+For each: the epsilon that its accountant claims, that of this project's accountants for its actual steps, and a lower
+bound by a distinguisher, who knows all other rows, as in the definition. The sums with and without the patient are
+computed with the mechanism's own clipping, on the worst rows; noise is drawn for each trial.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 
-from audits.epsilon_lower_bound import Guesses, guess
+from audits.epsilon_lower_bound import Guesses, guess, rate_interval
 from privacy import (
     DPEvent,
     PatientSampler,
@@ -25,6 +35,142 @@ from privacy import (
     owned,
     spent,
 )
+
+Floats = NDArray[np.float64]
+DELTA = 1e-5
+WIDTH = 4
+"""The numbers in one gradient; `FLOATS` in a release in floating point, so that low bits decide each trial."""
+FLOATS, FLOAT_TRIALS = 1024, 2000
+
+
+@dataclass(frozen=True)
+class Published:
+    """One mechanism with Gaussian noise, in which one patient takes part."""
+
+    name: str
+    source: str
+    claimed: float
+    """The published epsilon, or that of the published accountant."""
+    actual: DPEvent | None
+    """The mechanism's privacy event for the patient. None: no noise hides the patient, so epsilon is infinite."""
+    sums: Floats
+    """The sum before noise without the patient and with it, [2, numbers]."""
+    deviation: float
+    """The standard deviation of the noise on each number."""
+    unit: Literal["row", "patient", "site"] = "patient"
+
+    @property
+    def accounted(self) -> float:
+        """The epsilon of the mechanism's actual steps at `DELTA`, by numerical composition."""
+        return math.inf if self.actual is None else spent([self.actual], DELTA).epsilon
+
+    @property
+    def by_rdp(self) -> float:
+        """Like `accounted`, by Renyi divergences, which most publications use; never smaller."""
+        return math.inf if self.actual is None else spent([self.actual], DELTA).rdp
+
+    def measured(self, trials: int, confidence: float, seed: int = 0) -> float:
+        """The lower bound of epsilon at `DELTA` by `trials` releases with the patient and as many without."""
+        generator = np.random.default_rng(seed)
+        if self.actual is None:
+            trials = min(trials, FLOAT_TRIALS)
+        outside, inside = (self._scores(present, trials, generator) for present in (False, True))
+        return proved(outside, inside, confidence)
+
+    def _scores(self, present: bool, trials: int, generator: np.random.Generator) -> Floats:
+        """The log-likelihood ratio of each trial, with the patient against without."""
+        if self.actual is None:
+            return np.array([self._low_bits(present, generator) for _ in range(trials)])
+        move, rate, scores = self.sums[1] - self.sums[0], self.actual.parameters["rate"], np.zeros(trials)
+        for _ in range(self.actual.steps):
+            drawn = present & (generator.random(trials) < rate)
+            released = self.sums[drawn.astype(int)] + generator.normal(0, self.deviation, (trials, WIDTH))
+            evidence = (released - self.sums.mean(0)) @ move / self.deviation**2
+            scores += np.logaddexp(math.log1p(-rate), math.log(rate) + evidence) if rate < 1 else evidence
+        return scores
+
+    def _low_bits(self, present: bool, generator: np.random.Generator) -> float:
+        """A score from low bits: all noise is float32, so the release minus the right sum is exactly float32."""
+        noise = self.deviation * generator.standard_normal(self.sums.shape[1:], np.float32)
+        left = self.sums[int(present)] + noise.astype(np.float64) - self.sums
+        impossible = (left.astype(np.float32) != left).sum(1)
+        return float(impossible[0] - impossible[1])
+
+
+def proved(outside: Floats, inside: Floats, confidence: float) -> float:
+    """A lower bound of epsilon at `DELTA` from scores without the patient and with it, [trials] each.
+
+    A threshold is chosen by the first half of the trials and tried on the second half; both rates are bounded together
+    with `confidence` (Nasr et al., "Adversary Instantiation", 2021). 0 where nothing is proved.
+    """
+    half = len(inside) // 2
+    thresholds = np.unique(np.concatenate([outside[:half], inside[:half]]))
+    few, many = (half - np.searchsorted(np.sort(scores[:half]), thresholds, "right") for scores in (outside, inside))
+    # Two deviations either way, and three trials where there are none: any choice of threshold is valid.
+    best = thresholds[np.argmax((many - 2 * np.sqrt(many) - DELTA * half) / (few + 2 * np.sqrt(few) + 3))]
+    _, wrong = rate_interval(int((outside[half:] > best).sum()), len(outside) - half, confidence)
+    right, _ = rate_interval(int((inside[half:] > best).sum()), len(inside) - half, confidence)
+    return max(0.0, math.log((right - DELTA) / wrong)) if right > DELTA else 0.0
+
+
+def _clipped(rows: Floats, most: float = 1.0) -> Floats:
+    """Rows [..., numbers], clipped to the norm `most`."""
+    return np.asarray(rows / np.maximum(1, np.linalg.norm(rows, axis=-1, keepdims=True) / most))
+
+
+def _pair(rows: Sequence[float]) -> Floats:
+    """Long gradients along one direction, by their signs and lengths, [rows, numbers]."""
+    return np.outer(rows, np.full(WIDTH, WIDTH**-0.5))
+
+
+def _summed(own: Sequence[float], by_patient: bool = True) -> Floats:
+    """The sums without and with a patient of these rows, who is clipped as a whole, or row by row."""
+    rows = _pair(own)
+    part = _clipped(rows.sum(0)) if by_patient else _clipped(rows).sum(0)
+    others = _clipped(_pair([-3.0, 2.0, -5.0])).sum(0)
+    return np.stack([others, others + part])
+
+
+def _batch_mean(batch: int) -> Floats:
+    """The mean over a batch, clipped as one vector, without and with a row that outweighs the others."""
+    others = np.full(batch - 1, -10.0)
+    return np.stack([_clipped(_pair([*others, length]).mean(0)) for length in (0.0, 20.0 * batch)])
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All mechanisms: those with an epsilon that does not hold, then two with one that does."""
+    calibrated = math.sqrt(100 * math.log(1 / DELTA)) / 0.4
+    by_call = math.sqrt(2 * math.log(1.25 / DELTA))
+    by_round = calibrate(2.19, DELTA, lambda noise: [SampledGaussian(0.25, noise, 20)])
+    by_row = calibrate(1.0, DELTA, lambda noise: [SampledGaussian(1.0, noise, 20)])
+    by_site = SampledGaussian(1.0, 2.4, 20)
+    as_poisson = spent([SampledGaussian(0.01, 1.0, 1000)], DELTA).epsilon
+    as_real = spent([SampledGaussian(1.0, 16.0)], DELTA).epsilon
+    whole, batch = _summed([9.0]), _batch_mean(32)
+    several = np.random.default_rng(0).standard_normal((2, FLOATS)) / math.sqrt(FLOATS)
+    fpl = "Tran et al. (DP-FPL), ICLR 2025, and its code"
+    return (
+        Published("clipped means of batches of 32, noise for C / 32, 100 rounds; a row in one batch a round", fpl, 0.4,
+                  SampledGaussian(1.0, calibrated / 64, 100), batch, calibrated / 32, "row"),
+        Published("the same; a patient has rows in ten batches a round", fpl, 0.4,
+                  SampledGaussian(1.0, calibrated / 64, 1000), batch, calibrated / 32, "patient"),
+        Published("classical Gaussian calibrated for each of 20 replies", "Flower, LocalDpMod (in preview)", 1.0,
+                  SampledGaussian(1.0, by_call, 20), whole, by_call, "site"),
+        Published("accountant made anew in each of 30 rounds of 20 steps, rate 1/4", "Opacus, a PrivacyEngine a round",
+                  2.19, SampledGaussian(0.25, by_round, 600), whole, by_round, "patient"),
+        Published("rows clipped and patients of 8 rows claimed, 20 steps", "Opacus, whose unit is the row", 1.0,
+                  SampledGaussian(1.0, by_row / 8, 20), _summed([9.0] * 8, by_patient=False), by_row, "patient"),
+        Published("10 epochs of 100 batches in fixed order, accounted as Poisson", "Opacus, poisson_sampling=False",
+                  as_poisson, SampledGaussian(1.0, 1.0, 10), whole, 1.0, "row"),
+        Published("noise of 16 in single precision on a sum in double", "this project up to 0.2.0; Mironov, CCS 2012",
+                  as_real, None, np.stack([several[0], several.sum(0)]), 16.0, "patient"),
+        Published("patients of 8 rows clipped, 20 steps", "this project", 1.0,
+                  SampledGaussian(1.0, by_row, 20), _summed([9.0] * 8), by_row, "patient"),
+        Published("updates of sites clipped, noise 2.4, 20 rounds", "McMahan et al. (DP-FedAvg), ICLR 2018",
+                  spent([by_site], DELTA).rdp, by_site, whole, 2.4, "site"),
+    )  # fmt: skip
+
 
 OTHERS = 32
 """The number of patients other than canaries, and of their features."""

@@ -1,36 +1,158 @@
-"""Restores a backup of a site, without undoing what the site's patients have spent since.
+"""Checks and unpacks a backup, and restores it, without undoing what the site's patients have spent since.
 
 Files at the site stay, and missing ones are placed; a log that is older than the backup's is replaced. Everything is
-prepared first, and then takes effect at once: see `medfedvqa.pending_files`. The ledger is joined and never replaced,
+prepared first, and then takes effect at once: see `medfedvqa.atomic_files`. The ledger is joined and never replaced,
 so that no charge of either is lost.
 """
 
+import os
 import shutil
+import tarfile
 from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from filecmp import cmp
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO
+
+from pydantic import ValidationError
 
 from audits import AuditKey, AuditLog, Event, LogError, VerdictState, examine, origin_of, verify
+from audits.bounded_files import MAX_TEXT, open_plain, read_bounded
 from audits.entry import parse_line
 from audits.log import GENESIS
 from audits.log_files import LOG_NAME, lines_from
 from audits.verifier import Verdict
-from medfedvqa.backup.age_file import BackupSecret
-from medfedvqa.backup.contents import AUDIT_KEY, EXPORT, IDENTITY, KIT, LEDGER, SITE_FILE, STATE, open_jobs
-from medfedvqa.backup.unpacking import Unpacked, unpack
+from medfedvqa.atomic_files import decide, finish, locked, prepare
+from medfedvqa.backup.back_up import (
+    AUDIT,
+    AUDIT_KEY,
+    EXPORT,
+    FORMAT,
+    IDENTITY,
+    KIT,
+    LEDGER,
+    MANIFEST,
+    SITE_FILE,
+    STATE,
+    BackupManifest,
+    BackupSecret,
+    is_name,
+    open_jobs,
+    unseal,
+)
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import SITE_DATABASE, add_lost_rows
 from medfedvqa.ingest.cohort_register import REGISTER, join_register, read_register
-from medfedvqa.ingest.file_lock import locked
-from medfedvqa.pending_files import decide, finish, prepare
 from privacy import Ledger
-from privacy.ledger_folder import LEDGER_NAME, read_folder
+from privacy.ledger_accounts import LEDGER_NAME, read_folder
+from privacy.ledger_journal import JournalRow, read_export
+from privacy.ledger_replay import Book
 from privacy.patient_keys import KEY_NAME
+
+MAX_FILES = 1_000_000
+_DAMAGED = "the backup is not one that this software writes: restore an older one"
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A verified backup, unpacked into `folder`."""
+
+    folder: Path
+    manifest: BackupManifest
+    rows: list[JournalRow]
+    """The ledger's records."""
+    book: Book
+
+    @property
+    def audit(self) -> Path:
+        """The folder of the log."""
+        return self.folder / AUDIT
+
+    def files(self, part: str) -> dict[str, Path]:
+        """The files of a part, such as `state/`, by their paths in it."""
+        paths = (path for path in (self.folder / part).rglob("*") if path.is_file())
+        return {str(path.relative_to(self.folder / part)): path for path in sorted(paths)}
+
+    def make_ledger(self) -> None:
+        """Makes a ledger in the unpacked folder from the backup's records, unchanged. Raises `LedgerError`."""
+        assert self.book.origin is not None
+        with closing(Ledger(self.folder / LEDGER, self.book.origin[0], self.book.store)) as ledger:
+            ledger.import_(self.folder / EXPORT)
+
+
+def unpack(backup: Path, secret: BackupSecret, folder: Path) -> Unpacked:
+    """Unpacks into the new folder `folder`, for this account only.
+
+    Raises `BackupError` if the file is damaged, of a newer version, or no backup; `LogError`, `LedgerError`.
+    """
+    folder.mkdir(mode=0o700)
+    try:
+        with open_plain(backup) as file:
+            _extract(file, secret, folder)
+    except OSError as error:
+        raise BackupError(f"the backup cannot be read, or unpacked ({error.strerror})") from None
+    manifest = _manifest(folder)
+    (folder / AUDIT).mkdir(mode=0o700, exist_ok=True)
+    (folder / LEDGER).mkdir(mode=0o700, exist_ok=True)
+    _check_log(folder / AUDIT, manifest)
+    rows, book = read_export(folder / EXPORT), Book()
+    book.apply(rows)
+    if len(rows) != manifest.records or bool(rows) != (book.origin is not None):
+        raise BackupError(_DAMAGED)
+    if rows and not (folder / LEDGER / KEY_NAME).is_file():
+        raise BackupError("the backup holds a ledger without its key: restore an older one")
+    return Unpacked(folder, manifest, rows, book)
+
+
+def _extract(file: BinaryIO, secret: BackupSecret, folder: Path) -> None:
+    """Decrypts a backup and extracts its files into a folder. Every byte is authenticated before any is used."""
+    with TemporaryFile(dir=folder) as plain:
+        unseal(file, secret, plain)
+        plain.seek(0)
+        try:
+            with tarfile.open(fileobj=plain, mode="r:") as archive:
+                for number, member in enumerate(archive):
+                    if number > MAX_FILES or not member.isreg() or not is_name(member.name):
+                        raise BackupError(_DAMAGED)
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    _write(folder / member.name, member.mode & 0o777, content)
+        except tarfile.TarError:
+            raise BackupError(_DAMAGED) from None
+
+
+def _write(path: Path, mode: int, content: IO[bytes]) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        while block := content.read(1 << 20):
+            file.write(block)
+    path.chmod(mode)
+
+
+def _manifest(folder: Path) -> BackupManifest:
+    try:
+        manifest = BackupManifest.model_validate_json(read_bounded(folder / MANIFEST, MAX_TEXT))
+    except (OSError, ValidationError):
+        raise BackupError(_DAMAGED) from None
+    if manifest.format > FORMAT:
+        raise BackupError("the backup was written by a newer version of this software: restore it with that one")
+    return manifest
+
+
+def _check_log(folder: Path, manifest: BackupManifest) -> None:
+    if not (folder / LOG_NAME).exists():
+        held = (0, GENESIS)
+    else:
+        verdict = verify(folder)
+        held = (verdict.entries, verdict.head) if verdict.ok else (-1, "")
+    if held != (manifest.entries, manifest.head):
+        raise BackupError("the log in the backup does not hold, or is not the one that its manifest names")
+
 
 UNPACKED, _LOCK = ".restore", ".restore.lock"
 CLOSED = "a backup was restored: what the job released after it is not known here, and its charges stay"

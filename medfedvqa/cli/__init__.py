@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from medfedvqa.cli.lazy import NAMES_OF_HELP, CommandSource, group_of
-from medfedvqa.cli.missing import SENTENCE, is_missing_extra
+from medfedvqa.cli.usage import SENTENCE, is_missing_extra
 from medfedvqa.errors import BackboneError
 
 COMMANDS = {
@@ -17,43 +17,43 @@ COMMANDS = {
     "methods": CommandSource("methods", "methods"),
     "plugins": CommandSource("plugins", "plugins_command"),
     "benchmark": CommandSource("benchmark", "benchmark"),
-    "tune": CommandSource("tune", "tune"),
+    "tune": CommandSource("study", "tune"),
     "study": CommandSource("study", "study"),
     "reproduce": CommandSource("reproduce", "reproduce", {"list": CommandSource("reproduce", "list_command")}),
     "answer": CommandSource("answer", "answer"),
-    "export": CommandSource("export", "export"),
+    "export": CommandSource("answer", "export"),
     "attention": CommandSource("attention", "attention"),
-    "similarity": CommandSource("similarity", "similarity"),
-    "contribution": CommandSource("contribution", "contribution"),
-    "groups": CommandSource("groups", "groups"),
+    "similarity": CommandSource("attention", "similarity"),
+    "contribution": CommandSource("finished_run", "contribution"),
+    "groups": CommandSource("finished_run", "groups"),
     "ingest": CommandSource(
         "ingest",
         "ingest",
         {
-            "check": CommandSource("ingest_check", "check"),
-            "fetch": CommandSource("ingest_fetch", "fetch"),
-            "review": CommandSource("ingest_review", "review"),
-            "slices": CommandSource("ingest_slices", "slices"),
-            "withdraw": CommandSource("ingest_withdraw", "withdraw"),
+            "check": CommandSource("ingest", "check"),
+            "fetch": CommandSource("ingest_images", "fetch"),
+            "review": CommandSource("ingest", "review"),
+            "slices": CommandSource("ingest_images", "slices"),
+            "withdraw": CommandSource("ingest", "withdraw"),
         },
     ),
     "pretrain": CommandSource("pretrain", "pretrain"),
-    "probe": CommandSource("probe", "probe"),
-    "identity": CommandSource("identity", "identity"),
+    "probe": CommandSource("pretrain", "probe"),
+    "identity": CommandSource("keys", "identity"),
     "doctor": CommandSource("doctor", "doctor"),
-    "status": CommandSource("status", "status"),
+    "status": CommandSource("doctor", "status"),
     "backup": CommandSource("backup", "backup"),
-    "restore": CommandSource("restore", "restore"),
-    "rotate": CommandSource("rotate", "rotate"),
+    "restore": CommandSource("backup", "restore"),
+    "rotate": CommandSource("keys", "rotate"),
 }
 """Commands outside of groups."""
 JOBS = {
     "export": CommandSource("jobs", "export_command"),
-    "pending": CommandSource("approvals", "pending_command"),
-    "show": CommandSource("approvals", "show_command"),
-    "approve": CommandSource("approvals", "approve_command"),
-    "refuse": CommandSource("approvals", "refuse_command"),
-    "approver": CommandSource("approvals", "approver_command"),
+    "pending": CommandSource("jobs", "pending_command"),
+    "show": CommandSource("jobs", "show_command"),
+    "approve": CommandSource("jobs", "approve_command"),
+    "refuse": CommandSource("jobs", "refuse_command"),
+    "approver": CommandSource("jobs", "approver_command"),
 }
 KIT = {
     "prepare": CommandSource("kit", "prepare_command"),
@@ -62,8 +62,8 @@ KIT = {
     "containers": CommandSource("kit", "containers_command"),
 }
 PEERS = {
-    "add": CommandSource("peers", "add_command"),
-    "verify": CommandSource("peers", "verify_command"),
+    "add": CommandSource("keys", "add_command"),
+    "verify": CommandSource("keys", "verify_command"),
 }
 AUDIT = {
     "verify": CommandSource("audit", "verify_command"),
@@ -74,24 +74,24 @@ AUDIT = {
     "key": CommandSource("audit_site", "key_command"),
     "publish": CommandSource("audit_site", "publish_command"),
     "expire": CommandSource("audit_site", "expire_command"),
-    "witness": CommandSource("audit_witness", "witness_command"),
-    "serve-witness": CommandSource("audit_witness", "serve_witness_command"),
+    "witness": CommandSource("audit_site", "witness_command"),
+    "serve-witness": CommandSource("audit_site", "serve_witness_command"),
     "attack": CommandSource("attack", "attack_command"),
     "controls": CommandSource("attack", "controls_command"),
-    "neighbours": CommandSource("audit_neighbours", "neighbours_command"),
-    "export": CommandSource("audit_export", "export_command"),
-    "curves": CommandSource("audit_export", "curves_command"),
-    "rerun": CommandSource("audit_rerun", "rerun_command"),
-    "ui": CommandSource("audit_ui", "ui_command"),
+    "neighbours": CommandSource("attack", "neighbours_command"),
+    "export": CommandSource("audit", "export_command"),
+    "curves": CommandSource("audit", "curves_command"),
+    "rerun": CommandSource("attack", "rerun_command"),
+    "ui": CommandSource("audit", "ui_command"),
 }
 PRIVACY = {
     "report": CommandSource("report", "report_command"),
-    "verify-report": CommandSource("report_verify", "verify_command"),
+    "verify-report": CommandSource("report", "verify_command"),
     "join-reports": CommandSource("report", "join_command"),
-    "verify-joined": CommandSource("report_verify", "verify_joined_command"),
-    "registry-entry": CommandSource("report_verify", "registry_command"),
+    "verify-joined": CommandSource("report", "verify_joined_command"),
+    "registry-entry": CommandSource("report", "registry_command"),
     "settings": CommandSource("privacy", "settings_command"),
-    "plan": CommandSource("privacy_plan", "plan_command"),
+    "plan": CommandSource("privacy", "plan_command"),
     "spent": CommandSource("privacy", "spent_command"),
     "ledger": CommandSource("privacy", "ledger_command"),
 }

@@ -1,4 +1,4 @@
-"""`medfedvqa answer`: the model that a site kept of a run answers a question about a picture. It stays at the site."""
+"""`medfedvqa answer` and `export`: the model that a site kept of a run answers a question, or becomes a folder."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from medfedvqa.cli.options import JsonOption
+from medfedvqa.cli.options import JsonOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.errors import ConfigError
 
@@ -121,4 +121,29 @@ def _print(answerer: "Answerer", answers: Answers) -> None:
     for text, share in answers:
         terminal.print(f"{share:7.1%}  {sentence(text)}", highlight=False, soft_wrap=True)
     terminal.print(f"{tested_sentence(answerer.tested)} {UNCALIBRATED}", highlight=False, soft_wrap=True)
+    terminal.print(f"[bold]{WARNING}[/]", highlight=False, soft_wrap=True)
+
+
+def export(
+    run: RunOption,
+    site: SiteOption,
+    out: Annotated[Path, typer.Option(help="The folder to write; new or empty.", callback=writable)],
+    job: JobIdOption = None,
+) -> None:
+    """Write the model that a site kept of a finished run into a folder: weights, program, answers, model card.
+
+    The site's policy must allow it, and its log names it. The folder needs torch and safetensors only.
+    """
+    from medfedvqa.answering.answerer import WARNING, Answerer
+    from medfedvqa.answering.export import check_allowed, export
+    from medfedvqa.answering.kept_run import load_kept
+    from medfedvqa.federation.launch import check_new
+
+    check_new(out)
+    kept = load_kept(run, site, job)
+    check_allowed(kept)
+    with Answerer(kept) as answerer:
+        export(kept, answerer, out)
+    terminal = Terminal()
+    terminal.print(f"The model is in [bold]{sentence(out)}[/]; read its README.md first.", soft_wrap=True)
     terminal.print(f"[bold]{WARNING}[/]", highlight=False, soft_wrap=True)

@@ -1,4 +1,6 @@
-"""`medfedvqa attention`: where a model looks in one of the site's own pictures. The picture stays at the site."""
+"""`medfedvqa attention` and `similarity`: where a model looks in one of the site's pictures, and how near UniCon brings
+its rows to their answers. The pictures stay at the site.
+"""
 
 import os
 from pathlib import Path
@@ -9,7 +11,7 @@ import typer
 from medfedvqa.cli.options import DataOption, RootOption, writable
 from medfedvqa.cli.terminal import Terminal, sentence
 from medfedvqa.devices import resolved
-from medfedvqa.errors import ConfigError
+from medfedvqa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +43,7 @@ def attention(
     check_place(out)
     from medfedvqa.answering.kept_run import load_kept
     from medfedvqa.core import Site
-    from medfedvqa.evaluation.attention_map import draw_attention
+    from medfedvqa.evaluation.picture_maps import draw_attention
 
     kept = load_kept(run, site) if run else None
     whole = kept.site(kept.own_data()) if kept else _untrained(site, data, data_root, backbone, seed)
@@ -85,7 +87,7 @@ def _untrained(name: str, data: str, data_root: Path | None, backbone: str, seed
     from medfedvqa.core import Site
     from medfedvqa.data import Split, load_site
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import backbone_for
+    from medfedvqa.library.training_job import backbone_for
     from medfedvqa.models import load_backbone
 
     files, device, answers = {}, "cpu", None
@@ -103,3 +105,34 @@ def write_private(out: Path, content: bytes) -> None:
     """Write a new file that only the site's account can read."""
     with open(out, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)
+
+
+_SIMILARITY_WARNING = "The picture shows which rows of patients have the same answer: it must not leave this site."
+
+
+def similarity(
+    run: Annotated[Path, typer.Option(help="The folder of a finished run of unicon.")],
+    site: Annotated[str, typer.Option(help="Path of a site.yml, or the site's name in the run.")],
+    out: Annotated[Path, typer.Option(help="The PNG to write on this machine; must not exist.")],
+    rows: Annotated[int, typer.Option(help="The number of rows, the first of the part.", min=2, max=512)] = 64,
+    part: Annotated[Literal["train", "validate", "test"], typer.Option(help="The part that the rows are of.")] = "test",
+) -> None:
+    """Draw the similarity of rows to answers before and after training by UniCon. Patient data: nothing is sent."""
+    check_place(out)
+    import torch
+
+    from medfedvqa.answering.kept_run import load_kept
+    from medfedvqa.evaluation.picture_maps import draw_similarity
+    from medfedvqa.papers.methods.unicon import UniCon
+
+    kept = load_kept(run, site)
+    method = kept.job.build()
+    if not isinstance(method, UniCon):
+        raise ConfigError(f"the run is of '{kept.job.method}', which compares no rows with answers: name one of unicon")
+    whole = kept.site(kept.own_data())
+    answered = getattr(whole.data, part).answered
+    if len(answered) < 2:
+        raise DataError(f"the part '{part}' has fewer than two rows with a listed answer: choose another --part")
+    before, after = method.similarity(whole, kept.state, answered.chosen(torch.arange(min(rows, len(answered)))))
+    write_private(out, draw_similarity(before.float().cpu(), after.float().cpu()))
+    Terminal().print(f"[bold]{_SIMILARITY_WARNING}[/] It is in {sentence(out)}", soft_wrap=True)

@@ -1,22 +1,73 @@
-"""`medfedvqa audit`: what left each site, and whether its log is whole, complete and as others hold it."""
+"""`medfedvqa audit`: what left each site, whether its log is whole, complete and as others hold it, and the log for
+browsers, archives, SIEMs and TensorBoard.
+"""
 
+import contextlib
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-from audits import EXIT_CODES, Entry, Examination, VerifierKey, find_logs, read
-from audits.cose_receipt import ENTRY, RECEIPT, check_receipt
-from audits.entry_proof import check, prove
+from audits import EXIT_CODES, Entry, Examination, Outcome, VerifierKey, check_site, examine, find_logs, read
+from audits.entry_proof import ENTRY, RECEIPT, check, check_receipt, prove
+from audits.errors import known_code
+from audits.examination import sites_of
+from audits.export import ExportFormat, export_logs, verified_entries
 from audits.judgement import worst
-from audits.refusals import known_code
-from medfedvqa.cli.audit_options import Against, Folder, Key, Network, Running, judges
-from medfedvqa.cli.log_totals import show_log_totals
-from medfedvqa.cli.options import JsonOption, new_file
-from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.cli.verdicts import MARKS, write_parts
-from medfedvqa.outside_files import bytes_of
+from audits.ui import AuditServer
+from audits.verifier import totals
+from medfedvqa.checking import bytes_of
+from medfedvqa.cli.options import JsonOption, new_file, writable
+from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
+from medfedvqa.errors import ConfigError
+
+Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
+Against = Annotated[list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")]
+Key = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
+Running = Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")]
+Network = Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")]
+
+
+def judges(
+    folder: Path, against: Sequence[Path] | None, key: str | None, running: Sequence[str] | None, network: bool
+) -> dict[str, Callable[[], Examination]]:
+    """A function for each log below the folder, by site, that examines it.
+
+    Raises `LogError` if there is no log, or if the key is malformed.
+    """
+    trusted = VerifierKey.parse(key) if key else None
+
+    def judge(path: Path, name: str, others: Sequence[Path]) -> Examination:
+        places = (*others, *(against or ()))
+        return examine(path, check_site(path, name), places, trusted, running or (), network)
+
+    logs = sites_of(find_logs(folder), folder)
+    return {name: partial(judge, path, name, others) for name, (path, others) in logs.items()}
+
+
+def show_log_totals(console: Console, folders: Mapping[str, Path]) -> None:
+    """Print a table of what left each site, by tensor and in total, from the site's own log."""
+    table = Table(box=box.SIMPLE_HEAD, title="What left each site (from its audit log)")
+    for name, numeric in (("site", False), ("tensor", False), ("releases", True), ("bytes", True)):
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for site, folder in folders.items():
+        total = totals(folder)
+        for tensor in total.tensors:
+            if tensor.direction == "out":
+                table.add_row(plain(site), plain(tensor.name), str(tensor.messages), f"{tensor.nbytes:,}")
+        whole = "[bold]total[/]", f"[bold]{total.messages_out} messages[/]", f"[bold]{total.bytes_out:,}[/]"
+        table.add_row(plain(site), *whole, end_section=True)
+    console.print(table)
+
 
 CELL = 400
 """The most characters of a field that `show` prints; the sentence that explains a refusal is the longest."""
@@ -121,3 +172,80 @@ def _show(terminal: Terminal, examination: Examination) -> None:
     for name, judgement in examination.verdicts():
         terminal.write_line(2, f"{name}: {MARKS[judgement.state]}")
         write_parts(terminal, 4, judgement)
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
+
+
+def ui_command(
+    folder: Folder,
+    against: Against = None,
+    key: Key = None,
+    running: Running = None,
+    network: Network = True,
+    port: Port = 0,
+) -> None:
+    """Browse releases, budgets and verdicts in a browser on this machine, until Ctrl-C; nothing is changed or sent."""
+    console = Terminal()
+    judged = judges(folder, against, key, running, network)
+    with AuditServer(find_logs(folder), judged, port) as server, contextlib.suppress(KeyboardInterrupt):
+        console.print(server.url, highlight=False, soft_wrap=True)
+        console.print("Open this address on this machine; whoever has it can read the logs. Ctrl-C ends it.")
+        server.serve_forever()
+
+
+Form = Annotated[
+    ExportFormat, typer.Option("--format", help="FHIR R4 AuditEvents (NDJSON), JSON lines, or RFC 5424 syslog.")
+]
+Out = Annotated[Path, typer.Option(help="A new file to write into.", callback=writable)]
+
+
+Since = Annotated[
+    datetime | None,
+    typer.Option(
+        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only entries from this time on, UTC: for an export each day."
+    ),
+]
+
+
+def export_command(folder: Folder, form: Form, out: Out, since: Since = None) -> None:
+    """Write every entry of the logs below FOLDER into a file for an archive or a SIEM; nothing if a log is broken."""
+    logs = find_logs(folder)
+    count = export_logs(logs, form, out, since and since.replace(tzinfo=UTC))
+    Terminal().print(f"{count} entries of {len(logs)} logs written", highlight=False)
+
+
+def curves_command(
+    folder: Folder, out: Annotated[Path, typer.Option(help="A new folder for TensorBoard.", callback=new_file)]
+) -> None:
+    """Write bytes and epsilon by round, as the logs below FOLDER say them, for TensorBoard; nothing if a log is broken.
+
+    Each job of each site has its curves. Nothing leaves this machine.
+    """
+    logs = verified_entries(find_logs(folder))
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("TensorBoard is not installed: pip install 'medfedvqa[train]'") from None
+    count = 0
+    with SummaryWriter(str(out)) as writer:
+        for entries in logs:
+            for tag, value, step, seconds in _points(entries):
+                writer.add_scalar(tag, value, step, walltime=seconds)
+                count += 1
+    Terminal().print(f"{count} points of {len(logs)} logs written", highlight=False)
+
+
+def _points(entries: Iterator[Entry]) -> Iterator[tuple[str, float, int, float | None]]:
+    """Name, value, round and, if readable, time of each point: the job's bytes so far, epsilon after each charge."""
+    passed = Counter[str]()
+    for entry in entries:
+        job, seconds = f"{entry.site}/{entry.job}", None
+        with suppress(ValueError, TypeError):
+            seconds = datetime.fromisoformat(entry.time).timestamp()
+        if entry.nbytes and entry.outcome in (Outcome.SENT, Outcome.ACCEPTED):
+            name = f"{job}/bytes {'sent' if entry.direction == 'out' else 'received'}"
+            passed[name] += entry.nbytes
+            yield name, passed[name], entry.round or 0, seconds
+        if entry.epsilon_after is not None:
+            yield f"{job}/epsilon", entry.epsilon_after, entry.round or 0, seconds

@@ -14,10 +14,10 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedvqa.research.benchmark.comparison import Comparison
     from medfedvqa.research.benchmark.grid import Grid
     from medfedvqa.research.benchmark.regimes import Regime
     from medfedvqa.research.benchmark.results_file import Result
+    from medfedvqa.research.benchmark.statistics import Comparison
     from medfedvqa.research.benchmark.systems import System
 
 TABLE = "benchmark.md"
@@ -106,11 +106,10 @@ def planned_grid(
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.data.hospitals import sites_of
     from medfedvqa.data.image_classes import classes
-    from medfedvqa.data.site_cuts import Cut
+    from medfedvqa.data.site_cuts import Cut, sites_of
     from medfedvqa.devices import resolved
-    from medfedvqa.library.job_options import backbone_for
+    from medfedvqa.library.training_job import backbone_for
     from medfedvqa.research.benchmark.grid import Grid
     from medfedvqa.research.benchmark.regimes import Regime
     from medfedvqa.research.benchmark.systems import BUDGET
@@ -158,7 +157,7 @@ def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> N
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
     from medfedvqa.research.benchmark.benchmark_table import markdown
-    from medfedvqa.research.benchmark.comparison import compared
+    from medfedvqa.research.benchmark.statistics import compared
 
     comparison = compared(results)
     write_whole(out / TABLE, markdown(comparison).encode())
@@ -242,9 +241,8 @@ def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM
     from medfedvqa.research.benchmark.benchmark_plots import draw_scale
-    from medfedvqa.research.benchmark.comparison import compared
     from medfedvqa.research.benchmark.grid import results
-    from medfedvqa.research.benchmark.statistics import average
+    from medfedvqa.research.benchmark.statistics import average, compared
 
     if grid.reader != PHANTOM:
         raise ConfigError("only the phantom set can be drawn for any number of sites: use --data phantom")

@@ -41,7 +41,7 @@ def demo(
     from medfedvqa.cli.terminal import Terminal, sentence
     from medfedvqa.data.data_roots import DRAWN, PHANTOM, first_root
     from medfedvqa.data.site_cuts import Cut
-    from medfedvqa.evaluation.explanation import explained
+    from medfedvqa.evaluation.accuracy_table import explained
     from medfedvqa.library.data_set import Data
     from medfedvqa.library.run_job import launch_of, new_folder
     from medfedvqa.library.training_job import Job

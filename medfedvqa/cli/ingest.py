@@ -1,24 +1,33 @@
-"""`medfedvqa ingest`: makes a store from images and questions."""
+"""`medfedvqa ingest`, its parts `check`, `review` and `withdraw`: a store from images and questions, and its care."""
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from medfedvqa.cli.options import EncodingOption, HiddenOption, JsonOption, OwnOrganOption, QuietOption, writable
-from medfedvqa.cli.terminal import Terminal, sentence
-from medfedvqa.errors import DataError
+from audits.bounded_files import open_plain
+from medfedvqa.cli.options import (
+    EncodingOption,
+    HiddenOption,
+    JsonOption,
+    OwnOrganOption,
+    QuietOption,
+    config_of,
+    writable,
+)
+from medfedvqa.cli.terminal import Terminal, plain, sentence
+from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.image_options import Options
 
 if TYPE_CHECKING:
     from medfedvqa.ingest.ingest import Watch
     from medfedvqa.ingest.store import Counts
-
 
 LINE_SECONDS = 60
 """Seconds between two lines about the pace of a stage, without a terminal."""
@@ -171,3 +180,209 @@ def _show(console: Terminal, counts: "Counts") -> None:
         table.add_row(f"left out: {row_reason}", str(number), row_reason.meaning)
     console.print(table)
     console.print("quarantine.jsonl in the store names the files: it stays on this site.")
+
+
+SHOWN = 20
+"""The most entries of a kind that are shown."""
+
+
+def check(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV, xlsx or JSON, as for `medfedvqa ingest`.")],
+    encoding: EncodingOption = None,
+    hidden: HiddenOption = "refuse",
+    organ: OwnOrganOption = None,
+) -> None:
+    """Show how a table of questions would be read and all that is refused; it quotes the table, so it stays here."""
+    from medfedvqa.ingest.organs import checked_organs
+    from medfedvqa.ingest.questions import FILE, read_questions, spellings
+    from medfedvqa.ingest.table_finds import TableFinds, TableOptions
+    from medfedvqa.ingest.tables import samples
+
+    console, finds = Terminal(), TableFinds(collects=True)
+    try:
+        read = read_questions(table, checked_organs(organ or ()), TableOptions(encoding, hidden), finds)
+    except DataError as error:
+        finds.refusals.append(error)
+        if not encoding and table.is_file():
+            with open_plain(table) as file:
+                _show_table(
+                    console,
+                    "text in each encoding that fits: choose one",
+                    ("--encoding", "text"),
+                    samples(file, FILE),
+                )
+        notes = tuple(finds.notes)
+    else:
+        console.print(f"{len(read.rows)} rows would be read, as {read.encoding}.")
+        classes = ((name, " | ".join(map(repr, texts))) for name, texts in spellings(read.rows).items())
+        _show_table(console, "one answer in several ways", ("class", "written as"), classes)
+        notes = read.notes
+    changes = ((column, repr(held), repr(kept), str(count)) for (column, held, kept), count in finds.changes.items())
+    _show_table(console, "stored otherwise than it stands in the file", ("column", "file", "stored", "rows"), changes)
+    for note in dict.fromkeys(notes):
+        console.print(plain(note, 300), soft_wrap=True)
+    for refusal in finds.refusals[:SHOWN]:
+        console.print(f"refused: {plain(str(refusal), 400)}", soft_wrap=True)
+    if finds.refusals:
+        raise DataError(f"an ingestion would refuse this table, for {len(finds.refusals)} reasons: mend what is listed")
+
+
+def _show_table(console: Terminal, title: str, columns: Iterable[str], entries: Iterable[tuple[str, ...]]) -> None:
+    """Print a table of the first entries, if there are any."""
+    from rich.table import Table
+
+    listed = list(entries)
+    if listed:
+        shown = Table(*columns, title=f"{title} ({len(listed)})", title_justify="left")
+        for entry in listed[:SHOWN]:
+            shown.add_row(*map(plain, entry))
+        console.print(shown)
+
+
+_Finds = Annotated[list[str] | None, typer.Option(metavar="FIND", help="A find on the sheet; repeatable.")]
+_ADDED = re.compile(r"([0-9a-f]{32}):(\d{1,5}),(\d{1,5}),(\d{1,5}),(\d{1,5})")
+
+
+def review(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store; the sheet is made in STORE.review.")],
+    keep: _Finds = None,
+    blank: _Finds = None,
+    quarantine: _Finds = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A box to blank besides; repeatable."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture that is as it should be; repeatable.")
+    ] = None,
+    by: Annotated[str, typer.Option(metavar="NAME", help="Who decides; recorded with the time.")] = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Write the sheet of a store's pictures and finds, or record what a person decides about them."""
+    from medfedvqa.ingest.review import ReviewVerdict, decide, write_sheet
+
+    console = Terminal(quiet=quiet)
+    verdicts = {
+        ReviewVerdict.KEEP: keep or [],
+        ReviewVerdict.BLANK: blank or [],
+        ReviewVerdict.QUARANTINE: quarantine or [],
+    }
+    added = [_parsed(text) for text in add or ()]
+    if any(verdicts.values()) or added or accept:
+        count = decide(store, by, verdicts, added, accept or ())
+        console.print(f"Recorded {count}. The next medfedvqa ingest applies what was decided.")
+    sheet, finds, flags = write_sheet(store)
+    console.print(f"{finds} finds, {flags} of them open flags: [bold]{sentence(sheet)}[/]", soft_wrap=True)
+    console.print("The sheet shows identifiers of patients: it stays on this site.")
+
+
+def _parsed(text: str) -> tuple[str, tuple[int, ...]]:
+    """The picture's id and the box in a value of `--add`. Raises `ConfigError`."""
+    match = _ADDED.fullmatch(text)
+    if match is None:
+        raise ConfigError("--add is PICTURE:LEFT,TOP,RIGHT,BOTTOM, with the picture's id as the sheet has it")
+    return match[1], tuple(map(int, match.groups()[1:]))
+
+
+REMAINS = (
+    "What cannot be undone: models that these jobs trained, and what left the site for them, hold what they learned of "
+    "the patient, here and wherever they went; nothing here makes them forget it.",
+    "Charges to the privacy budget and entries of the log stay.",
+    "What is left to do: delete or train anew the models in the 'state' of the sites; remove the patient from the "
+    "folder of images and the table, from other stores, from backups and from caches of features.",
+)
+
+
+class PatientUse(NamedTuple):
+    """A job that used, or may have used, a patient."""
+
+    job: str
+    site: str
+    method: str
+    known_from: str
+    """`ledger`: the job was charged for this patient. `log`: it ran at a site that held rows of the patient."""
+    exported: bool
+    """Whether a model of the job was exported from the site."""
+
+
+def withdraw(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store that the patient leaves.")],
+    patient: Annotated[
+        str, typer.Option(metavar="NUMBER", prompt="Number of the patient", help="Asked for if it is not given.")
+    ],
+    key: Annotated[Path | None, typer.Option(help="Key of the pseudonyms. Default: STORE.key.")] = None,
+    patients: Annotated[Path | None, typer.Option(help="The file of persons that the store was made with.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="The store's ledger. Default: STORE.ledger.")] = None,
+    site: Annotated[
+        list[Path] | None, typer.Option(help="The site.yml of a site of this store, whose log is read; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Remove a patient from a store for good, and say which jobs had used the patient and what cannot be undone."""
+    from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
+    from medfedvqa.ingest.withdrawal import withdraw as withdraw_patient
+    from privacy.ledger_accounts import jobs_on
+
+    folder = ledger or default_ledger(store)
+    check_binding(store, folder)
+    withdrawn = withdraw_patient(store, patient, key or store.with_name(store.name + ".key"), patients)
+    charged = jobs_on(folder, withdrawn.patients)
+    uses = {(job.job, job.site): PatientUse(*job, "ledger", False) for job in charged}
+    for path in site or ():
+        for use, is_private in _logged(path, withdrawn.organs):
+            charge = uses.get((use.job, use.site))
+            if charge or not is_private:
+                uses[use.job, use.site] = (charge or use)._replace(exported=use.exported)
+    if as_json:
+        counts = {"pictures": withdrawn.pictures, "questions": withdrawn.questions}
+        typer.echo(json.dumps({**counts, "jobs": [use._asdict() for use in uses.values()]}, indent=2))
+    _show_withdrawn(
+        Terminal(quiet=quiet or as_json), withdrawn.pictures, withdrawn.questions, list(uses.values()), bool(site)
+    )
+
+
+def _logged(path: Path, organs: frozenset[str]) -> Iterator[tuple[PatientUse, bool]]:
+    """The jobs that opened at a site which held rows of the patient, and whether they ran under differential privacy.
+
+    For those that did, the ledger knows the patients.
+    """
+    from audits import Event, read
+    from audits.log_files import segments
+    from medfedvqa.federation import site_status
+
+    config = config_of(path)
+    if not segments(config.audit) or config.data.organ not in organs:
+        return
+    methods, private, exported = dict[str, str](), set[str](), set[str]()
+    for entry in read(config.audit):
+        if entry.job is None or entry.method == site_status.NAME:
+            continue
+        if entry.event is Event.OPEN and entry.outcome is None:
+            methods[entry.job] = entry.method or ""
+        elif entry.event is Event.EXPORTED:
+            exported.add(entry.job)
+        if entry.dp_event is not None:
+            private.add(entry.job)
+    for job, method in methods.items():
+        yield PatientUse(job, config.name, method, "log", job in exported), job in private
+
+
+def _show_withdrawn(console: Terminal, pictures: int, questions: int, uses: list[PatientUse], has_logs: bool) -> None:
+    from rich.table import Table
+
+    console.print(f"Removed {pictures} pictures and {questions} questions. Later ingestions leave the patient out.")
+    if not pictures:
+        console.print("The store had no picture of a patient with this number: check it if you expected one.")
+    if uses:
+        table = Table("job", "site", "method", "how it is known", "a model was exported")
+        for use in uses:
+            reason = "it was charged for this patient" if use.known_from == "ledger" else "the site held the patient"
+            table.add_row(use.job, use.site, use.method, reason, "yes" if use.exported else "no")
+        console.print(table)
+    else:
+        console.print("No job is known to have used the patient.")
+    if not has_logs:
+        console.print("Jobs without differential privacy stand in the sites' logs alone: give each site.yml by --site.")
+    for text in REMAINS:
+        console.print(text, soft_wrap=True)

@@ -56,7 +56,7 @@ def join(
     from medfedvqa.cli.run import finish as show
 
     progress = announced("medfedvqa join: loading PyTorch and the model", quiet)
-    from medfedvqa.data.hospitals import organ_of
+    from medfedvqa.data.site_cuts import organ_of
     from medfedvqa.federation.launch import LAUNCH, Launch, data_of, plan
     from medfedvqa.federation.shared_model import MODEL, SharedModel
 
@@ -67,8 +67,8 @@ def join(
         _export(model.joining(organs, finish, data="any"), job_folder, kit, site, days)
         return
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.library.job_options import check_site_names
     from medfedvqa.library.run_job import new_folder
+    from medfedvqa.library.training_job import check_site_names
 
     reader, root = find_root(data or model.job.data, data_root)
     job = model.joining(organs, finish, data=reader, round_timeout=None)
@@ -90,7 +90,7 @@ def join(
 def remarks(data: "SiteData", organs: tuple[str, ...], answers: tuple[str, ...]) -> list[str]:
     """Sentences on what the model of other hospitals cannot know about this one. They stay on this machine."""
     from medfedvqa.data import numbered
-    from medfedvqa.data.hospitals import organ_of
+    from medfedvqa.data.site_cuts import organ_of
 
     labelled = [part.answers for part in (data.train, data.validate)]
     places = [int((numbered(data.answers, answers, part) < 0).sum()) for part in labelled]

@@ -53,7 +53,7 @@ def _description(name: str) -> dict[str, Any]:
     import inspect
 
     from medfedvqa.core import method_type
-    from medfedvqa.library.job_options import check_method
+    from medfedvqa.library.training_job import check_method
 
     check_method(name)
     kind = method_type(name)

@@ -5,12 +5,15 @@ import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from re import MULTILINE, findall
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from medfedvqa.devices import check_names
 from medfedvqa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.site_config import SiteConfig
 
 SETS = ("vqa-rad", "slake", "store", "phantom")
 """The built-in readers, for completion in a shell: `medfedvqa.data.READERS` takes seconds to import."""
@@ -217,3 +220,14 @@ def check_backbone_file(backbone: str, file: Path | None) -> dict[str, Path]:
     if not file.exists():
         raise ConfigError("the file of --backbone-file does not exist: check its path")
     return {backbone: file}
+
+
+SiteFile = Annotated[Path, typer.Option("--site", help="The site's own site.yml.")]
+
+
+def config_of(site: Path) -> "SiteConfig":
+    """The settings in a site.yml. Its folder has the site's name; in a startup kit, the folder above `local` has it."""
+    from medfedvqa.federation.site_config import load_site_config
+
+    folder = site.resolve().parent
+    return load_site_config(site, (folder.parent if folder.name == "local" else folder).name)

@@ -182,8 +182,8 @@ def _write(
     from medfedvqa.cli.benchmark import complete
     from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
     from medfedvqa.research.benchmark.benchmark_table import listed
-    from medfedvqa.research.benchmark.comparison import compared
     from medfedvqa.research.benchmark.grid import data_of, results
+    from medfedvqa.research.benchmark.statistics import compared
     from medfedvqa.research.reproduce import counts, pictures, tables
     from medfedvqa.research.reproduce.entries import PaperPicture, PaperTable, PrintedCounts, Trunks
 

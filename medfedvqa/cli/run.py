@@ -1,22 +1,70 @@
-"""`medfedvqa run`."""
+"""`medfedvqa run`, and the options of a job on the command line, made from the fields of `JobChoices`."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from annotated_types import Ge
 
 from medfedvqa.cli import options
-from medfedvqa.cli.job_options import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.plugins import ModuleOption, PluginOption, allow_plugins, import_modules
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job_choices import JobChoices
 
 if TYPE_CHECKING:
     from medfedvqa.cli.progress import Stages
     from medfedvqa.cli.terminal import Terminal
     from medfedvqa.federation.launch import Launch
+
+Choices = Mapping[str, Any]
+NO_CHOICES: Choices = {}
+_KINDS: Mapping[str, Any] = {"secagg": Literal["masks", "crypten"] | None, "committee": str | None}
+"""The types of options whose fields accept several types; if not given, they leave the field's default."""
+_METAVARS = {"committee": "N|NAME,NAME,.."}
+
+
+def with_job_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command an option for each field of a job, in place of its parameter `choices`.
+
+    The command gets the values in `choices`, by the names of the fields. `defaults`: its own ones, where they differ.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            choices = {name: given.pop(name) for name in JobChoices.model_fields}
+            choices["secagg"] = choices["secagg"] or False
+            if committee := choices["committee"]:
+                choices["committee"] = int(committee) if committee.isdecimal() else committee.split(",")
+            command(choices=choices, **given)
+
+        parameters = dict(inspect.signature(command).parameters)
+        options = [_option(name, defaults) for name in JobChoices.model_fields]
+        whole = [each for name, own in parameters.items() for each in (options if name == "choices" else [own])]
+        called.__annotations__ = {each.name: each.annotation for each in whole}
+        vars(called)["__signature__"] = inspect.Signature(whole)
+        return called
+
+    return decorated
+
+
+def _option(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    field = JobChoices.model_fields[name]
+    help = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}."
+    least: Any = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    option = typer.Option(help=help, min=least, metavar=_METAVARS.get(name))
+    kind, default = _KINDS.get(name, field.annotation), None if name in _KINDS else field.default
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=defaults.get(name, default),
+        annotation=Annotated[kind, option],
+    )
 
 
 @with_job_options(round_timeout=None)
@@ -180,8 +228,8 @@ def finish(launch: "Launch", results: dict[str, Any], as_json: bool, quiet: bool
     """Print what left each site, where the results are, and last the accuracies."""
     import json
 
-    from medfedvqa.cli.display import show_results
-    from medfedvqa.cli.log_totals import show_log_totals
+    from medfedvqa.cli.audit import show_log_totals
+    from medfedvqa.cli.progress import show_results
     from medfedvqa.cli.terminal import Terminal, sentence
 
     if as_json:

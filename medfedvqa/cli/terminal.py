@@ -1,4 +1,4 @@
-"""A terminal that obeys neither control sequences nor rich's markup in texts of others."""
+"""A terminal that obeys neither control sequences nor rich's markup in texts of others, and verdicts on it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
+from audits import Judgement, VerdictState
 from audits.escaping import NAME, SENTENCE, for_terminal, number, visible
 
 HANGING = 8
@@ -55,3 +56,18 @@ def plain(text: str, length: int = NAME) -> str:
 def sentence(text: object) -> str:
     """Like `plain`, for a sentence, which may quote others and be longer."""
     return plain(str(text), SENTENCE)
+
+
+MARKS = {
+    VerdictState.NOT_COMPARED: "not compared",
+    VerdictState.SHOWN: "[green]shown[/]",
+    VerdictState.NOT_SHOWN: "[yellow]not shown[/]",
+    VerdictState.BROKEN: "[bold red]BROKEN[/]",
+}
+
+
+def write_parts(terminal: Terminal, indent: int, judgement: Judgement) -> None:
+    """Write a line for each part of a verdict: its name, its state, the log's entry, and a sentence."""
+    for part in judgement.parts:
+        entry = "" if part.entry is None else f"; entry {part.entry}"
+        terminal.write_line(indent, f"{plain(part.name)}: {MARKS[part.state]}{entry}, {sentence(part.said)}")

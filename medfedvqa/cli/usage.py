@@ -1,4 +1,4 @@
-"""Explains in one sentence what is wrong with a command."""
+"""Explains in one sentence what is wrong with a command, or which packages it lacks."""
 
 import errno
 import re
@@ -42,3 +42,21 @@ def place_of(error: OSError) -> str | None:
     if error.errno not in PLACES or error.filename is None:
         return None
     return f"'{error.filename}' cannot be used ({error.strerror}): choose another place"
+
+
+TRAINING = frozenset(
+    {
+        *("torch", "torchvision", "open_clip", "opacus", "crypten", "nvflare", "monai", "pydicom", "PIL", "scipy"),
+        *("matplotlib", "safetensors", "typst", "pyarrow", "pyrage"),
+    }
+)
+"""The modules that the extra `train` brings."""
+SENTENCE = (
+    "this command needs packages that are not installed here, as torch: install them with "
+    "`pip install 'medfedvqa[train]'`"
+)
+
+
+def is_missing_extra(error: BaseException) -> bool:
+    """Whether the error is about a module that the extra `train` brings."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAINING

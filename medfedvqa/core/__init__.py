@@ -2,11 +2,9 @@
 
 from audits import Tensors
 from medfedvqa.checking import checked
-from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import EPSILON, EVALUATE, Method, MethodConfig, State, withheld
+from medfedvqa.core.method import EPSILON, EVALUATE, Answering, Method, MethodConfig, Probe, State, withheld
 from medfedvqa.core.on_shares import FAULT, SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares, OnShares
-from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import create, method_names, method_type, register
 from medfedvqa.core.scores import ACCURACY
 from medfedvqa.training import Site

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from medfedvqa.backbone_names import NO_REGIONS
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.local_training import Alone
-from medfedvqa.core.method import Method, State
+from medfedvqa.core.method import TESTED, Method, State
 from medfedvqa.data import SiteData
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.evaluation.patient_intervals import crossed

@@ -16,7 +16,7 @@ from medfedvqa.bounds import MOST_SITES, Share, SiteName
 from medfedvqa.core.hub import GroupMean
 from medfedvqa.core.scores import ACCURACY
 from medfedvqa.core.stepwise import ServerState, StepwiseConfig
-from medfedvqa.data.hospitals import named, organ_of
+from medfedvqa.data.site_cuts import named, organ_of
 from medfedvqa.errors import ConfigError
 from privacy import DPSettings, Secagg
 from privacy.aggregation import NEGLIGIBLE, Floats, weights_by

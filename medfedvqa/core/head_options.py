@@ -1,9 +1,12 @@
-"""The options of the answer head, which all methods that train one on a backbone have."""
+"""The options of the answer head, and of the list that all sites answer from."""
 
-from pydantic import Field
+from typing import Annotated
 
-from medfedvqa.bounds import Share, Width
+from pydantic import Field, field_validator
+
+from medfedvqa.bounds import MOST_ANSWERS, Share, Text, Width
 from medfedvqa.core.method import MethodConfig
+from medfedvqa.data import ListName, bundled_list, public_list
 from medfedvqa.models import BackboneShape, Fusion, HeadConfig, QuestionInput, TuningConfig, check_head
 
 
@@ -42,3 +45,21 @@ class HeadOptions(MethodConfig, frozen=True):
         `aside`: the width of features that come from no tower.
         """
         check_head(self.head_of(2), tuning, shape, aside)
+
+
+class ListedAnswers(MethodConfig, frozen=True):
+    """The answer space, which does not depend on any site's rows."""
+
+    answers: Annotated[tuple[Text, ...], Field(max_length=MOST_ANSWERS)] | ListName = Field(
+        "closed", description="the answer space: a public list, or 'closed' or 'public' for a bundled one"
+    )
+
+    @field_validator("answers")
+    @classmethod
+    def _are_distinct(cls, answers: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        return public_list(answers) if isinstance(answers, tuple) else answers
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The list itself."""
+        return self.answers if isinstance(self.answers, tuple) else bundled_list(self.answers)

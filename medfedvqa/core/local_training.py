@@ -24,12 +24,9 @@ from medfedvqa.bounds import (
     Text,
     WeightDecay,
 )
-from medfedvqa.core.answering import TESTED, Answering
-from medfedvqa.core.best_round import has_stopped, recalled, remembered, unchanged
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.kept_model import KEPT, Keeping, answering
-from medfedvqa.core.method import Method, MethodConfig, State, tensors_of, trained_by_rounds
-from medfedvqa.core.probe import Probe
+from medfedvqa.core.kept_model import KEPT, Keeping, answering, has_stopped, recalled, remembered, unchanged
+from medfedvqa.core.method import TESTED, Answering, Method, MethodConfig, Probe, State, tensors_of, trained_by_rounds
 from medfedvqa.core.scores import FINISHED, SCORED, counts, scored, validated
 from medfedvqa.data import Examples, ListName, bundled_list, public_list
 from medfedvqa.errors import ConfigError

@@ -1,8 +1,8 @@
 """What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -12,16 +12,69 @@ from pydantic import BaseModel
 
 from audits import Exchange, Kind, Protection, SitePolicy, TaskSpec, Tensors, TensorSpec
 from audits.exchange import clip_to_norm
-from medfedvqa.core.answering import Answering
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.on_shares import DRAWING, OnShares
-from medfedvqa.core.probe import Probe
 from medfedvqa.data import Examples, Part, SiteData
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.models import BackboneShape
-from medfedvqa.training import Privacy, Site
+from medfedvqa.models import AnswerModel, BackboneShape, Depth, Values
+from medfedvqa.training import Privacy, Rows, Site, SiteRows
 from privacy import Cost, DPSettings, Gathering, NoiseLevels, PlannedTask, Secagg
 from privacy.secagg import MINIMUM
+
+TESTED = "tested"
+"""The key in the state after `evaluate` of the message that the site tested with, as tensors by name. It never leaves:
+the site rebuilds the tested model from it."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A trained model and the answers that it chooses from."""
+
+    model: AnswerModel
+    values: Values
+    answers: tuple[str, ...]
+    beside: tuple["Answering", ...] = ()
+    """Other models with the same answers, which answer together with this one."""
+
+    @torch.no_grad()
+    def probabilities(self, site: Site, examples: Examples) -> torch.Tensor:
+        """The probability of each answer to each row, float [rows, answers]. The rows' recorded answers are not used.
+
+        An ensemble averages the models' softmax outputs. Nothing calibrates them.
+        """
+        rows = self._rows(site, examples, self.model.depth)
+        own = self.model.logits(self.values, rows.batch).softmax(dim=1).cpu()
+        others = [each.probabilities(site, examples) for each in self.beside]
+        return torch.stack([own, *others]).mean(dim=0) if others else own
+
+    @torch.no_grad()
+    def attention(self, site: Site, examples: Examples) -> torch.Tensor:
+        """The attention to each part of each row's picture, [rows, parts]; see `AnswerModel.attention`."""
+        # Attention is computed in the last block, so the cache must end below it.
+        depth = {tower: max(1, depth) for tower, depth in self.model.depth.items()}
+        return self.model.attention(self.values, self._rows(site, examples, depth).batch)
+
+    def _rows(self, site: Site, examples: Examples, depth: Depth) -> Rows:
+        """All rows of `examples`, without augmentation."""
+        rows = SiteRows(site, self.model, depth, 1, self.answers)
+        return rows.rows(rows.encoded(examples), torch.arange(len(examples)))
+
+
+def together(models: Sequence[Answering]) -> Answering:
+    """Joins models with the same answers into an ensemble, whose `attention` is the first model's."""
+    first, *rest = models
+    return replace(first, beside=tuple(rest)) if rest else first
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One round of a site's training, as an auditor sees it."""
+
+    values: Mapping[str, torch.Tensor]
+    """The trained values at the start of the round, under the names of `Method.trained`."""
+    losses: Callable[[Mapping[str, torch.Tensor], Examples], torch.Tensor]
+    """The part of each row's loss that depends on data, [rows], as a differentiable function of such values."""
+
 
 State = dict[str, Any]
 """A site's state between tasks: tensors and plain values, nested in dicts."""

@@ -6,7 +6,7 @@ import torch
 from audits import Kind, Tensors, TensorSpec
 from medfedvqa.core.method import State
 from medfedvqa.data import SiteData
-from medfedvqa.evaluation.baselines import majority_correct, one_caption_correct, question_prior_correct
+from medfedvqa.evaluation.accuracy import majority_correct, one_caption_correct, question_prior_correct
 from medfedvqa.evaluation.history import KEPT_MODELS
 
 RIGHT = "right"

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 
 from audits import Tensors
-from medfedvqa.core.best_round import recalled, remembered
+from medfedvqa.core.kept_model import recalled, remembered
 from medfedvqa.core.local_training import Alone, AloneConfig
 from medfedvqa.core.method import State, tensors_of
 from medfedvqa.errors import ConfigError

@@ -11,13 +11,9 @@ from audits.lazy_imports import at_first_use
 from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
 
 if TYPE_CHECKING:
-    from medfedvqa.data.answers import numbered
-    from medfedvqa.data.augmentation import views
-    from medfedvqa.data.hospitals import load_site
-    from medfedvqa.data.patient_batches import batches
+    from medfedvqa.data.images import views
     from medfedvqa.data.pictures import Pictures, PictureViews, Source
-    from medfedvqa.data.public import PublicPairs, PublicQuestions
-    from medfedvqa.data.public_sets import held_out_pairs, public_pairs
+    from medfedvqa.data.public_sets import PublicPairs, PublicQuestions, held_out_pairs, public_pairs
     from medfedvqa.data.readers import (
         READERS,
         is_built_in,
@@ -28,7 +24,8 @@ if TYPE_CHECKING:
         register_reader,
     )
     from medfedvqa.data.schema import Row, VQAData
-    from medfedvqa.data.site_data import Examples, SiteData, build_site, united
+    from medfedvqa.data.site_cuts import load_site
+    from medfedvqa.data.site_data import Examples, SiteData, batches, build_site, numbered, united
     from medfedvqa.data.store_reader import check_reviewed
     from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from medfedvqa.data.augmentation import views
+from medfedvqa.data.images import views
 from medfedvqa.data.schema import Row
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import PictureSpace, PictureStream

@@ -1,15 +1,18 @@
-"""The readers of data sets, by the names that commands and site configurations use."""
+"""The readers of data sets, by the names that commands and site configurations use, and several sets read as one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 
+import torch
+
 from medfedvqa import plugins
 from medfedvqa.bounds import JOIN
 from medfedvqa.data.layouts import LAYOUTS
-from medfedvqa.data.schema import VQAData
-from medfedvqa.data.several_sets import joined
+from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import ConfigError, DataError
 
 FOLDERS: Mapping[str, str] = MappingProxyType(
@@ -110,3 +113,33 @@ def _root_of(name: str, root: Path | None) -> Path | None:
 def organs(reader: str, root: Path | None) -> tuple[str, ...]:
     """The set's organs, in the order of its sites. Raises as `read` does."""
     return read(reader, root).organs
+
+
+def joined(together: str, sets: Mapping[str, VQAData]) -> VQAData:
+    """The sets by name as one of the name `together`.
+
+    A patient's key says the set, so that no two sets share a patient. Rows keep the index that they have in their own
+    set, which the organ names.
+    """
+    rows = [
+        replace(row, organ=_site(name, row.organ), patient=f"{name}/{row.patient}")
+        for name, data in sets.items()
+        for row in data.rows
+    ]
+    of = {_site(name, organ): data for name, data in sets.items() for organ in data.organs}
+    return VQAData(
+        name=together,
+        organs=tuple(of),
+        rows=rows,
+        load=partial(_load, {name: data.load for name, data in sets.items()}),
+        load_coloured=partial(_load, {name: data.coloured for name, data in sets.items()}),
+        publishes_validation=frozenset(site for site, data in of.items() if data.publishes_validation),
+    )
+
+
+def _site(name: str, organ: str) -> str:
+    return f"{name}-{organ}"
+
+
+def _load(loads: Mapping[str, Callable[[Row, int], torch.Tensor]], row: Row, size: int) -> torch.Tensor:
+    return loads[row.patient.partition("/")[0]](row, size)

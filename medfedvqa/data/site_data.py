@@ -1,21 +1,19 @@
-"""One site's data: its encoded questions, and its pictures."""
+"""One site's data: its encoded questions, its pictures, and batches that keep a patient's rows together."""
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
 import torch
 
-from medfedvqa.answer_types import answer_type
-from medfedvqa.data.answers import numbered
 from medfedvqa.data.partition import PARTS, Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
 from medfedvqa.data.schema import Row, VQAData
-from medfedvqa.errors import DataError
-from medfedvqa.public_answers import fold, public_list
+from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.public_answers import answer_type, fold, public_list
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -273,3 +271,32 @@ def _declared(answers: tuple[str, ...]) -> tuple[str, ...]:
 def _numbers(keys: Iterable[Key]) -> dict[Key, int]:
     """The number of each distinct key, from 0, in order of first appearance."""
     return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+
+def numbered(local: tuple[str, ...], common: tuple[str, ...], answers: torch.Tensor) -> torch.Tensor:
+    """Answers, int64 [rows] into the list `local`, as indices into `common`; -1 stands for any other answer."""
+    index = {answer: number for number, answer in enumerate(common)}
+    table = torch.tensor([index.get(answer, -1) for answer in local] + [-1], dtype=torch.int64)
+    return table[answers]
+
+
+def batches(examples: Examples, rows: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """One epoch of row indices, each int64 [at most `rows`], every row exactly once.
+
+    Patients come in random order, the rows of each in published order. A batch takes patients until the next patient
+    would overfill it. A patient with more than `rows` rows is cut.
+    Raises `ConfigError` if `rows` is not positive.
+    """
+    if rows < 1:
+        raise ConfigError("a batch has at least 1 row")
+    order, counts = torch.argsort(examples.patients, stable=True), torch.bincount(examples.patients)
+    patients = [its_rows for its_rows in torch.split(order, counts.tolist()) if len(its_rows)]
+    batch: list[torch.Tensor] = []
+    for number in torch.randperm(len(patients), generator=generator).tolist():
+        for part in patients[number].split(rows):
+            if sum(map(len, batch)) + len(part) > rows:
+                yield torch.cat(batch)
+                batch = []
+            batch.append(part)
+    if batch:
+        yield torch.cat(batch)

@@ -1,13 +1,16 @@
-"""The table of accuracies: one row per way of answering, one column per site, each with its interval."""
+"""The table of accuracies: one row per way of answering, one column per site, each with its interval; and the table in
+three sentences.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import hypot
 from pathlib import Path
 from typing import Any
 
 from audits.escaping import NAME, SENTENCE, for_markdown, for_terminal
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.evaluation.accuracy import percent
+from medfedvqa.evaluation.accuracy import Interval, percent
 
 TABLE = "table.md"
 FREE = {"majority": "majority", "question_prior": "question-only prior"}
@@ -188,3 +191,63 @@ def _padded(lines: list[list[str]]) -> list[list[str]]:
         [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
         for first, *others in lines
     ]
+
+
+_Summary = Mapping[str, Any]
+"""An accuracy with its interval, as in `results.json`."""
+
+
+def explained(results: Mapping[str, Any]) -> list[str]:
+    """Sentences on the averages over sites: on the best answer without training, training alone, and sharing.
+
+    A sentence whose figures are missing is left out: a run may have no baseline, or keep its scores at the sites.
+    """
+    average, baselines = results["average"], results["average"]["baselines"]
+    untrained = [baselines[name] for name in ("question_prior", "majority") if baselines[name]]
+    alone = baselines["alone"]
+    if not untrained or average["accuracy"] is None:
+        return []
+    free = max(untrained, key=lambda entry: float(entry["accuracy"]))
+    words = "the most frequent answer to the same question" if free is untrained[0] else "the most frequent answer"
+    sentences = [f"What is free: {words}, which looks at no picture and trains nothing, is right in {_cell(free)}."]
+    if alone:
+        sentences.append(
+            f"What training alone gives: each site's model, trained without the others, is right in {_cell(alone)}, "
+            f"{_gain(alone, free)} against what is free{_judged(alone, free)}."
+        )
+    against, of = (alone, "training alone") if alone else (free, "what is free")
+    sentences.append(
+        f"What sharing adds: {results['method']} is right in {_cell(average)}, {_gain(average, against)} against {of}"
+        f"{_judged(average, against)}."
+    )
+    return sentences
+
+
+def difference(one: _Summary, other: _Summary) -> tuple[float, Interval]:
+    """The difference of two accuracies in -1..1 with its 95 % interval, by variance recovery from both intervals.
+
+    The two are taken as independent. They share their test rows, so the interval is rather too wide than too narrow.
+    Source: R. Newcombe, "Interval estimation for the difference between independent proportions", 1998, method 10.
+    """
+    gain = one["accuracy"] - other["accuracy"]
+    below = hypot(one["accuracy"] - one["interval"][0], other["interval"][1] - other["accuracy"])
+    above = hypot(one["interval"][1] - one["accuracy"], other["accuracy"] - other["interval"][0])
+    return gain, (gain - below, gain + above)
+
+
+def _gain(one: _Summary, other: _Summary) -> str:
+    """`+6.4 points [0.1, 12.6]`."""
+    gain, (low, high) = difference(one, other)
+    return f"{100 * gain:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _judged(one: _Summary, other: _Summary) -> str:
+    _, (low, high) = difference(one, other)
+    if low > 0 or high < 0:
+        return ""
+    return ", which these test rows do not tell apart from none"
+
+
+def _cell(entry: _Summary) -> str:
+    low, high = entry["interval"]
+    return f"{percent(entry['accuracy'])} [{100 * low:.1f}, {100 * high:.1f}] of the test rows"

@@ -21,8 +21,7 @@ from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import approvals
 from medfedvqa.federation.approvals import ApprovalError, Decision
-from medfedvqa.federation.job import ANY_DATA, JobSpec
-from medfedvqa.federation.job_terms import LONGEST, Terms
+from medfedvqa.federation.job import ANY_DATA, LONGEST, JobSpec, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import is_bundled, outside_architecture
 from medfedvqa.plugins import Group, PlugInRefused, check, offering

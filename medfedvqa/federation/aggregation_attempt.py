@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from audits import Sharing, Stage, Tensors, canonical
 from medfedvqa.core import ACCURACY
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.aggregation_members import MembersRule, Protocol
+from medfedvqa.federation.quorum import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved
 from privacy.secagg import Group, Identity, Relay, SecureLink, TensorLayout

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from audits import AuditKey, AuditLog, Checkpoint, Event, Note, NoteError, VerifierKey, Witness
+from audits.checkpoint import succeeded
 from audits.errors import ForkFound, ProofFromElsewhere
 from audits.gate import round_number
-from audits.key_succession import succeeded
 from medfedvqa.federation.site_config import SiteConfig
 
 WITNESSES = 8

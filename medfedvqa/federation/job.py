@@ -3,31 +3,37 @@
 `JobSpec` is the only declaration of a job's fields: the command line has an option and `medfedvqa.Job` a keyword for
 each, and sites and server check a submitted job's text by it before FLARE reads the job. Those processes import this
 module, which is why it loads no torch before a method is asked for.
+
+A signature alone binds only what is trained. A server could run the job again, years later, for other sites, and each
+run would spend budget in the name of the person who signed it once.
 """
 
 import hashlib
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, ValidationInfo, field_validator
 
 from audits import Exchange, canonical
 from audits.policy import Offer
 from medfedvqa.backbone_names import parse
 from medfedvqa.bounds import (
+    FINGERPRINT,
     MOST_ANSWERS,
     MOST_SITES,
+    NONCE,
     BackboneName,
     DataName,
     Identifier,
+    SiteName,
 )
 from medfedvqa.checking import checked
 from medfedvqa.data import Split
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.job_choices import JobChoices
-from medfedvqa.federation.job_terms import Terms
-from medfedvqa.federation.quorum import QuorumRule
+from medfedvqa.federation.quorum import MembersRule, QuorumRule
 from medfedvqa.public_answers import CLOSED_ANSWERS
 from medfedvqa.shape_cards import ShapeCard
 from privacy import DPSettings, Gathering
@@ -36,6 +42,27 @@ from privacy.secagg.committee import Beacon, threshold
 if TYPE_CHECKING:
     from medfedvqa.core import Method
     from medfedvqa.models import BackboneShape
+
+LONGEST = timedelta(days=31)
+"""No signature stays fresh for longer than this."""
+
+
+class Terms(BaseModel, frozen=True, extra="forbid"):
+    """The part of a job's configuration, and so of what its submitter signs, that makes the job fresh."""
+
+    nonce: str = Field(pattern=NONCE, max_length=36, description="random; a site runs no second job with it")
+    expires: AwareDatetime = Field(description="no site begins the job later; at most 31 days ahead")
+    federation: str = Field(pattern=FINGERPRINT, max_length=102, description="fingerprint of its root certificate")
+    sites: tuple[SiteName, ...] = Field(
+        min_length=1, max_length=MOST_SITES, description="the sites that may take part, by name"
+    )
+
+    @classmethod
+    def fresh(cls, federation: str, sites: tuple[str, ...], days: float = 7.0) -> "Terms":
+        """Terms with a new nonce."""
+        expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        return cls(nonce=str(uuid4()), expires=expires, federation=federation, sites=tuple(sorted(set(sites))))
+
 
 STATUS_JOB = {"method": "site_status"}
 """The job of `medfedvqa.federation.site_status`, complete: it has none of the fields of `JobSpec`."""

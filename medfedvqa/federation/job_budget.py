@@ -15,7 +15,7 @@ from audits.log_files import LOG_NAME
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import look_into_ledger, note_head, open_ledger
 from privacy import Cost, Ledger, LedgerCharge, LedgerError, Limits, PlannedTask, spent
-from privacy.ledger_folder import read_folder
+from privacy.ledger_accounts import read_folder
 from privacy.ledger_journal import Head
 
 if TYPE_CHECKING:  # both import torch, which commands that only read a ledger do not need

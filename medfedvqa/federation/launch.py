@@ -12,9 +12,9 @@ from audits import LogError, Outcome, read
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.backbone_names import parse
 from medfedvqa.bounds import PUBLIC_FOLDER
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.contribution import contributions
 from medfedvqa.core.local_training import Alone
+from medfedvqa.core.method import TESTED
 from medfedvqa.data import SiteData, load_site, organs
 from medfedvqa.devices import Precision, in_turn, resolved
 from medfedvqa.errors import ConfigError, FederationError

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from audits.running_jobs import RUNNING, is_held, running_jobs
+from audits.log_files import RUNNING, is_held, running_jobs
 
 COURIER = "courier.lock"
 """The lock of FLARE's lasting process, in the kit's folder."""

@@ -26,16 +26,15 @@ from medfedvqa.core.on_shares import (
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub, excuse_none
 from medfedvqa.federation.journal import RecordedCall
-from medfedvqa.federation.quorum import NOBODY_MISSES, Quorum
+from medfedvqa.federation.quorum import NOBODY_MISSES, MembersRule, Quorum
 from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.committee import threshold
-from privacy.secagg.masked_mean import check_mean, mean_of_sum, weight_of_sum
+from privacy.secagg.layout import check_mean, mean_of_sum, weight_of_sum
 from privacy.secagg.pairwise_masks import Upload, check_contributors, opened
 from privacy.secagg.ring import Ring
 

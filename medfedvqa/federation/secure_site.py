@@ -34,10 +34,9 @@ from medfedvqa.federation.sharing_steps import SharingSteps, in_attempt, report
 from medfedvqa.federation.site_state import Contribution, Saved
 from medfedvqa.federation.tuple_dealing import DealingSite
 from privacy.secagg import MisdealtError, SecureAggregationError, SiteError
-from privacy.secagg.committee import threshold
+from privacy.secagg.committee import Group, threshold
 from privacy.secagg.communicator import MeteredWire
-from privacy.secagg.group import Group
-from privacy.secagg.masked_mean import check_mean, mean_of_sum
+from privacy.secagg.layout import check_mean, mean_of_sum
 from privacy.secagg.pairwise_masks import agree, answer, exchange, hidden, new_secrets, unhidden
 
 # A site's part in a mean that members compute with CrypTen.
@@ -93,7 +92,7 @@ class CommitteeMeanSite:
         Raises `SiteError`, or `RangeError` before anything is shared.
         """
         # CrypTen takes seconds to import, and only these jobs need it.
-        from privacy.secagg.committee_sum import secure_sum
+        from privacy.secagg.protocol import secure_sum
 
         steps, round = self.steps, saved.round
         pinned, rule = steps.admitted(attempt, saved)

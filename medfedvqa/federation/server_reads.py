@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from audits import Kind, Protection, SitePolicy, TaskSpec, TensorSpec
+from audits.escaping import quantity
 from audits.exchange import ITEM_BYTES, SITES
-from audits.plurals import quantity
 from medfedvqa.core import EVALUATE, Method
 from medfedvqa.data import PARTS
 from medfedvqa.federation.job import JobSpec

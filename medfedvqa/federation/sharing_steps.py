@@ -9,24 +9,23 @@ from typing import Any
 import numpy as np
 
 from audits import Exchange, Gate, MessageRefused, Refusal, Sharing, Stage, TaskSpec
-from audits.earlier_sums import EarlierSums
+from audits.sharing import EarlierSums
 from medfedvqa.core import FAULT, SHARED_BYTES, MeanOnShares, Method, MixOnShares, Tensors
 from medfedvqa.core.on_shares import LARGEST_GROUP
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.admission import Admission
 from medfedvqa.federation.aggregation_attempt import Attempt, Links, Relays, admit, load_identity, peers_of
-from medfedvqa.federation.aggregation_members import MembersRule, Protocol
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import JobBudget
+from medfedvqa.federation.quorum import MembersRule, Protocol
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from privacy.secagg import EquivocationError, TensorLayout, connect
 from privacy.secagg.channel import joined
-from privacy.secagg.committee import threshold
+from privacy.secagg.committee import Group, threshold
 from privacy.secagg.differencing import sites_shown
-from privacy.secagg.group import Group
-from privacy.secagg.masked_mean import summand
+from privacy.secagg.layout import summand
 
 
 @dataclass(frozen=True)

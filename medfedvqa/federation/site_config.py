@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from audits import SitePolicy
 from audits.bounded_files import MAX_TEXT, read_bounded
+from medfedvqa.atomic_files import require_none_pending
 from medfedvqa.bounds import PUBLIC_FOLDER, OrganName
 from medfedvqa.checking import checked
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.proxies import refuse_settings
-from medfedvqa.pending_files import require_none_pending
 from medfedvqa.plugins import checked_list, read_passed
 from medfedvqa.public_answers import ListName, bundled_list, public_list
 from privacy.settings import Governance

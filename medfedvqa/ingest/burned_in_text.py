@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 
 from medfedvqa.ingest.device_masks import area, common_area
-from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
-from medfedvqa.ingest.text_finds import (
+from medfedvqa.ingest.find_list import (
     CERTAIN,
     DOUBTFUL,
     Box,
@@ -25,6 +24,7 @@ from medfedvqa.ingest.text_finds import (
     is_off_anatomy,
     surroundings,
 )
+from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 from medfedvqa.ingest.text_gate import CELL, TextGate
 from medfedvqa.ingest.text_lines import (
     Array,

@@ -20,7 +20,7 @@ from medfedvqa.ingest.ledger_binding import bind_store, read_binding
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.store import Keyed, StrictModel
 from privacy import LedgerError
-from privacy.ledger_folder import LEDGER_NAME, LedgerFolder, make_folder, read_folder
+from privacy.ledger_accounts import LEDGER_NAME, LedgerFolder, make_folder, read_folder
 from privacy.ledger_journal import LedgerJournal
 
 REGISTER = "ingested.json"

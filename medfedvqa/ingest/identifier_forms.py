@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from medfedvqa.ingest.name_forms import (
     FUZZY,
+    GENERIC,
     LEAST_NAME,
     RUN,
     WORD,
     folded,
     is_in_cases,
+    is_ordinary,
     near_forms,
     person_forms,
     run_forms,
@@ -30,7 +32,6 @@ from medfedvqa.ingest.name_forms import (
     word_forms,
     words_joined,
 )
-from medfedvqa.ingest.word_lists import GENERIC, is_ordinary
 from medfedvqa.ingest.written_dates import dates_in
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 
 from medfedvqa.ingest.identifier_forms import Spotted, spotted
-from medfedvqa.ingest.name_forms import RUN, folded
-from medfedvqa.ingest.word_lists import AFTER_NAMES, BEFORE_NAMES, ORDINARY, TITLES, is_ordinary
+from medfedvqa.ingest.name_forms import AFTER_NAMES, BEFORE_NAMES, ORDINARY, RUN, TITLES, folded, is_ordinary
 from medfedvqa.ingest.written_dates import dates_in
 
 # Finds national numbers of persons and telephone numbers, by the libraries that know each country's rules.

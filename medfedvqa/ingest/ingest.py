@@ -15,19 +15,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.atomic_files import PRIVATE, locked, write_whole
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import CohortCheck
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import keep_finds, make_folder_of_finds
 from medfedvqa.ingest.image_options import Options
 from medfedvqa.ingest.ledger_binding import BINDING, default_ledger
 from medfedvqa.ingest.organs import checked_organs
-from medfedvqa.ingest.patient_sources import PatientSources, SourceDigests, read_persons, table_facts
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import QuestionsFile, read_questions
 from medfedvqa.ingest.refusal_reasons import PASSING, Quarantined, Reason
-from medfedvqa.ingest.resolve import ImageNames, Resolver, names_of_paths
+from medfedvqa.ingest.resolve import (
+    ImageNames,
+    PatientSources,
+    Resolver,
+    SourceDigests,
+    names_of_paths,
+    read_persons,
+    table_facts,
+)
 from medfedvqa.ingest.review import decisions_by_image, digest_of
 from medfedvqa.ingest.store import (
     FORMAT,

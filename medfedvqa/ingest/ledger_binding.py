@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from audits.bounded_files import MAX_TEXT, read_bounded
-from medfedvqa.atomic_files import PRIVATE, write_whole
+from medfedvqa.atomic_files import PRIVATE, locked, write_whole
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.store import MANIFEST, Digest, Keyed, StrictModel, read_manifest
 from privacy import Ledger, LedgerError
-from privacy.ledger_folder import LedgerFolder, read_folder
+from privacy.ledger_accounts import LedgerFolder, read_folder
 from privacy.ledger_journal import Head
 
 BINDING, BINDING_LOCK = "ledger.json", "ledger.lock"

@@ -260,7 +260,7 @@ class Record(StrictModel):
     secrets: list[Keyed] = []
     """Digests of the texts that identify the patient, which are looked up in questions."""
     sources: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
-    """The digest of the facts about the patient from outside of the file; see `medfedvqa.ingest.patient_sources`."""
+    """The digest of the facts about the patient from outside of the file; see `medfedvqa.ingest.resolve`."""
     number: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$", repr=False)] = ""
     """The pseudonym of the patient's own number; another than the image's where a person has several numbers."""
     nameless: bool = False

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medfedvqa.atomic_files import locked
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.ingest.find_list import folder_of_finds, keep_finds
 from medfedvqa.ingest.ingest import check_continuation
-from medfedvqa.ingest.patient_sources import PatientSources, read_persons
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
 from medfedvqa.ingest.refusal_reasons import Reason
-from medfedvqa.ingest.review import keep_decisions
-from medfedvqa.ingest.review_sheet import SHEET, write_sheet
+from medfedvqa.ingest.resolve import PatientSources, read_persons
+from medfedvqa.ingest.review import SHEET, keep_decisions, write_sheet
 from medfedvqa.ingest.store import (
     JOURNAL,
     LOCK,

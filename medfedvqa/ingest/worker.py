@@ -25,15 +25,14 @@ from medfedvqa.ingest.burned_in_text import TextFinder, fitted
 from medfedvqa.ingest.deidentify import deidentified, organ, patient_id
 from medfedvqa.ingest.device_masks import around_ultrasound, parsed, regions_of
 from medfedvqa.ingest.dicom_reading import check_picture, check_size, is_dicom, read_bytes, read_dicom
-from medfedvqa.ingest.find_list import Origin, find_id, write_finds
+from medfedvqa.ingest.find_list import Box, Decision, Origin, find_id, write_finds
 from medfedvqa.ingest.identifier_forms import fact_forms, header_forms
 from medfedvqa.ingest.image_options import Cleaning, Options
 from medfedvqa.ingest.image_rendering import render
-from medfedvqa.ingest.patient_sources import NOTHING_SAID, Facts, PatientSources
 from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
 from medfedvqa.ingest.pseudonyms import UID_ROOT, Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
-from medfedvqa.ingest.text_finds import Box, Decision
+from medfedvqa.ingest.resolve import NOTHING_SAID, Facts, PatientSources
 
 # Reads a PNG, JPEG or TIFF file as the secondary capture image that a scanner would have made of it.
 #

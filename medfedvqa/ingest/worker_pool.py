@@ -14,9 +14,9 @@ from typing import Any
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.image_options import Options
-from medfedvqa.ingest.patient_sources import NOTHING_SAID, PatientSources
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Reason
+from medfedvqa.ingest.resolve import NOTHING_SAID, PatientSources
 
 Answer = dict[str, Any]
 START_SECONDS = 300

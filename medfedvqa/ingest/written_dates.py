@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import date
 
-from medfedvqa.ingest.name_forms import folded
-from medfedvqa.ingest.word_lists import ERAS, MONTHS, ORDINALS
+from medfedvqa.ingest.name_forms import ERAS, MONTHS, ORDINALS, folded
 
 _DAY = rf"(\d{{1,2}}|(?:(?:twenty|thirty)[- ])?(?:{'|'.join(ORDINALS)})|(?:twen|thir)tieth)(?:st|nd|rd|th|er|\.)?"
 _MONTH = r"([^\s\d.,/()\u3040-\ud7af]{2,12})"

@@ -1,21 +1,28 @@
-"""A data set whose organs are the sites of a federation."""
+"""A data set whose organs are the sites of a federation. pandas is imported with the first frame."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from medfedvqa.data import SiteData, Split, VQAData, load_site, read, register_reader
 from medfedvqa.data.data_roots import PHANTOM, find_root
-from medfedvqa.data.hospitals import sites_of
 from medfedvqa.data.layouts import expected, hint
-from medfedvqa.data.site_cuts import Cut
+from medfedvqa.data.site_cuts import Cut, sites_of
 from medfedvqa.errors import ConfigError, DataError
-from medfedvqa.library.frames import frame_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+def frame_of(rows: Sequence[dict[str, Any]]) -> "DataFrame":
+    """A pandas frame of these rows. Raises `ConfigError` if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError("a frame needs pandas, which is not installed here: pip install pandas") from None
+    return pandas.DataFrame(list(rows))
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,15 @@ from typing import TypeGuard, get_args
 
 from medfedvqa.core import method_type
 from medfedvqa.data import is_registered
-from medfedvqa.data.hospitals import sites_of
-from medfedvqa.data.site_cuts import Cut
+from medfedvqa.data.site_cuts import Cut, sites_of
 from medfedvqa.devices import Precision, resolved
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Engine, Launch, plan
 from medfedvqa.library.data_set import Data
-from medfedvqa.library.job_options import check_site_names
 from medfedvqa.library.run_results import Results
-from medfedvqa.library.training_job import Job
+from medfedvqa.library.training_job import Job, check_site_names
 from medfedvqa.models.picture_networks import is_registered_network
 
 RUNS = Path("runs")

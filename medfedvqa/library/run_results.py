@@ -20,7 +20,7 @@ from medfedvqa.evaluation.run_plots import accuracy_figure, final_figure, prompt
 from medfedvqa.federation.job_budget import look_into
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.figures import styled
-from medfedvqa.library.frames import frame_of
+from medfedvqa.library.data_set import frame_of
 from medfedvqa.library.site_report import write_report
 from privacy import Account
 from privacy.report import Report

@@ -1,17 +1,61 @@
-"""Writes a site's privacy-budget report: JSON, HTML, PDF, and the site's signature over them."""
+"""Writes a site's privacy-budget report: JSON, HTML, PDF, and the signature over them. Finds its evidence in a run's
+folder.
+"""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from audits import AuditKey, origin_of
+from audits.bounded_files import MAX_DOCUMENT, read_bounded
 from medfedvqa.atomic_files import write_whole
-from medfedvqa.federation.launch import check_new
+from medfedvqa.errors import ConfigError
+from medfedvqa.evaluation.results import RESULTS
+from medfedvqa.federation.launch import LAUNCH, Launch, check_new
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.library.run_evidence import RunEvidence
 from medfedvqa.report.collect import evidence_of
 from privacy.report import Report, report_bytes, report_of, sign_report
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """The evidence in a run's folder for the reports of its sites."""
+
+    run: Path
+    """The folder itself. It holds the server's receipts and, on one machine, the other sites' copies of each log."""
+    results: Path | None
+    """The run's results.json; None while the run has written none."""
+    network: bool
+    """Whether the run's messages crossed a network, so that a log has to explain every byte on it."""
+
+    @classmethod
+    def find(cls, run: Path) -> "RunEvidence":
+        """The evidence in a run's folder. Raises `ConfigError` if the folder holds no run.
+
+        It does not look for the results of the job without privacy: a report with them shares the site's accuracies,
+        and that is the site's decision.
+        """
+        results = run / RESULTS
+        if results.is_file():
+            return cls(run, results, _engine_of(results) != "local")
+        if (run / LAUNCH).is_file():
+            return cls(run, None, Launch.read(run).engine != "local")
+        raise ConfigError(f"'{run}' holds neither {RESULTS} nor {LAUNCH}: give the folder of a run")
+
+    @property
+    def sites(self) -> dict[str, Path]:
+        """The site.yml of each site that has its folder in the run's, by site."""
+        return {path.parent.name: path for path in sorted(self.run.glob("sites/*/site.yml"))}
+
+
+def _engine_of(results: Path) -> str:
+    try:
+        return str(json.loads(read_bounded(results, MAX_DOCUMENT))["engine"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise ConfigError(f"'{results}' is not the results file of a run, or is of another version") from None
 
 
 def write_report(

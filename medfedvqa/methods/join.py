@@ -26,7 +26,7 @@ from medfedvqa.core.on_shares import OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import scored
 from medfedvqa.data import SiteData
-from medfedvqa.data.hospitals import organ_of
+from medfedvqa.data.site_cuts import organ_of
 from medfedvqa.errors import ConfigError, DataError, FederationError
 from medfedvqa.evaluation.history import KEPT_MODELS
 from medfedvqa.methods.fedavg import FedAvgConfig

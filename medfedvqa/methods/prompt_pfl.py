@@ -13,14 +13,12 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import BatchRows, Blocks, Passes, PromptLength, Rate, Rounds, Share, Weight, WeightDecay, Width
-from medfedvqa.core.answering import Answering
 from medfedvqa.core.head_options import HeadOptions
 from medfedvqa.core.hub import Hub
 from medfedvqa.core.kept_model import Keeping
 from medfedvqa.core.local_training import Alone, AloneConfig
-from medfedvqa.core.method import State, arrays_of, tensors_of
+from medfedvqa.core.method import Answering, Probe, State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MixOnShares, OnShares
-from medfedvqa.core.probe import Probe
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import ACCURACY, RELEASED_ACCURACY, SCORED, counts, scored, validated
 from medfedvqa.data import Examples

@@ -25,8 +25,8 @@ from pydantic import Field
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_SPACE, MOST_WEIGHT
 from medfedvqa.core.averaging import ROWS
+from medfedvqa.core.head_options import ListedAnswers
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.listed_answers import ListedAnswers
 from medfedvqa.core.method import PARTS_BEHIND, Method, State, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register

@@ -18,17 +18,16 @@ import torch
 from pydantic import Field, field_validator
 
 from audits import Exchange, Kind, SitePolicy, TaskSpec, Tensors, TensorSpec
-from medfedvqa.answer_types import ANSWER_TYPES
+from medfedvqa.core.head_options import ListedAnswers
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.listed_answers import ListedAnswers
 from medfedvqa.core.method import Method, State
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import MOST_ROWS
 from medfedvqa.data import Examples, Part, SiteData, numbered
-from medfedvqa.data.hospitals import organ_of
+from medfedvqa.data.site_cuts import organ_of
 from medfedvqa.models import BackboneShape
-from medfedvqa.public_answers import fold
+from medfedvqa.public_answers import ANSWER_TYPES, fold
 from medfedvqa.training import Site
 from privacy import Cost, released_counts
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from medfedvqa.models.answer_head import HEAD, Fusion, HeadConfig, QuestionInput
-    from medfedvqa.models.answer_rows import AskedQuestions
+    from medfedvqa.models.answer_head import HEAD, AskedQuestions, Fusion, HeadConfig, QuestionInput
     from medfedvqa.models.backbone import (
         NOTHING_TO_TUNE,
         Architecture,
@@ -21,20 +20,22 @@ if TYPE_CHECKING:
     )
     from medfedvqa.models.backbones import (
         bundled_for,
+        card_in,
+        card_of,
+        check_card,
         has_seen,
         is_bundled,
         load_backbone,
         outside_architecture,
         seen_by,
         shape_of,
+        shape_on,
     )
-    from medfedvqa.models.cards import card_in, card_of, check_card, shape_on
     from medfedvqa.models.clip import ClipBackbone
     from medfedvqa.models.families import IMAGE, TEXT
-    from medfedvqa.models.feature_store import FeatureStore
     from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
     from medfedvqa.models.paired import PairedModel, check_apart
-    from medfedvqa.models.picture_space import PictureSpace
+    from medfedvqa.models.picture_space import FeatureStore, PictureSpace
     from medfedvqa.models.picture_stream import PictureStream, Stacked
     from medfedvqa.models.prompts import PromptShape
     from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head

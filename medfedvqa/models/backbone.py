@@ -21,8 +21,7 @@ from torch.func import functional_call
 from medfedvqa.backbone_names import NO_BACKBONE, NO_REGIONS
 from medfedvqa.devices import Precision
 from medfedvqa.errors import BackboneError, ConfigError
-from medfedvqa.models.feature_store import FeatureStore
-from medfedvqa.models.picture_space import Rows
+from medfedvqa.models.picture_space import FeatureStore, Rows
 from medfedvqa.models.picture_stream import PictureStream
 from medfedvqa.models.prompts import JoinedPrompts
 

@@ -28,7 +28,7 @@ from medfedvqa.backbone_names import (
 from medfedvqa.bounds import JOIN
 from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.backbone import NO_SHAPE, Architecture, Backbone, BackboneShape, NoBackbone
+from medfedvqa.models.backbone import NO_SHAPE, Architecture, Backbone, BackboneShape, NoBackbone, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
 from medfedvqa.models.bundled import BUNDLED, has_published_parts, normalisation
 from medfedvqa.models.bundled import tokenizer as own_tokenizer
@@ -38,6 +38,7 @@ from medfedvqa.models.families import IMAGE, TEXT, plain_tower, shape_from
 from medfedvqa.models.local_folders import FolderLayout, has_own_words, layout_of, tokenizer_of, weights_in
 from medfedvqa.models.open_clip_models import asking_the_hub, build
 from medfedvqa.models.published_parts import parts_are_installed, published_weights
+from medfedvqa.shape_cards import ShapeCard, TowerCard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -339,3 +340,48 @@ def _tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
             f"a local folder with it as {architecture}@LABEL"
         ) from None
     return tokenizer
+
+
+def card_of(name: str, shape: BackboneShape) -> ShapeCard:
+    """The card of a shape. Raises `BackboneError` for a shape that no card can hold."""
+    try:
+        return ShapeCard(
+            name=name,
+            towers={key: TowerCard(**vars(tower)) for key, tower in shape.towers.items()},
+            embed=shape.embed,
+            image_size=shape.image_size,
+            context=shape.context,
+            words=shape.words,
+            parameters=dict(shape.parameters),
+        )
+    except ValueError:
+        raise BackboneError(f"the shape of the backbone '{name}' is out of the bounds of a shape card") from None
+
+
+def card_in(name: str, files: Mapping[str, Path]) -> ShapeCard:
+    """The card of any backbone, from its configuration alone; `files`: this machine's files and folders by name.
+
+    Raises `BackboneError`.
+    """
+    if not parse(name).is_folder:
+        return card_of(name, shape_of(name))
+    if name not in files:
+        raise BackboneError(f"no folder is given for the backbone '{name}': its card is made from the folder")
+    return card_of(name, layout_of(name, files[name]).shape)
+
+
+def shape_on(card: ShapeCard) -> BackboneShape:
+    """The backbone shape in a card, the inverse of `card_of`."""
+    towers = {
+        key: TowerShape(**{name: getattr(tower, name) for name in TowerCard.model_fields})
+        for key, tower in card.towers.items()
+    }
+    return BackboneShape(towers, card.embed, card.image_size, card.context, card.words, listed=dict(card.parameters))
+
+
+def check_card(card: ShapeCard, name: str, shape: BackboneShape) -> None:
+    """Raises `BackboneError` unless the card has the shape of the loaded backbone."""
+    if card != card_of(name, shape):
+        raise BackboneError(
+            f"the job's shape card of '{name}' is not that of this site's files: compare their versions"
+        )

@@ -16,9 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.attention import Tokens, projected
 from medfedvqa.models.backbone import Update
-from medfedvqa.models.prompts import JoinedPrompts
+from medfedvqa.models.prompts import JoinedPrompts, Tokens, projected
 
 ATTENTION: Mapping[str, str] = MappingProxyType(
     {

@@ -14,6 +14,7 @@ from medfedvqa.models.published_parts import MINILM, PREFIXES, sentence_tokenize
 if TYPE_CHECKING:
     from open_clip.model import CLIP
 
+
 VOCABULARY = 8192
 """Token ids: 512 bytes, 7,678 merges, start and end. Small, since the table is a third of the weights."""
 

@@ -10,11 +10,10 @@ import torch
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
-from medfedvqa.models.distinct import DistinctQuestions, check_size, distinct
 from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
-from medfedvqa.models.feature_store import FeatureStore
 from medfedvqa.models.layouts import Beginnings, Packed
-from medfedvqa.models.picture_stream import CHUNK, PictureStream, Stacked
+from medfedvqa.models.picture_space import FeatureStore
+from medfedvqa.models.picture_stream import CHUNK, DistinctQuestions, PictureStream, Stacked, check_size, distinct
 from medfedvqa.models.towers import ImageTower
 from privacy import owned
 

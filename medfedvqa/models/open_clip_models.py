@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from medfedvqa.errors import BackboneError
+from medfedvqa.models.place_tower import PlaceTower
 
 if TYPE_CHECKING:
     from open_clip.hf_model import HFTextEncoder
@@ -99,7 +100,6 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
 
 
 def _place_tower(vision: Mapping[str, Any], embed: int, published: bool) -> nn.Module:
-    from medfedvqa.models.place_tower import PlaceTower
     from medfedvqa.models.published_parts import PublishedStem
 
     return PlaceTower(

@@ -21,8 +21,7 @@ from medfedvqa import plugins
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.answer_head import HEAD
 from medfedvqa.models.backbone import NOTHING, Depth
-from medfedvqa.models.distinct import NumberedQuestions, distinct
-from medfedvqa.models.picture_stream import PictureStream, streamed
+from medfedvqa.models.picture_stream import NumberedQuestions, PictureStream, distinct, streamed
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 from medfedvqa.public_answers import fold

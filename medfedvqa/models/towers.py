@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
 from medfedvqa.models.backbone import UNTUNED, TowerTuning, Update
 from medfedvqa.models.layouts import Aligned, Beginnings, Layout, Packed, beginnings
-from medfedvqa.models.prompts import JoinedPrompts
+from medfedvqa.models.prompts import JoinedPrompts, Tokens, attention_to_patches, by_head, projected
 from privacy import current_owners, owned
 
 if TYPE_CHECKING:

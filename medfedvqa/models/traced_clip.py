@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.answer_rows import AnswerBatch
+from medfedvqa.models.answer_head import AnswerBatch
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.clip import ClipBackbone
 from medfedvqa.models.families import IMAGE, TEXT, Texts, image_tower, text_tower

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.answer_head import NORM, HeadConfig
-from medfedvqa.models.answer_rows import AnswerBatch, AnswerCache
+from medfedvqa.models.answer_head import NORM, AnswerBatch, AnswerCache, HeadConfig
 from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
 from medfedvqa.models.picture_stream import PictureStream, streamed
 from medfedvqa.models.tuning import TuningConfig, Values

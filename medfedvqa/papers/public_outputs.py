@@ -15,8 +15,7 @@ from pydantic import Field
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_PAIRS, MOST_ROWS, MOST_SITES, Blocks, ExtraPasses, PublicSet, Rank, SiteName, Width
 from medfedvqa.core.averaging import Averaging, AveragingConfig
-from medfedvqa.core.method import MethodConfig, State, arrays_of, tensors_of
-from medfedvqa.core.probe import Probe
+from medfedvqa.core.method import MethodConfig, Probe, State, arrays_of, tensors_of
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import PublicPairs, public_pairs
 from medfedvqa.errors import ConfigError

@@ -14,9 +14,8 @@ from pydantic import Field
 
 from audits import Exchange, Kind, TaskSpec, Tensors, TensorSpec
 from medfedvqa.bounds import MOST_DECAYS, MOST_PASSES, MOST_ROUNDS, MOST_ROWS, Factor, Passes, Rate, Rounds, Space
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Method, State, arrays_of, tensors_of
+from medfedvqa.core.method import TESTED, Method, State, arrays_of, tensors_of
 from medfedvqa.core.on_shares import MeanOnShares, OnShares
 from medfedvqa.core.scores import SCORED, counts, scored
 from medfedvqa.core.trunk_options import TrunkOptions

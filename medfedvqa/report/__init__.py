@@ -5,13 +5,12 @@ from typing import Literal
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.report.blocks import Document
-from medfedvqa.report.document import compose
-from medfedvqa.report.joined import compose_joined
+from medfedvqa.report.document import compose, compose_joined
 from medfedvqa.report.page import page
 from medfedvqa.report.patients import Language, compose_patients
 from medfedvqa.report.pdf import pdf_bytes
+from privacy.report.figures import Report
 from privacy.report.join import JoinedReport
-from privacy.report.report import Report
 from privacy.report.report_files import HTML, PDF
 
 Audience = Literal["officers", "patients"]

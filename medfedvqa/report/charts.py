@@ -24,7 +24,7 @@ from medfedvqa.figures import (
     styled,
 )
 from medfedvqa.report.blocks import Drawing, at_least, at_most, percent, printable, words
-from privacy.report.report import Sections
+from privacy.report.figures import Sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from audits import AuditKey, AuditLog, Event, NewerFormat, SitePolicy, check_site, examine, origin_of, read, refuses_job
+from audits.bounded_files import check_number
 from audits.excerpt import quote
 from audits.external_evidence import ExternalEvidence
-from audits.format_numbers import check_number
 from medfedvqa.attack.empirical_audit import SCHEMA as ATTACK
+from medfedvqa.checking import bytes_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.patient_groups import LEAST
-from medfedvqa.evaluation.patient_groups import SCHEMA as GROUPS
+from medfedvqa.evaluation.patient_intervals import LEAST
+from medfedvqa.evaluation.patient_intervals import SCHEMA as GROUPS
 from medfedvqa.evaluation.results import SCHEMA_VERSION
 from medfedvqa.federation import site_status
 from medfedvqa.federation.job import JobSpec
@@ -26,9 +27,8 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.cohort_register import read_register
 from medfedvqa.ingest.ledger_binding import check_binding
 from medfedvqa.ingest.store import MANIFEST, read_manifest, read_store
-from medfedvqa.outside_files import bytes_of
 from medfedvqa.version import code_digest, code_version
-from privacy.ledger_folder import read_folder
+from privacy.ledger_accounts import read_folder
 from privacy.report import (
     Accuracy,
     AccuracyMeasurement,

@@ -25,15 +25,42 @@ from medfedvqa.report.blocks import (
     digest,
     fact,
     figure,
+    links_to,
     percent,
     plain,
     row,
     table,
 )
-from medfedvqa.report.places import source_cell
-from privacy.report.figures import FIGURES, SUPPORT
+from privacy.report.figures import FIGURES, SUPPORT, Report
 from privacy.report.join import JoinedReport
-from privacy.report.report import Report
+
+
+def source_cell(report: Report, source: str) -> Cell:
+    """The cell that a page shows for the source of a figure."""
+    charges, job = report.sections.accounting.charges, report.evidence.job
+    match source:
+        case "this version":
+            return ()
+        case "log":
+            return links_to("entry", _seqs(report))
+        case "releases":
+            return links_to("entry", [release.entry for release in report.sections.egress.releases])
+        case "ledger":
+            return (Link("ledger", "ledger"),)
+        case "charges of the job":
+            return links_to("record", [charge.record for charge in charges if charge.job == job])
+        case "charges of the ledger":
+            return links_to("record", [charge.record for charge in charges])
+        case "results.json":
+            return (Link("D", "D"),)
+        case _:
+            return (source,)
+
+
+def _seqs(report: Report) -> Sequence[int]:
+    seqs = [entry.record.get("seq") for entry in report.evidence.log.entries]
+    return [seq for seq in seqs if isinstance(seq, int)]
+
 
 BREAK = Break()
 Blocks = Iterator[Block]

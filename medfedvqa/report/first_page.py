@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from audits.plurals import quantity
+from audits.escaping import quantity
 from medfedvqa.report import charts, governance
 from medfedvqa.report.blocks import (
     NONE,
@@ -26,7 +26,7 @@ from medfedvqa.report.blocks import (
     row,
     stack,
 )
-from privacy.report.report import Report, Sections
+from privacy.report.figures import Report, Sections
 
 QUESTION = "May what left be used as planned?"
 MOST_OPEN = 8

@@ -2,8 +2,7 @@
 
 from audits.escaping import bounded
 from medfedvqa.report.blocks import NONE, Section, Table, Text, row
-from privacy.report.figures import REPORT
-from privacy.report.report import Report
+from privacy.report.figures import REPORT, Report
 from privacy.settings import Governance
 
 _PREFIX = "evidence.governance."

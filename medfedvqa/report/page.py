@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
-from audits.escaping import for_html
-from audits.html import Child, Html, tag
+from audits.escaping import Child, Html, for_html, tag
 from medfedvqa.figures import inline_svg
 from medfedvqa.report import blocks
-from medfedvqa.report.appendix import anchor
 from medfedvqa.report.blocks import (
     MAX_CHARACTERS,
     Block,
@@ -20,6 +18,7 @@ from medfedvqa.report.blocks import (
     Table,
     TableRow,
 )
+from medfedvqa.report.document import anchor
 
 LONG_TABLE = 60
 """The number of rows above which a table scrolls by itself."""

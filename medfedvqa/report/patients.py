@@ -13,7 +13,7 @@ from audits.escaping import NAME, bounded
 from medfedvqa.report import charts
 from medfedvqa.report.blocks import Badge, Block, Bullets, Document, DrawingGroup, Section, Text
 from medfedvqa.report.first_page import accused_in_hundred, in_hundred
-from privacy.report.report import Report
+from privacy.report.figures import Report
 from privacy.settings import Governance
 
 Language = Literal["en", "de"]

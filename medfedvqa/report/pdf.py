@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from audits.escaping import number
-from audits.plurals import quantity
+from audits.escaping import number, quantity
 from medfedvqa.figures import encoded
-from medfedvqa.report import appendix, blocks
+from medfedvqa.report import blocks
 from medfedvqa.report.blocks import Block, Cell, Document, Inline, Link
+from medfedvqa.report.document import anchor
 from privacy.report.report_files import HTML, JSON
 
 STANDARD: Final = "ua-1"
@@ -143,7 +143,7 @@ class _Setting:
 def _target(part: Inline) -> str | None:
     """The anchor that a part leads to, or None."""
     if isinstance(part, blocks.Digest):
-        return appendix.anchor(part.full) if part.text != part.full else None
+        return anchor(part.full) if part.text != part.full else None
     return part.target if isinstance(part, Link) else None
 
 

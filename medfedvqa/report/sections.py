@@ -41,10 +41,9 @@ from medfedvqa.report.blocks import (
     with_commas,
     yes,
 )
-from medfedvqa.report.places import source_cell
-from privacy.report.figures import REPORT, Figure, Listing
+from medfedvqa.report.figure_blocks import source_cell
+from privacy.report.figures import REPORT, Figure, Listing, Report
 from privacy.report.join import JoinedReport
-from privacy.report.report import Report
 
 TONES: Mapping[str, Tone] = {"shown": "good", "supports": "good", "broken": "bad"}
 """The tones of verdicts and of support; others are open."""

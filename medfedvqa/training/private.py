@@ -14,9 +14,8 @@ import torch
 
 from medfedvqa.data import Examples
 from medfedvqa.models import PROMPT, Values
-from medfedvqa.training.config import TrainingConfig
 from medfedvqa.training.rows import RowLoss, SiteRows
-from medfedvqa.training.site import Site
+from medfedvqa.training.site import Site, TrainingConfig
 from privacy import (
     DPSettings,
     NoiseLevels,

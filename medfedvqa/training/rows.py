@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from medfedvqa.data import Examples, PictureViews, numbered
 from medfedvqa.models import AnswerModel, Cache, Depth, PictureStream, Values
-from medfedvqa.models.distinct import distinct
+from medfedvqa.models.picture_stream import distinct
 from medfedvqa.training.site import Site
 from privacy import Chance, owned
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from audits.refusals import Refusal
+from audits.errors import Refusal
 from medfedvqa.errors import FederationError
 from medfedvqa.vault.frames import Frame, Wire
 from medfedvqa.vault.place import DETACHED, SOCKET, VaultPlace

@@ -30,7 +30,7 @@ from audits import (
 )
 from audits.announcements import announce_to
 from audits.byte_ledger import VAULT, ResultCount, WireWindow
-from audits.running_jobs import running_jobs
+from audits.log_files import running_jobs
 from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature, admission_lock
@@ -38,10 +38,9 @@ from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.job_folder import FILES, parse_job
 from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
-from medfedvqa.federation.job_closing import close_ended
+from medfedvqa.federation.job_closing import RefusalEntries, close_ended
 from medfedvqa.federation.job_signature import federation_of, submitter
 from medfedvqa.federation.live_processes import end_work, working_on
-from medfedvqa.federation.refusal_entries import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import StatusRuntime

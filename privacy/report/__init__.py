@@ -2,10 +2,10 @@
 
 from privacy.report.build import report_of, sections_of
 from privacy.report.facts import NewerReport, ReportError
+from privacy.report.figures import Report, Sections
 from privacy.report.join import JoinedReport, SourceReport, join, verify_joined
 from privacy.report.registry import registry_entry
 from privacy.report.replay import quote_ledger
-from privacy.report.report import Report, Sections
 from privacy.report.report_evidence import (
     Accuracy,
     AccuracyMeasurement,

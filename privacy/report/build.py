@@ -1,17 +1,76 @@
-"""Builds a report from evidence. Every row follows from the evidence alone."""
+"""Builds a report from evidence alone, with the figures of its first page: what an epsilon means for one patient, as
+the most participants that a test can find if it accuses few people wrongly.
+
+If a mechanism is (epsilon, delta)-differentially private in both directions, then a test that accuses a share a of
+those who did not take part finds at most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)) of those who did.
+Source: Dong, Roth and Su, "Gaussian Differential Privacy", 2022, proposition 2.5. Each pair of a privacy curve gives
+such a bound, and so the least over all of them is one: a coarser curve is never wrong, only less sharp. No central
+limit approximation is used.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from audits import LogError, NewerFormat
-from privacy.report.claim import claim, executed, identity, unit
-from privacy.report.egress import egress, outside, trust
+from privacy.accounting import fitting, privacy_curve
+from privacy.errors import AccountingError
+from privacy.mechanisms import DPEvent
+from privacy.mechanisms.base import is_number
+from privacy.report.claim import accounting, claim, executed, identity, unit
+from privacy.report.egress_and_costs import data_handling, egress, empirical, outside, trust
 from privacy.report.facts import NewerReport, Part, ReportError, ReportFacts
-from privacy.report.figures import rows_of_tree
-from privacy.report.mappings import mappings
-from privacy.report.measured import data_handling, empirical
-from privacy.report.report import Report, Sections
+from privacy.report.figures import Report, Sections, rows_of_tree
 from privacy.report.report_evidence import ReportEvidence
-from privacy.report.spending import accounting
-from privacy.report.summary import Parameters, summary
-from privacy.report.verdicts import verdicts
+from privacy.report.verdicts import mappings, verdicts
+
+
+def most_found(events: Iterable[DPEvent], wrongly: float) -> float:
+    """The largest share of participants, 0..1, that any test on all results of `events` can find.
+
+    `wrongly`: the share of non-participants, 0..1, that the test accuses; guessing finds this share too. Raises
+    `AccountingError` for a number that is no share.
+    """
+    if not (is_number(wrongly) and 0 <= wrongly <= 1):
+        raise AccountingError("the people accused wrongly are a share of all: give a number from 0 to 1")
+    return min((_bound(epsilon, delta, wrongly) for epsilon, delta in privacy_curve(events)), default=1.0)
+
+
+def _bound(epsilon: float, delta: float, wrongly: float) -> float:
+    # The logarithm keeps a large epsilon from overflowing.
+    above = 1.0 if wrongly and epsilon + math.log(wrongly) > 0 else wrongly and math.exp(epsilon) * wrongly
+    return min(1.0, above + delta, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - wrongly))
+
+
+class Parameters(NamedTuple):
+    """Parameters that a version chooses. A report carries its own, with which a verifier recomputes it."""
+
+    wrongly: float = 0.05
+    """The share of non-participants who are wrongly accused."""
+    most_counted: int = 10
+    """The most jobs that are counted as fitting, because each count replays the ledger."""
+
+
+def summary(facts: ReportFacts, claimed: bool, parameters: Parameters) -> Part:
+    """The figures. `claimed`: whether the report claims an epsilon for the job."""
+    every, wrongly = facts.replay.events(), parameters.wrongly
+    void = any(charge.debit.void for charge in facts.replay.charges)
+    return dict(
+        wrongly=wrongly,
+        found=most_found(facts.replay.events(facts.job), wrongly) if claimed else None,
+        found_in_all=None if void or not every else most_found(every, wrongly),
+        jobs_that_fit=_jobs_that_fit(facts, parameters.most_counted) if claimed else None,
+        most_counted=parameters.most_counted,
+    )
+
+
+def _jobs_that_fit(facts: ReportFacts, most_counted: int) -> int | None:
+    """The number of further such jobs that fit the budget of a patient in all jobs; None without limit or charges."""
+    limit, job = facts.evidence.policy.limit, facts.replay.events(facts.job, reserved=True)
+    if limit is None or not job:
+        return None
+    return fitting(limit, facts.delta, facts.replay.events(reserved=True), [job] * most_counted)
+
 
 NEVER = (
     "identifiers of patients, keyed digests of single patients included",

@@ -8,14 +8,16 @@ of scalars. A unit with slashes is a closed vocabulary. Lines that begin with a 
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.resources import files
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from audits.escaping import NAME, bounded
 from privacy.report.facts import NewerReport, ReportError
 from privacy.report.replay import same
+from privacy.report.report_evidence import ReportEvidence
 
 Scalar = str | int | float | bool | None
 Value = Scalar | tuple[Scalar, ...]
@@ -270,3 +272,30 @@ def same_value(first: object, second: object) -> bool:
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(same_value, first, second))
     return same(first, second) if isinstance(first, float) and isinstance(second, float) else first == second
+
+
+FORMAT: Final = "medfedvqa.privacy-report/2"
+FORMER: Final = "medfedvqa.privacy-report/1"
+Sections = SimpleNamespace
+"""Rows by their names, such as `sections.claim.epsilon`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One site's report on one job."""
+
+    rows: Rows
+    """Values by the ids of their rows, such as `claim.epsilon`."""
+    evidence: ReportEvidence
+    format: str = FORMAT
+    lacks: tuple[str, ...] = ()
+    """The parts that a report of an earlier format lacks, by the beginnings of their ids."""
+
+    @cached_property
+    def sections(self) -> Sections:
+        """The rows by their names."""
+        return view(self.rows)
+
+    def changed(self, values: dict[str, Value]) -> "Report":
+        """The report with other values in some of its rows."""
+        return replace(self, rows={**self.rows, **values})

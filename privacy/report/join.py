@@ -11,13 +11,12 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from audits import CodeKind, Judgement, NewerFormat, VerdictPart
-from audits.format_numbers import check_number
+from audits.bounded_files import check_number
 from audits.judgement import BROKEN, NOT_SHOWN, SHOWN
 from privacy.report.claim import rounded_up
 from privacy.report.facts import Part, ReportError
 from privacy.report.figures import JOINED as JOINED_FIGURES
-from privacy.report.figures import Rows, differences, rows_of_tree, tree_of_rows, view
-from privacy.report.report import Report, Sections
+from privacy.report.figures import Report, Rows, Sections, differences, rows_of_tree, tree_of_rows, view
 from privacy.report.report_files import indented_json
 
 FORMAT: Final = "medfedvqa.joined-privacy-reports/1"

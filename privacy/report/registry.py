@@ -9,7 +9,7 @@ from typing import Any
 
 from privacy.report.claim import NEIGHBOURS, UNIT
 from privacy.report.facts import ReportError
-from privacy.report.report import Report, Sections
+from privacy.report.figures import Report, Sections
 
 DOMAIN = "Pictures of patients with questions and answers about them, as one record for each patient, at one hospital."
 TUNING = (

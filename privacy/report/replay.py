@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from privacy.accounting import PRV_ERROR, PrivacyCost, spent
 from privacy.ledger_journal import Head, JournalRow, LedgerError, link
-from privacy.ledger_records import FORMAT
-from privacy.ledger_replay import Book, Debit, JobKey, LedgerCharge, events_of
+from privacy.ledger_replay import FORMAT, Book, Debit, JobKey, LedgerCharge, events_of
 from privacy.mechanisms import DPEvent
 from privacy.report.report_evidence import LedgerRow
 

@@ -10,12 +10,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import DataclassSchema, ModelSchema, NullableSchema, WithDefaultSchema
 
 from audits import AuditKey, NewerFormat
-from audits.bounded_files import MAX_DOCUMENT
+from audits.bounded_files import MAX_DOCUMENT, check_number
 from audits.envelope import seal_statement, statement
-from audits.format_numbers import check_number
 from privacy.report.facts import NewerReport, ReportError
-from privacy.report.figures import FIGURES, NEWER, read_rows, rows_of_tree, written
-from privacy.report.report import FORMAT, FORMER, Report
+from privacy.report.figures import FIGURES, FORMAT, FORMER, NEWER, Report, read_rows, rows_of_tree, written
 from privacy.report.report_evidence import ReportEvidence
 
 JSON, ENVELOPE, HTML, PDF = "report.json", "report.dsse.json", "report.html", "report.pdf"

@@ -16,22 +16,20 @@ from typing import Any
 
 from audits import AuditError, Judgement, NoteError, VerdictPart, VerifierKey, origin_of
 from audits.bounded_files import MAX_DOCUMENT, read_bounded
+from audits.checkpoint import SUCCESSIONS, read_successions, succeeded
 from audits.entry import parse_any
 from audits.envelope import open_envelope, subjects
+from audits.escaping import quantity
 from audits.judgement import BROKEN, NOT_COMPARED, NOT_SHOWN, SHOWN
-from audits.key_succession import SUCCESSIONS, read_successions, succeeded
 from audits.log_files import lines_from
-from audits.plurals import quantity
 from audits.witness import KEYS, read_keys
 from privacy.analysis import recomputes_at
 from privacy.errors import PrivacyError
 from privacy.ledger_journal import read_export
-from privacy.report.build import report_of
+from privacy.report.build import Parameters, report_of
 from privacy.report.facts import NewerReport, ReportError, ReportFacts
-from privacy.report.figures import differences
-from privacy.report.report import Report
+from privacy.report.figures import Report, differences
 from privacy.report.report_files import ENVELOPE, HTML, JSON, MAX_REPORT, PDF, PREDICATE, predicate, read_report
-from privacy.report.summary import Parameters
 from privacy.withdrawn import CodeIdentity, Withdrawal, identities, withdrawal_of, withdrawals
 
 CODE = "code"

@@ -10,6 +10,7 @@ from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
     from privacy.secagg.channel import Handshake, Identity, InProcessRelay, Relay, SecureLink, Session, connect
+    from privacy.secagg.committee import Group
     from privacy.secagg.errors import (
         MINIMUM,
         EquivocationError,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         SecureAggregationError,
         SiteError,
     )
-    from privacy.secagg.group import Group
     from privacy.secagg.layout import TensorLayout
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)

@@ -1,4 +1,5 @@
-"""Messages between sites, encrypted end to end over a relay that sees every byte and may change any.
+"""Messages between sites, encrypted end to end over a relay that sees every byte and may change any, and the words by
+which people compare a key's fingerprint by phone.
 
 Each site holds a long-term X25519 key; its peers pin the fingerprint. For each job two sites mix their long-term and
 fresh ephemeral keys as the Noise pattern KK does (tokens ss, ee, es, se). So recorded traffic stays confidential after
@@ -6,6 +7,9 @@ a long-term key is stolen, and a thief of a site's key cannot impersonate anothe
 
 Source: T. Perrin, "The Noise Protocol Framework", revision 34, section 7.5 (KK); RFC 7748, RFC 5869, RFC 8439. The key
 schedule is one HKDF over a transcript hash, not Noise's chain: both messages are sent at once, and carry no payload.
+
+Eight words of 256 hold 64 bits. They come from a slow hash, so that somebody who wants a key with the words of another
+has to compute it 2^63 times on average, each time for a tenth of a second and 32 MiB.
 """
 
 import hashlib
@@ -13,6 +17,8 @@ import queue
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import scrypt
+from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
@@ -235,3 +241,17 @@ def _received(relay: Relay, sender: str, timeout: float) -> bytes:
 def joined(*parts: bytes) -> bytes:
     """Concatenates parts, each after its length, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+_LENGTH = 8
+_COST = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26}
+_SALT = b"medfedvqa spoken words 1"
+
+WORDS = tuple(files(__package__).joinpath("spoken_words.txt").read_text("ascii").split())
+"""One word for each value of a byte."""
+
+
+def words_of(fingerprint: str) -> str:
+    """Eight words, joined by hyphens, for a fingerprint of 64 hex digits."""
+    digest = scrypt(bytes.fromhex(fingerprint), salt=_SALT, dklen=_LENGTH, **_COST)
+    return "-".join(WORDS[value] for value in digest)

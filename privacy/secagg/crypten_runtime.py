@@ -8,10 +8,10 @@ Importing this module makes these changes for the whole process:
   two neighbours of a party together see through its shares. Zero shares now come from ChaCha20 keyed for every pair of
   parties; everything else that asks for randomness is refused.
 - Its truncation errs by 2^(64-bits) with probability |x|/2^64 for each element: it is refused. That of
-  `privacy.secagg.masked_opening` uses dealt pairs, is one exchange, and errs by at most one step, always.
+  `privacy.secagg.reliability` uses dealt pairs, is one exchange, and errs by at most one step, always.
 - Its comparison converts to bits, adds the parties' shares in circuits and converts back: 8 exchanges, each of which is
   a message through a server. That of `privacy.secagg.reliability` takes two.
-- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.masked_opening` take
+- Its products of numbers that must first be truncated take two exchanges; those of `privacy.secagg.reliability` take
   one.
 
 - Its encoder cuts off what is below a step, so that every mean would be a little too short, turns a number that is not
@@ -40,8 +40,7 @@ import torch
 
 from privacy.secagg.communicator import LinkCommunicator, PeerWire
 from privacy.secagg.errors import MINIMUM, SecureAggregationError
-from privacy.secagg.randomness import Stream, ZeroShares, secret_stream
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import Ring, Stream, ZeroShares, secret_stream
 from privacy.secagg.tuples import Tuples
 
 _MAKERS = ("generate_random_ring_element", "generate_kbit_random_tensor")
@@ -144,7 +143,7 @@ def _refuse_randomness(*_: Any, **__: Any) -> NoReturn:
 
 
 def _refuse_truncation(*_: Any, **__: Any) -> NoReturn:
-    raise SecureAggregationError("CrypTen's truncation fails at random: use privacy.secagg.masked_opening.truncate")
+    raise SecureAggregationError("CrypTen's truncation fails at random: use privacy.secagg.reliability.truncate")
 
 
 def _party() -> Party:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from privacy.secagg.channel import joined
 from privacy.secagg.errors import MisdealtError, SecureAggregationError
 from privacy.secagg.layout import TensorLayout
-from privacy.secagg.randomness import KEY_BYTES, derive_key
+from privacy.secagg.ring import KEY_BYTES, derive_key
 
 SETS = 4
 """The dealings of each attempt, one of them used. A power of two, so that 32 uniform bytes choose uniformly."""

@@ -23,12 +23,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from privacy.secagg import shamir
 from privacy.secagg.channel import Relay, different_words, joined
-from privacy.secagg.committee import threshold
+from privacy.secagg.committee import Group, threshold
 from privacy.secagg.communicator import Peer
 from privacy.secagg.errors import MINIMUM, EquivocationError, SecureAggregationError, SiteError
-from privacy.secagg.group import Group
-from privacy.secagg.randomness import KEY_BYTES, Stream
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import KEY_BYTES, Ring, Stream
 
 _PATIENCE = 0.05
 """The first wait for one member, in seconds, before the next is asked: a dead member must not delay the others."""

@@ -19,8 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from privacy.secagg.errors import SecureAggregationError
-from privacy.secagg.randomness import KEY_BYTES, Stream, derive_key
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import KEY_BYTES, Ring, Stream, derive_key
 
 Shape = Sequence[int]
 

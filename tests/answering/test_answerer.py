@@ -15,8 +15,8 @@ from tiny_clip import TINY
 from audits import Event, VerdictState, examine, read
 from medfedvqa.answering.answerer import Answerer, picture_of
 from medfedvqa.answering.kept_run import load_kept
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.kept_model import KEPT
+from medfedvqa.core.method import TESTED
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.data.images import load_image
 from medfedvqa.errors import ConfigError

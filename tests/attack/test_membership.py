@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from medfedvqa.attack.membership import decode
+from medfedvqa.attack.empirical_audit import decode
 
 PARAMETERS = 400
 

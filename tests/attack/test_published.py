@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from medfedvqa.attack.published import DELTA, proved, published
+from medfedvqa.attack.controls import DELTA, proved, published
 from medfedvqa.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "empirical-audit.md"

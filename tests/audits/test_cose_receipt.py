@@ -14,8 +14,8 @@ from cwt import COSE, COSEKey
 from small_logs import filled, key_of, opened, sealed
 
 from audits import LogError, NoteError, VerifierKey
-from audits.cose_receipt import Receipt, cbor, check_receipt, issue
-from audits.key_succession import SUCCESSIONS, signed_succession
+from audits.checkpoint import SUCCESSIONS, signed_succession
+from audits.entry_proof import Receipt, cbor, check_receipt, issue
 
 ENTRIES = 11
 

@@ -8,8 +8,8 @@ import pytest
 from logs import JOB
 
 from audits import AuditLog, Event, Kind, LogError, Outcome, Protection, Sharing, Stage, TensorRecord
-from audits.earlier_sums import EarlierSums
 from audits.log_files import LOG_NAME, closed_segments
+from audits.sharing import EarlierSums
 
 WRITERS, EACH = 3, 20
 

@@ -19,9 +19,9 @@ from audits.escaping import (
     for_pdf,
     for_syslog,
     for_terminal,
+    tag,
     visible,
 )
-from audits.html import tag
 
 ANY = st.text(st.characters(exclude_categories=()))
 """All of Unicode, lone surrogates included."""

@@ -10,9 +10,8 @@ from small_logs import BLANK, rehashed, sealed
 from tiers import examples
 
 from audits import LogError
-from audits.entry import parse_any
+from audits.entry import parse_any, read_line
 from audits.exchange import canonical
-from audits.fast_lines import read_line
 
 TENSOR = {
     **{"name": "prompt", "shape": [2, 3], "dtype": "float32", "nbytes": 24, "sha256": "ab" * 32},

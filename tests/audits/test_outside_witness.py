@@ -14,7 +14,7 @@ from small_logs import defined_root, filled, key_of, opened
 
 from audits import LogError, NoteError, VerifierKey
 from audits.checkpoint import CHECKPOINTS, NoteFile
-from audits.outside_witness import ask_witness
+from audits.tlog_witness import ask_witness
 
 NAME = "witness.example/w1"
 Answer = tuple[int, bytes]

@@ -13,8 +13,8 @@ from tiers import examples
 
 from audits import Event, LogError, VerdictState, examine, read, verify
 from audits.checkpoint import NoteFile
-from audits.expiry import Basis, Expiry
 from audits.retention import RETENTION_DAYS, ExpiryResult, expire
+from audits.verifier import Basis, Expiry
 
 NOW = datetime.now(UTC)
 OLD = NOW - days(RETENTION_DAYS + 300)

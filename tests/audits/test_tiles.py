@@ -72,7 +72,7 @@ def test_a_checkpoint_is_published_after_all_that_it_needs_is_on_disk(
         replace_durably(path, text)
 
     monkeypatch.setattr(os, "fsync", spy)
-    monkeypatch.setattr("audits.tile_writer.replace_durably", published)
+    monkeypatch.setattr("audits.tiles.replace_durably", published)
     for entries in (3, 300):
         made(tmp_path, entries)
         # The folder changes once more, when the checkpoint takes its place in it.

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audits import AuditKey, LogError, Note, VerifierKey, Witness
-from audits.witness_service import MAX_BODY, WitnessService
+from audits.tlog_witness import MAX_BODY, WitnessService
 
 ORIGIN = "other.example/log"
 

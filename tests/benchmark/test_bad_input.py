@@ -13,11 +13,10 @@ import pytest
 from medfedvqa.data import Split, load_site
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.research.benchmark.benchmark_table import markdown
-from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.grid import OUTCOME, Grid, _is_done, run
-from medfedvqa.research.benchmark.outcome import RunOutcome
-from medfedvqa.research.benchmark.results_file import RESULTS, Result, read
+from medfedvqa.research.benchmark.results_file import RESULTS, Result, RunOutcome, read
 from medfedvqa.research.benchmark.single_run import centralised
+from medfedvqa.research.benchmark.statistics import compared
 from medfedvqa.research.benchmark.systems import System
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
-from medfedvqa.research.benchmark.outcome import RunOutcome
+from medfedvqa.research.benchmark.results_file import RunOutcome
 
 
 def outcome(validated: dict[str, list[float]]) -> RunOutcome:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.research.benchmark.results_file import RunOutcome, numbered_patients
 from medfedvqa.research.benchmark.statistics import average, by_site, gain, holm
 
 

@@ -13,11 +13,11 @@ from medfedvqa.data import Split, load_site, training_answers
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.research.benchmark.benchmark_table import markdown
-from medfedvqa.research.benchmark.comparison import PERSONAL, compared
 from medfedvqa.research.benchmark.grid import FREE, OLD, OUTCOME, Grid, _cohort, results, run
 from medfedvqa.research.benchmark.printed import PRINTED
 from medfedvqa.research.benchmark.results_file import RESULTS, read
 from medfedvqa.research.benchmark.single_run import centralised
+from medfedvqa.research.benchmark.statistics import PERSONAL, compared
 from medfedvqa.research.benchmark.systems import (
     AT_REQUEST,
     SYSTEMS,

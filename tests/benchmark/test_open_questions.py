@@ -7,18 +7,25 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.answer_types import ANSWER_TYPES, answer_type
 from medfedvqa.cli import main
 from medfedvqa.data import read as read_rows
 from medfedvqa.data import training_answers
 from medfedvqa.errors import ConfigError
+from medfedvqa.public_answers import ANSWER_TYPES, answer_type
 from medfedvqa.research.benchmark.benchmark_table import beside_literature, markdown
-from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.grid import Grid, _free
-from medfedvqa.research.benchmark.outcome import RunOutcome, of_kind, of_type
 from medfedvqa.research.benchmark.printed import LITERATURE
-from medfedvqa.research.benchmark.results_file import RESULTS, Result, append, parts_of, read
-from medfedvqa.research.benchmark.statistics import average
+from medfedvqa.research.benchmark.results_file import (
+    RESULTS,
+    Result,
+    RunOutcome,
+    append,
+    of_kind,
+    of_type,
+    parts_of,
+    read,
+)
+from medfedvqa.research.benchmark.statistics import average, compared
 from medfedvqa.research.benchmark.systems import SYSTEMS, systems_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from medfedvqa.research.benchmark.benchmark_table import markdown
-from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.results_file import read
+from medfedvqa.research.benchmark.statistics import compared
 from medfedvqa.research.benchmark.study import findings
 from medfedvqa.research.benchmark.systems import systems_named
 from medfedvqa.research.benchmark.tuning_search import Choice

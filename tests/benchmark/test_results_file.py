@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from medfedvqa.atomic_files import locked
 from medfedvqa.cli import main
 from medfedvqa.errors import ConfigError
-from medfedvqa.ingest.file_lock import locked
 from medfedvqa.research.benchmark.benchmark_table import gains, markdown
-from medfedvqa.research.benchmark.comparison import PERSONAL, compared
 from medfedvqa.research.benchmark.results_file import FORMAT, RESULTS, Result, append, read
+from medfedvqa.research.benchmark.statistics import PERSONAL, compared
 
 
 def result(system: str = "local (DT)", seed: int = 0, right: str = "10" * 30, **changes: Any) -> Result:

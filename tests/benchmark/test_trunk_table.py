@@ -9,9 +9,8 @@ import pytest
 from medfedvqa.evaluation.patient_intervals import student_p
 from medfedvqa.papers.networks.trunks.grid import TRUNKS
 from medfedvqa.research.benchmark.benchmark_table import markdown
-from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.results_file import RESULTS, Result, append, read
-from medfedvqa.research.benchmark.statistics import paired_t, unpaired_t
+from medfedvqa.research.benchmark.statistics import compared, paired_t, unpaired_t
 from medfedvqa.research.benchmark.trunk_table import COLUMNS, CONTRASTIVE, PRINTED, SPLIT, SUPERVISED, figures, pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"

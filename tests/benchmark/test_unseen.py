@@ -10,10 +10,10 @@ import pytest
 from medfedvqa.cli.benchmark import regime_with
 from medfedvqa.errors import ConfigError
 from medfedvqa.research.benchmark.benchmark_table import markdown
-from medfedvqa.research.benchmark.comparison import compared
 from medfedvqa.research.benchmark.grid import OUTCOME, Grid, results, run
 from medfedvqa.research.benchmark.regimes import Regime
 from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.statistics import compared
 from medfedvqa.research.benchmark.systems import System, systems_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats-1" / "benchmark.jsonl"

@@ -15,7 +15,7 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 
 from audits import AuditLog, Event, Outcome, read
-from medfedvqa.cli.audit_export import _points
+from medfedvqa.cli.audit import _points
 
 
 @pytest.fixture

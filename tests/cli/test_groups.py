@@ -15,7 +15,7 @@ from medfedvqa.answering.accuracy_by_group import SMALL, STAYS
 from medfedvqa.answering.kept_run import load_kept
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
-from medfedvqa.evaluation.patient_groups import LEAST, UNKNOWN, groups_of
+from medfedvqa.evaluation.patient_intervals import LEAST, UNKNOWN, groups_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.ingest.pseudonyms import Pseudonyms

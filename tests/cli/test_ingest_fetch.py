@@ -185,7 +185,7 @@ def test_an_archive_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None
 
 
 def test_without_the_package_one_sentence_says_how_to_get_it(medfedvqa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfedvqa.cli.ingest_fetch.find_spec", lambda _: None)
+    monkeypatch.setattr("medfedvqa.cli.ingest_images.find_spec", lambda _: None)
     done = medfedvqa("ingest", "fetch", "https://pacs.example", "--questions", "q.csv", "--into", "images")
     assert done.returncode == 1 and "pip install 'medfedvqa[ingest]'" in done.stderr
 

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from audits import VerdictState
 from medfedvqa.cli import COMMANDS, GROUPS
 from medfedvqa.cli.lazy import CommandSource
-from medfedvqa.cli.missing import TRAINING
+from medfedvqa.cli.usage import TRAINING
 from privacy import accounting, analysis
 from privacy.report import read_report, verify
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from report_trees import with_row
 
-from medfedvqa.library.run_evidence import RunEvidence
+from medfedvqa.library.site_report import RunEvidence
 from privacy.report import read_report
 
 Command = Callable[..., Any]

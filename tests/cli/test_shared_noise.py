@@ -12,7 +12,7 @@ from tiny_clip import TINY
 
 from audits import AuditKey, origin_of
 from medfedvqa.cli import main
-from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.options import config_of
 from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from privacy import spent

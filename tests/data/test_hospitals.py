@@ -6,7 +6,7 @@ import pytest
 
 import medfedvqa as mv
 from medfedvqa.data import Split, load_site
-from medfedvqa.data.hospitals import Hospital, named, names
+from medfedvqa.data.site_cuts import Hospital, named, names
 from medfedvqa.errors import ConfigError
 
 

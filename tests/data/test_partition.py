@@ -11,7 +11,7 @@ from tiers import examples
 
 from medfedvqa.data import PartitionRows, Row, Split, VQAData, build_site, partition
 from medfedvqa.errors import DataError
-from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.evaluation.accuracy import majority_right, question_prior_right
 
 ORGANS = ("chest", "head")
 PARTS = ("train", "validate", "test")

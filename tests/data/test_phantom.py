@@ -8,7 +8,7 @@ import torch
 
 from medfedvqa.data import Examples, SiteData, Split, load_site, organs, phantom, read
 from medfedvqa.errors import DataError
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.evaluation.accuracy import majority_correct, question_prior_correct
 
 ORGANS = ("chest", "abdomen", "head")
 PARTS = ("train", "validate", "test")

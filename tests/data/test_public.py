@@ -3,7 +3,7 @@
 import torch
 
 from medfedvqa.data import CLOSED_ANSWERS, Split, held_out_pairs, load_site, organs, public_pairs
-from medfedvqa.data.public import drawn_pairs
+from medfedvqa.data.public_sets import drawn_pairs
 
 
 def test_the_public_set_is_the_same_wherever_it_is_drawn() -> None:

@@ -12,7 +12,7 @@ import medfedvqa
 from medfedvqa.data import Split, VQAData, build_site, is_built_in, load_site, read
 from medfedvqa.data.data_roots import find_root
 from medfedvqa.data.image_classes import QUESTION, classes
-from medfedvqa.data.several_sets import joined
+from medfedvqa.data.readers import joined
 from medfedvqa.errors import BackboneError, ConfigError, DataError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import bundled_for

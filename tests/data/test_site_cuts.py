@@ -8,10 +8,9 @@ import torch
 
 import medfedvqa as mv
 from medfedvqa.data import Row, Split, VQAData, load_site, read, register_reader
-from medfedvqa.data.hospitals import sites_of
-from medfedvqa.data.site_cuts import Cut
+from medfedvqa.data.site_cuts import Cut, sites_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.library.job_options import check_site_names
+from medfedvqa.library.training_job import check_site_names
 
 CUTS = ["question-type", "halves:4", "dirichlet:0.5:4", "quantity:1:3", "halves:2"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from medfedvqa.data import Examples, Split, load_site
-from medfedvqa.evaluation.baselines import majority_correct, question_prior_correct
+from medfedvqa.evaluation.accuracy import majority_correct, question_prior_correct
 
 MEASURED = [  # reader, organ, test rows, majority %, question-only prior %
     ("vqa-rad", "chest", 116, 50.0, 50.0),

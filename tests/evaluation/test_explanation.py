@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from medfedvqa.evaluation.accuracy import Proportion
-from medfedvqa.evaluation.explanation import difference, explained
-from medfedvqa.evaluation.flatness import late_gain, rounds_since_best
+from medfedvqa.evaluation.accuracy import Proportion, late_gain, rounds_since_best
+from medfedvqa.evaluation.accuracy_table import difference, explained
 
 
 def entry(correct: int, rows: int = 400) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from medfedvqa.cli.display import show_results
+from medfedvqa.cli.progress import show_results
 from medfedvqa.evaluation import History, RunFacts, Score, write_results, write_table
 from medfedvqa.evaluation.accuracy_table import accuracy_cell, asked, facts_line, markdown_table
 

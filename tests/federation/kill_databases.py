@@ -27,7 +27,7 @@ from medfedvqa.federation import approvals
 from medfedvqa.federation.approvals import decide, decisions, waiting_jobs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.job_budget import check_ledger
-from medfedvqa.federation.refusal_entries import RefusalEntries
+from medfedvqa.federation.job_closing import RefusalEntries
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import site_database
 from medfedvqa.ingest.cohort_register import Register, _extend, read_register

@@ -10,11 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from medfedvqa.backup.age_file import BackupSecret
-from medfedvqa.backup.back_up import back_up
+from medfedvqa.backup.back_up import BackupSecret, back_up
 from medfedvqa.backup.restore import restore
-from medfedvqa.federation.rotate_keys import rotate_audit_key
 from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_keys import rotate_audit_key
 
 STEPS = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "sqlite3.connect"}
 

@@ -32,8 +32,7 @@ from medfedvqa.models import Backbone, load_backbone
 from privacy import Ledger
 from privacy.secagg import shamir
 from privacy.secagg.pairwise_masks import threshold
-from privacy.secagg.randomness import Stream
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import Ring, Stream
 
 DEADLINE = 120.0
 """Seconds after which a task that no site has answered counts as a hang."""

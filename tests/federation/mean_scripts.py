@@ -13,10 +13,9 @@ from random_scripts import ROUNDS, Script, TinyMean
 from medfedvqa.core import Tensors
 from medfedvqa.federation.site_state import StateFile
 from privacy.secagg import TensorLayout, shamir
-from privacy.secagg.masked_mean import summand
+from privacy.secagg.layout import summand
 from privacy.secagg.pairwise_masks import threshold
-from privacy.secagg.randomness import Stream
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import Ring, Stream
 
 COMBINED = 3
 """The most sums that the numeric check adds and subtracts."""

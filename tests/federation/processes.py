@@ -289,7 +289,7 @@ def _nursery(address: str, backbone: str) -> None:
     for method in METHODS:
         registry._METHODS[method.name] = method
     # CrypTen takes seconds to import.
-    import privacy.secagg.committee_sum  # noqa: F401
+    import privacy.secagg.protocol  # noqa: F401
 
     loaded = load_backbone(TINY, {TINY: Path(backbone)}, "cpu")
     with Listener(address, "AF_UNIX", backlog=64) as listener:

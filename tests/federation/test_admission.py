@@ -10,8 +10,7 @@ import pytest
 from audits import Event, JobRefused, Outcome, Refusal, read
 from medfedvqa.data import Split
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_terms import Terms
+from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings

@@ -40,8 +40,9 @@ from test_doctor import end, hold
 
 import privacy
 from audits import AuditLog, Event, read, verify
-from medfedvqa.backup import back_up, unpacking
-from medfedvqa.backup.age_file import BackupSecret, sealed, unseal
+from medfedvqa.backup import back_up
+from medfedvqa.backup import restore as restoring
+from medfedvqa.backup.back_up import BackupSecret, sealed, unseal
 from medfedvqa.errors import BackupError
 from medfedvqa.federation.job_budget import require_ledger
 from medfedvqa.federation.job_closing import close_ended
@@ -391,5 +392,5 @@ def test_a_full_disk_leaves_no_backup_and_is_named(kit: Path, tmp_path: Path, mo
     words = ("backup", tmp_path / "full", "--site", site_file(kit), *options)
     assert "cannot be written (No space left on device)" in refusal(*words)
     assert not list((tmp_path / "full").iterdir())
-    monkeypatch.setattr(unpacking, "TemporaryFile", lambda dir: FileIO("/dev/full", "wb"))
+    monkeypatch.setattr(restoring, "TemporaryFile", lambda dir: FileIO("/dev/full", "wb"))
     assert "unpacked (No space left on device)" in refusal("restore", backup, "--check", *options)

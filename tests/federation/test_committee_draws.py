@@ -16,10 +16,10 @@ from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.committee_draw import draw, job_of_draw
 from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.quorum import MembersRule
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.tuple_dealing import Dealer

@@ -29,8 +29,7 @@ from medfedvqa.federation.flare.provision import (
     provision,
 )
 from medfedvqa.federation.flare.recipe import export_job, export_status_job
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.job_terms import Terms
+from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.shipped_jobs import shipped_job
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 

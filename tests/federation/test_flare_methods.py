@@ -15,11 +15,10 @@ from phantoms import BACKBONE, PATIENCE, Phantoms
 from audits import Kind, Outcome, TensorSpec, verify
 from medfedvqa.cli.privacy_matrix import refusal
 from medfedvqa.core import method_names, method_type
-from medfedvqa.core.answering import TESTED
+from medfedvqa.core.method import TESTED
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.job_signature import federation_of
-from medfedvqa.federation.job_terms import Terms
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
 from medfedvqa.papers.networks.trunks.grid import TRUNKS

@@ -13,9 +13,9 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.flare.loopback import LoopbackFederation, free_port
 from medfedvqa.federation.flare.provision import provision
-from medfedvqa.federation.peers import pin
 from medfedvqa.federation.shipped_jobs import PRIVATE, shipped_job
 from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_keys import pin
 from privacy import Ledger
 
 JOBS = Path(__file__).parents[2] / "nvflare_jobs"

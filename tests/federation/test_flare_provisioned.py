@@ -22,7 +22,7 @@ from phantoms import BACKBONE, PATIENCE, Phantoms, short_job, wait_for
 
 from audits import Event, Examination, Outcome, Refusal, VerdictState, examine, read, verify
 from audits.byte_ledger import Reconciliation, reconcile
-from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.options import config_of
 from medfedvqa.core import create
 from medfedvqa.evaluation import load_transcript
 from medfedvqa.federation.flare.admin_client import AdminClient, open_session

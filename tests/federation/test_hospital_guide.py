@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from audits import AuditKey, Event, Outcome, VerdictState, examine, origin_of, read, verify
-from audits.key_succession import SUCCESSIONS, read_successions
+from audits.checkpoint import SUCCESSIONS, read_successions
 from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.version import VERSION

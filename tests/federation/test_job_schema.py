@@ -19,7 +19,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Refusal, origin_of, read, verify
 from medfedvqa.errors import MedfedvqaError, SiteDatabaseError
-from medfedvqa.federation import refusal_entries
+from medfedvqa.federation import job_closing
 from medfedvqa.federation.flare import server_guard, validator
 from medfedvqa.federation.flare.job_folder import check_folder, definition, read_job
 from medfedvqa.federation.flare.job_schema import job_of
@@ -27,7 +27,7 @@ from medfedvqa.federation.flare.recipe import export_job, export_status_job
 from medfedvqa.federation.flare.strict_json import NotAllowed
 from medfedvqa.federation.flare.validator import ConfigurationOnly, ask_own_validator_first
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
-from medfedvqa.federation.refusal_entries import RefusalEntries
+from medfedvqa.federation.job_closing import RefusalEntries
 from privacy import PrivacyError
 
 JOB_ID = "f81d4fae-7dec-41d0-a765-00a0c91e6bf6"
@@ -229,14 +229,14 @@ def test_a_log_that_cannot_be_written_lets_no_job_through(
     def full(*given: object) -> None:
         raise SiteDatabaseError("no space")
 
-    monkeypatch.setattr(refusal_entries, "site_database", full)
+    monkeypatch.setattr(job_closing, "site_database", full)
     edit(app, lambda job: job.update(seed=-1))
     assert ConfigurationOnly().validate(str(app))[0].startswith("refused: schema: ")
 
 
 def test_entries_of_a_day_are_bounded_also_across_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows is counted, and the count is an entry of the next day."""
-    monkeypatch.setattr(refusal_entries, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(job_closing, "MOST_ENTRIES", 3)
     folder = tmp_path / "audit"
     (tmp_path / "state").mkdir()
     folder.mkdir()

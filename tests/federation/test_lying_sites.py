@@ -29,7 +29,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
 from privacy import mean
 from privacy.secagg.channel import SecureLink, _InProcessEnd
-from privacy.secagg.masked_mean import summand
+from privacy.secagg.layout import summand
 
 Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 Change = Callable[[Tensors], Tensors]

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.aggregation_attempt import load_identity
-from medfedvqa.federation.peers import pin
 from medfedvqa.federation.site_config import load_site_config, site_yaml
-from privacy.secagg.spoken_words import WORDS, words_of
+from medfedvqa.federation.site_keys import pin
+from privacy.secagg.channel import WORDS, words_of
 
 FACTS = {"reader": "phantom", "organ": "chest", "methods": ["prompt_pfl"]}
 ONE, OTHER = "1a" * 32, "2b" * 32

@@ -8,7 +8,7 @@ import pytest
 from stores import make_store
 
 from audits import Outcome, read
-from audits.refusals import Refusal
+from audits.errors import Refusal
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.admission import JobRefused
 from medfedvqa.federation.job import JobSpec

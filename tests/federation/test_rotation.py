@@ -15,11 +15,18 @@ from doctored import SITE, end, hold, log_of
 
 import medfedvqa as package
 from audits import AuditKey, Event, NoteError, VerdictState, VerifierKey, examine, origin_of, read
-from audits.checkpoint import NoteFile, signed_checkpoint
-from audits.key_succession import SUCCESSIONS, Succession, read_successions, signed_succession, succeeded
+from audits.checkpoint import (
+    SUCCESSIONS,
+    NoteFile,
+    Succession,
+    read_successions,
+    signed_checkpoint,
+    signed_succession,
+    succeeded,
+)
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.rotate_keys import rotate_audit_key
 from medfedvqa.federation.site_config import load_site_config
+from medfedvqa.federation.site_keys import rotate_audit_key
 
 
 def key_at(path: Path) -> AuditKey:

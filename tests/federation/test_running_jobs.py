@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from audits import AuditKey, Examination, VerdictPart, VerdictState, examine, origin_of
-from audits.running_jobs import RUNNING
+from audits.log_files import RUNNING
 
 SITE = "chest"
 _JOB = """

@@ -23,9 +23,9 @@ from medfedvqa.core import MixOnShares, Tensors, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import serve
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
-from medfedvqa.federation.aggregation_members import MembersRule
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.quorum import MembersRule
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.site_config import SiteConfig
 from privacy import Secagg

@@ -18,13 +18,12 @@ from small_logs import made as made_log
 
 from audits import AuditError, AuditLog, Event, Exchange, JobRefused, LogError, NoteError, Refusal, VerifierKey, examine
 from audits.checkpoint import Checkpoint, NoteFile
-from audits.entry import Entry, parse_any, parse_line
+from audits.entry import Entry, parse_any, parse_line, read_line
 from audits.envelope import open_envelope, seal_statement, statement, subjects
 from audits.excerpt import quote
 from audits.exchange import Kind, TaskSpec, TensorSpec
 from audits.export import ExportFormat, export_logs
 from audits.external_evidence import ExternalEvidence
-from audits.fast_lines import read_line
 from audits.gate import Gate, JobContext
 from audits.policy import SitePolicy
 from audits.signed_note import Note

@@ -24,7 +24,7 @@ from medfedvqa.federation.flare import validator
 from medfedvqa.federation.flare.job_folder import read_job
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
-from medfedvqa.federation.refusal_entries import RefusalEntries
+from medfedvqa.federation.job_closing import RefusalEntries
 from privacy import PrivacyError
 
 pytestmark = pytest.mark.sampled

@@ -16,13 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from audits import AuditKey, AuditLog, Event, Kind, Outcome, Protection, Sharing, TensorRecord, origin_of
 from audits.byte_ledger import FrameCount, ResultCount, Traffic, WireWindow
-from audits.checkpoint import CHECKPOINTS, NoteFile
+from audits.checkpoint import CHECKPOINTS, SUCCESSIONS, NoteFile, signed_succession
 from audits.entry_proof import prove
-from audits.expiry import Basis, Expiry
-from audits.key_succession import SUCCESSIONS, signed_succession
+from audits.verifier import Basis, Expiry
 from audits.witness import KEYS
-from medfedvqa.backup.age_file import BackupSecret
-from medfedvqa.backup.back_up import back_up
+from medfedvqa.backup.back_up import BackupSecret, back_up
 from medfedvqa.evaluation import History, RoundRecord, RunFacts, Score, write_results
 from medfedvqa.federation.site_config import load_site_config, site_yaml
 from medfedvqa.federation.site_state import Contribution, Dealt, Draw, Saved, StateFile

@@ -20,8 +20,7 @@ from medfedvqa.ingest.device_masks import (
     regions_of,
 )
 from medfedvqa.ingest.find_list import read_finds
-from medfedvqa.ingest.review import folder_of_finds
-from medfedvqa.ingest.review_sheet import write_sheet
+from medfedvqa.ingest.review import folder_of_finds, write_sheet
 from medfedvqa.ingest.store import read_store
 
 SCRIPT = """The banner of the ultrasound in room 3.

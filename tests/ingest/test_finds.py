@@ -12,9 +12,17 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.burned_in_text import TextFinder, code_corners
-from medfedvqa.ingest.find_list import folder_of_finds, read_finds
+from medfedvqa.ingest.find_list import (
+    Decision,
+    FindKind,
+    Reading,
+    decide,
+    folder_of_finds,
+    is_central,
+    is_off_anatomy,
+    read_finds,
+)
 from medfedvqa.ingest.store import read_store
-from medfedvqa.ingest.text_finds import Decision, FindKind, Reading, decide, is_central, is_off_anatomy
 
 KNOWN = frozenset({"name:davidson", "near:davidson", "near:daidson", "date:19310507"})
 

@@ -19,10 +19,10 @@ from PIL import Image
 from pydicom.dataset import Dataset
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.patient_sources import PatientSources
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.questions import read_questions
 from medfedvqa.ingest.refusal_reasons import Reason
+from medfedvqa.ingest.resolve import PatientSources
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"

@@ -9,8 +9,8 @@ from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.cohort_register import read_register
 from medfedvqa.ingest.find_list import folder_of_finds
 from medfedvqa.ingest.ledger_binding import default_ledger
-from medfedvqa.ingest.patient_sources import read_persons
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
+from medfedvqa.ingest.resolve import read_persons
 from medfedvqa.ingest.store import read_store
 
 

@@ -21,9 +21,9 @@ from medfedvqa.data import Split, load_site
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.find_list import folder_of_finds
 from medfedvqa.ingest.ledger_binding import default_ledger
-from medfedvqa.ingest.patient_sources import PatientSources
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import read_questions
+from medfedvqa.ingest.resolve import PatientSources
 from medfedvqa.ingest.store import read_store
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess
 

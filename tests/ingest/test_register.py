@@ -19,7 +19,7 @@ from medfedvqa.ingest.ledger_binding import check_binding, default_ledger, open_
 from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.store import MANIFEST, read_manifest
 from privacy import LedgerError
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,7 @@ from pydicom.dataset import Dataset
 
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
-from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds
-from medfedvqa.ingest.review_sheet import write_sheet
+from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds, write_sheet
 from medfedvqa.ingest.store import read_store
 
 PLAIN = {"WindowCenter": "152.5", "WindowWidth": "205", "VOILUTFunction": "LINEAR_EXACT"}

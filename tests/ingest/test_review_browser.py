@@ -8,7 +8,7 @@ from browsers import browsed, browser, opened
 from playwright.sync_api import Browser
 from pydicom.dataset import Dataset
 
-from medfedvqa.ingest.review_sheet import write_sheet
+from medfedvqa.ingest.review import write_sheet
 
 __all__ = ["browser"]
 pytestmark = browsed

@@ -164,7 +164,7 @@ def test_one_hidden_row_among_a_million_is_refused_in_bounded_memory(tmp_path: P
     with pytest.raises(DataError, match="has 1 hidden rows and 0 hidden columns with content"):
         read_questions(tmp_path / "b.xlsx")
     code = READ.replace("(Path(sys.argv[1]))", "(Path(sys.argv[1]), (), TableOptions(hidden='leave-out'))")
-    code = "from medfedvqa.ingest.table_finds import TableOptions;" + code
+    code = "from medfedvqa.ingest.tables import TableOptions;" + code
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.xlsx")], stdout=subprocess.PIPE, check=True)
     count, memory = map(int, done.stdout.split())
     assert count == 2 + 2**20 - 4 - 1 and memory < MOST_MEMORY * 1000

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from medfedvqa.errors import DataError
-from medfedvqa.ingest.patient_sources import read_persons
 from medfedvqa.ingest.questions import read_questions, spellings
+from medfedvqa.ingest.resolve import read_persons
 from medfedvqa.ingest.table_finds import TableFinds, TableOptions
 from medfedvqa.ingest.tables import samples
 from medfedvqa.public_answers import fold

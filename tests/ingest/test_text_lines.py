@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from medfedvqa.ingest.burned_in_text import TextFinder, _Hit, _with_rest_of_line
-from medfedvqa.ingest.text_finds import Decision, FindKind, Reading, decide
+from medfedvqa.ingest.find_list import Decision, FindKind, Reading, decide
 from medfedvqa.ingest.text_lines import OVERLAP, TILE, bridge, grown, level_and_upright, line_gap, merged, tiles
 
 

@@ -12,8 +12,7 @@ from medfedvqa.data import read
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
 from medfedvqa.ingest.pseudonyms import load_pseudonyms
-from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds
-from medfedvqa.ingest.review_sheet import write_sheet
+from medfedvqa.ingest.review import ReviewVerdict, decide, reviewed_finds, write_sheet
 from medfedvqa.ingest.store import WITHDRAWN, read_store
 from medfedvqa.ingest.withdrawal import withdraw
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medfedvqa.core import Method, Site, create
-from medfedvqa.core.best_round import BEST, has_stopped, remembered
+from medfedvqa.core.kept_model import BEST, has_stopped, remembered
 from medfedvqa.core.scores import RIGHT, VALIDATED
 from medfedvqa.errors import ConfigError
 from privacy import DPSettings

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from medfedvqa.core import create
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.contribution import PARTS, contributions
 from medfedvqa.core.contribution import tests_of as rows_of_tests
+from medfedvqa.core.method import TESTED
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import PROMPT

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medfedvqa.core import Site, Tensors, create
-from medfedvqa.core.answering import TESTED, Answering
+from medfedvqa.core.method import TESTED, Answering
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import divergence
 from medfedvqa.papers.knowledge_preserving import Outputs

@@ -23,7 +23,7 @@ from medfedvqa.models import Backbone
 from privacy import DPSettings, PrivateStep, Randomness, RepeatableRandomness, SecureRandomness, spent
 from privacy.mechanisms.base import UNITS
 from privacy.mechanisms.sampled_gaussian import SampledGaussian
-from privacy.secagg.masked_mean import SUM_BITS
+from privacy.secagg.layout import SUM_BITS
 from privacy.secagg.ring import FixedPoint
 
 TRIALS = 40

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medfedvqa.core import create
-from medfedvqa.core.answering import TESTED, Answering
+from medfedvqa.core.method import TESTED, Answering
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, PROMPT
 from privacy import DPSettings

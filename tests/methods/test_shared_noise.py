@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from medfedvqa.core import Site, create
-from medfedvqa.core.shared_noise import decoded, encoded, unit
+from medfedvqa.core.averaging import decoded, encoded, unit
 from medfedvqa.core.stepwise import NOISY, RATE, STARTED
 from medfedvqa.errors import ConfigError
 from privacy import DPSettings
-from privacy.secagg.layout import TensorLayout
-from privacy.secagg.masked_mean import SUM_BITS, mean_of_sum, summand
+from privacy.secagg.layout import SUM_BITS, TensorLayout, mean_of_sum, summand
 
 DP = DPSettings(noise=2.0, count_noise=5.0, sample_rate=0.5, expected_patients=8, sharers=3, colluders=1)
 STEP = {

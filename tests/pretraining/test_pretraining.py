@@ -15,11 +15,27 @@ from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary, build
 from medfedvqa.research.pretraining.card import write_card
-from medfedvqa.research.pretraining.corpus import BENCHMARKS, OPEN_SETS, is_for_probes, load
-from medfedvqa.research.pretraining.learner import FrozenTexts, Learner
-from medfedvqa.research.pretraining.pair_batches import PairBatch, augment, draw
-from medfedvqa.research.pretraining.picture_targets import edge_histograms, turned
-from medfedvqa.research.pretraining.train import Recipe, classes_of, pick, stages_of, train, write_weights
+from medfedvqa.research.pretraining.corpus import (
+    BENCHMARKS,
+    OPEN_SETS,
+    PairBatch,
+    augment,
+    draw,
+    edge_histograms,
+    is_for_probes,
+    load,
+    turned,
+)
+from medfedvqa.research.pretraining.train import (
+    FrozenTexts,
+    Learner,
+    Recipe,
+    classes_of,
+    pick,
+    stages_of,
+    train,
+    write_weights,
+)
 
 LABELS = {
     "kermany_cxr": ("chest", "X-ray", "frontal", "normal"),

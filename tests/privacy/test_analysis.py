@@ -14,8 +14,8 @@ from privacy import DPEvent, Laplace, SampledGaussian, accounting
 from privacy.accounting import ORDERS, PrivacyCost, spent
 from privacy.analysis import Analysis, analysis, with_numpy, with_opacus
 from privacy.mechanisms import sampled_gaussian
+from privacy.report.build import most_found
 from privacy.report.replay import TOLERANCE
-from privacy.trade_off import most_found
 
 RATES = [1e-4, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1.0]
 events = st.lists(

@@ -11,7 +11,7 @@ from audits.database import Database, Layout
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.cohort_register import REGISTER, _extend, read_register
 from privacy import Ledger, LedgerError
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME
 from privacy.ledger_journal import LAYOUT, LedgerJournal
 
 OLD = Path(__file__).parents[1] / "golden" / "site-0.2.0" / "chest" / "ledger"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from audits import AuditKey, Judgement, VerdictState, VerifierKey, origin_of
-from medfedvqa.cli.sites import config_of
+from medfedvqa.cli.options import config_of
 from medfedvqa.data import load_site
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
@@ -34,8 +34,8 @@ from privacy.report import (
     sign_report,
     verify_report,
 )
+from privacy.report.egress_and_costs import NOT_COVERED
 from privacy.report.figures import differences
-from privacy.report.measured import NOT_COVERED
 from privacy.report.report_files import ENVELOPE, HTML, JSON, PDF, document_bytes
 
 SITE = "chest"

@@ -25,9 +25,9 @@ from privacy.report import (
     sections_of,
     verify_report,
 )
-from privacy.report.mappings import NIST, NO, YES, mappings
+from privacy.report.build import Parameters
 from privacy.report.report_files import JSON
-from privacy.report.summary import Parameters
+from privacy.report.verdicts import NIST, NO, YES, mappings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "report" / "chest"

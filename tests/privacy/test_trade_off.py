@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from privacy import DPEvent, Laplace, SampledGaussian
 from privacy.accounting import AccountingError
-from privacy.trade_off import most_found
+from privacy.report.build import most_found
 
 SETTINGS = [
     (0.9, 6.0, 5),

@@ -8,8 +8,8 @@ import pytest
 from medfedvqa.errors import ConfigError
 from medfedvqa.research.benchmark.benchmark_table import beside_printed
 from medfedvqa.research.benchmark.grid import Grid
-from medfedvqa.research.benchmark.outcome import RunOutcome
 from medfedvqa.research.benchmark.printed import Place, PrintedRow, PrintedTable
+from medfedvqa.research.benchmark.results_file import RunOutcome
 from medfedvqa.research.benchmark.systems import systems_named
 from medfedvqa.research.reproduce.catalogue import PAPERS, entry_of, paper_of
 from medfedvqa.research.reproduce.entries import PaperTable

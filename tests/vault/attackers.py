@@ -28,9 +28,8 @@ from vaults import sites_of
 from audits import Entry, Event, Outcome, read, verify
 from medfedvqa.core import Tensors
 from medfedvqa.federation.flare.recipe import export_job
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.job_signature import federation_of
-from medfedvqa.federation.job_terms import Terms
 from medfedvqa.vault.place import VaultPlace
 from medfedvqa.version import code_digest
 

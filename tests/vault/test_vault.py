@@ -14,7 +14,7 @@ import pytest
 from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
 
 from audits import Event, Isolation, Outcome, Refusal, read
-from audits.running_jobs import RUNNING
+from audits.log_files import RUNNING
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.live_processes import working_on

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import yaml
 
+from medfedvqa.atomic_files import require_none_pending
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import patches
 from medfedvqa.federation.flare.run_folder import CONTROLLER, EXECUTOR
 from medfedvqa.federation.proxies import refuse_settings
-from medfedvqa.pending_files import require_none_pending
 
 LAUNCHER = "medfedvqa.federation.flare.launcher.SiteJobLauncher"
 VALIDATOR = "medfedvqa.federation.flare.validator.ConfigurationOnly"

@@ -19,8 +19,8 @@ from medfedvqa.federation.flare.admin_client import AdminClient
 from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.reaper import Reaper, flare_processes
 from medfedvqa.federation.flare.run_folder import RESULTS
+from medfedvqa.federation.job import Terms
 from medfedvqa.federation.job_signature import federation_of
-from medfedvqa.federation.job_terms import Terms
 from medfedvqa.plugins import write_list
 
 _START_TIMEOUT = 300.0  # seconds, for a machine that is busy with other things

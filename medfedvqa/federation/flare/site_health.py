@@ -16,8 +16,8 @@ from typing import Any
 
 from audits import Event, Isolation, LogError, NoteError, Outcome, read
 from audits.checkpoint import CHECKPOINTS
+from audits.errors import known_code, refuses_job
 from audits.log_files import LOG_NAME, segments
-from audits.refusals import known_code, refuses_job
 from audits.secrets import SECRET_BYTES
 from audits.signed_tree import signed_size
 from medfedvqa.federation.flare.doctor_checks import (
@@ -37,7 +37,7 @@ from medfedvqa.federation.live_processes import LiveProcesses, live_processes
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.ingest.ledger_binding import check_binding
 from privacy import Account, PrivacyError
-from privacy.ledger_folder import LEDGER_NAME
+from privacy.ledger_accounts import LEDGER_NAME
 from privacy.patient_keys import KEY_NAME
 
 FORMAT = 1

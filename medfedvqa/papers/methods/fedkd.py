@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import Blocks, Weight
-from medfedvqa.core.answering import Answering
 from medfedvqa.core.averaging import Averaging, AveragingConfig
-from medfedvqa.core.method import State
+from medfedvqa.core.method import Answering, State
 from medfedvqa.core.registry import register
 from medfedvqa.data import Examples
 from medfedvqa.models import Depth, TunedModel, TuningConfig, Values, divergence

@@ -6,8 +6,7 @@ import torch
 from pydantic import Field
 
 from medfedvqa.bounds import MOST_ANSWERS, Blocks, Rate, Rounds, Temperature
-from medfedvqa.core.answering import TESTED, Answering
-from medfedvqa.core.method import State
+from medfedvqa.core.method import TESTED, Answering, State
 from medfedvqa.core.registry import register
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from audits import TaskSpec, Tensors
+from medfedvqa.core.head_options import ListedAnswers
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.listed_answers import ListedAnswers
 from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.data import Examples, numbered

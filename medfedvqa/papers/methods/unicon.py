@@ -12,9 +12,8 @@ from pydantic import Field
 
 from audits import Tensors
 from medfedvqa.bounds import MOST_LENGTH, Temperature
-from medfedvqa.core.answering import TESTED
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import State, arrays_of, tensors_of
+from medfedvqa.core.method import TESTED, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.data import Examples
 from medfedvqa.errors import ConfigError

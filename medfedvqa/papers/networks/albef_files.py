@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.attention import attention_to_patches, by_head
 from medfedvqa.models.backbone import UNTUNED, BackboneShape, TowerShape, TowerTuning
 from medfedvqa.models.backbones import Family
 from medfedvqa.models.block_readers import attention_of
 from medfedvqa.models.checkpoints import Weights, digest, fill
 from medfedvqa.models.library_towers import adapted, tuned_block
+from medfedvqa.models.prompts import attention_to_patches, by_head
 from medfedvqa.papers.networks.bert_blocks import bert_block, embedded, self_attended
 from medfedvqa.papers.networks.fused_files import (
     BERT_BASE,

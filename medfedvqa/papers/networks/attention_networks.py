@@ -16,9 +16,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.models.answer_head import HEAD, dropped
 from medfedvqa.models.backbone import Backbone, Cache, Depth, Tuning
 from medfedvqa.models.bundled import VOCABULARY, ShortVocabulary
-from medfedvqa.models.distinct import DistinctQuestions, distinct
 from medfedvqa.models.families import IMAGE
-from medfedvqa.models.picture_stream import PictureStream, streamed
+from medfedvqa.models.picture_stream import DistinctQuestions, PictureStream, distinct, streamed
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
 from medfedvqa.papers.networks.recurrent import lstm

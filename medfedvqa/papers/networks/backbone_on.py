@@ -18,8 +18,7 @@ from medfedvqa.models.backbone import (
     TokenEmbeddings,
     Tuning,
 )
-from medfedvqa.models.feature_store import FeatureStore
-from medfedvqa.models.picture_space import Rows
+from medfedvqa.models.picture_space import FeatureStore, Rows
 from medfedvqa.models.picture_stream import PictureStream
 
 

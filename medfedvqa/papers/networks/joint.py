@@ -24,8 +24,7 @@ from medfedvqa.models.backbone import (
     TowerTuning,
     Tuning,
 )
-from medfedvqa.models.distinct import DistinctQuestions, check_size
-from medfedvqa.models.picture_stream import CHUNK, PictureStream, Stacked
+from medfedvqa.models.picture_stream import CHUNK, DistinctQuestions, PictureStream, Stacked, check_size
 
 JOINT = "joint"
 

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from medfedvqa.models.attention import Tokens, attention_to_patches, by_head, projected
 from medfedvqa.models.backbone import UNTUNED, TowerTuning, Update
-from medfedvqa.models.prompts import JoinedPrompts
+from medfedvqa.models.prompts import JoinedPrompts, Tokens, attention_to_patches, by_head, projected
 from medfedvqa.papers.networks.joint import JointBackbone, JointRows, present
 
 WORDS, PATCHES = 0, 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.figures import BLUE, COLOURS, GREY, MARKERS, new_figure, styled, svg_file
-from medfedvqa.research.benchmark.outcome import RunOutcome
+from medfedvqa.research.benchmark.results_file import RunOutcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,21 @@ from typing import Any
 
 from audits.escaping import NAME, for_markdown
 from medfedvqa.evaluation import FIRST, Proportion, ServerScore
-from medfedvqa.evaluation.flatness import late_gain
-from medfedvqa.research.benchmark.comparison import PERSONAL, Comparison
-from medfedvqa.research.benchmark.outcome import RunOutcome, of_kind
+from medfedvqa.evaluation.accuracy import late_gain
 from medfedvqa.research.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
-from medfedvqa.research.benchmark.statistics import Gain, SeedSummary, by_site, deviation, gain, holm, over_rows, paired
+from medfedvqa.research.benchmark.results_file import RunOutcome, of_kind
+from medfedvqa.research.benchmark.statistics import (
+    PERSONAL,
+    Comparison,
+    Gain,
+    SeedSummary,
+    by_site,
+    deviation,
+    gain,
+    holm,
+    over_rows,
+    paired,
+)
 from medfedvqa.research.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
 
 # The server's own models on public rows: retrieval and answers, as CreamFL's paper (Q. Yu et al., 2023) tests them.

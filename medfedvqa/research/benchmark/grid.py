@@ -23,14 +23,20 @@ from medfedvqa.core.local_training import Alone
 from medfedvqa.data import CLOSED_ANSWERS, Questions, SiteData, Split, load_site
 from medfedvqa.devices import CPU, in_turn
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.baselines import majority_right, question_prior_right
+from medfedvqa.evaluation.accuracy import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
 from medfedvqa.models import FeatureStore, bundled_for, has_seen, load_backbone
-from medfedvqa.research.benchmark.joining import joining_sites
-from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
-from medfedvqa.research.benchmark.regimes import Regime, newcomer
-from medfedvqa.research.benchmark.results_file import ALL_ROWS, RESULTS, Result, append, parts_of
+from medfedvqa.research.benchmark.regimes import Regime, joining_sites, newcomer
+from medfedvqa.research.benchmark.results_file import (
+    ALL_ROWS,
+    RESULTS,
+    Result,
+    RunOutcome,
+    append,
+    numbered_patients,
+    parts_of,
+)
 from medfedvqa.research.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
 from medfedvqa.research.benchmark.systems import System
 from medfedvqa.version import code_version

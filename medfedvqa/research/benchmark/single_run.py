@@ -22,7 +22,7 @@ from medfedvqa.federation.serve import check_sites, serve_job
 from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import Backbone, FeatureStore, load_backbone
-from medfedvqa.research.benchmark.outcome import RunOutcome, numbered_patients
+from medfedvqa.research.benchmark.results_file import RunOutcome, numbered_patients
 
 
 @dataclass(frozen=True)

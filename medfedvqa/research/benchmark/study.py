@@ -10,12 +10,10 @@ from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
 from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 from medfedvqa.research.benchmark.benchmark_table import ABSENT, cell, gain_cell, p_cell, table
-from medfedvqa.research.benchmark.comparison import Comparison, compared
 from medfedvqa.research.benchmark.grid import Grid
-from medfedvqa.research.benchmark.joining import has_joiners
-from medfedvqa.research.benchmark.regimes import EVERY, Regime
+from medfedvqa.research.benchmark.regimes import EVERY, Regime, has_joiners
 from medfedvqa.research.benchmark.results_file import Result
-from medfedvqa.research.benchmark.statistics import Gain, SeedSummary, average, gain, holm, paired
+from medfedvqa.research.benchmark.statistics import Comparison, Gain, SeedSummary, average, compared, gain, holm, paired
 
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
     "rows": (Regime(0.1), Regime(0.25), Regime(0.5), Regime()),

@@ -6,11 +6,10 @@ Source: Y. Sun and H. Ochiai, 2023, whose figures are per cent of VQA v2's valid
 from collections.abc import Mapping
 from statistics import fmean
 
-from medfedvqa.answer_types import ANSWER_TYPES
 from medfedvqa.core.trunk_options import TrunkName
-from medfedvqa.research.benchmark.comparison import Comparison
-from medfedvqa.research.benchmark.outcome import of_type
-from medfedvqa.research.benchmark.statistics import TTest, average, paired_t, unpaired_t
+from medfedvqa.public_answers import ANSWER_TYPES
+from medfedvqa.research.benchmark.results_file import of_type
+from medfedvqa.research.benchmark.statistics import Comparison, TTest, average, paired_t, unpaired_t
 from medfedvqa.research.benchmark.systems import CONTRASTIVE, SUPERVISED, TRUNKS
 
 SPLIT = "UniCon"

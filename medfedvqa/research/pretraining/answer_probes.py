@@ -21,7 +21,7 @@ from medfedvqa.models import Backbone, check_apart
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.bundled import SIZE
 from medfedvqa.models.families import IMAGE
-from medfedvqa.research.pretraining.picture_targets import edge_histograms, thumbnails
+from medfedvqa.research.pretraining.corpus import edge_histograms, thumbnails
 
 Describe = Callable[[torch.Tensor], torch.Tensor]
 """Grey pictures [n, 1, 128, 128] in 0..1 to their descriptions [n, numbers]."""

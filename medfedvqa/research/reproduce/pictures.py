@@ -13,13 +13,12 @@ import torch
 
 from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.core import Method, Site, State
-from medfedvqa.core.answering import TESTED
+from medfedvqa.core.method import TESTED
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.data import Examples, SiteData
 from medfedvqa.devices import in_turn
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.attention_map import draw_attention
-from medfedvqa.evaluation.similarity_map import draw_similarity
+from medfedvqa.evaluation.picture_maps import draw_attention, draw_similarity
 from medfedvqa.models import PROMPT
 from medfedvqa.papers.methods.fedp3 import FedP3
 from medfedvqa.papers.methods.unicon import UniCon

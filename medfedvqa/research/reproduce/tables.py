@@ -18,9 +18,9 @@ from medfedvqa.research.benchmark.benchmark_table import (
     settings_and_systems,
     table,
 )
-from medfedvqa.research.benchmark.comparison import Comparison
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.printed import PrintedTable
+from medfedvqa.research.benchmark.statistics import Comparison
 from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS
 from medfedvqa.research.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
 from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks

@@ -16,12 +16,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from audits.epsilon_lower_bound import rate_interval
-from medfedvqa.core.shared_noise import encoded, unit
+from medfedvqa.core.averaging import encoded, unit
 from privacy import DPSettings, PrivateStep, SecureRandomness, spent
 from privacy.accounting import ORDERS
 from privacy.mechanisms.shared_gaussian import SharedGaussian
-from privacy.secagg.layout import TensorLayout
-from privacy.secagg.masked_mean import summand
+from privacy.secagg.layout import TensorLayout, summand
 from privacy.settings import Cost
 
 SITES, VALUES, TRIALS, DELTA = 4, 16, 10_000, 0.01

@@ -13,10 +13,9 @@ from tiers import examples
 
 from privacy.aggregation import mean
 from privacy.secagg import Group, SecureAggregationError, SiteError, TensorLayout
-from privacy.secagg.committee_sum import secure_sum, split
-from privacy.secagg.masked_mean import SUM_BITS, mean_of_sum, summand
-from privacy.secagg.randomness import Stream
-from privacy.secagg.ring import FixedPoint, Ring
+from privacy.secagg.layout import SUM_BITS, mean_of_sum, summand
+from privacy.secagg.protocol import secure_sum, split
+from privacy.secagg.ring import FixedPoint, Ring, Stream
 
 FEW = settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 Linked = Callable[..., dict[str, Any]]

@@ -27,7 +27,7 @@ from privacy.secagg.cut_and_choose import (
     set_seed,
 )
 from privacy.secagg.protocol import deal_mix, secure_mix
-from privacy.secagg.randomness import KEY_BYTES
+from privacy.secagg.ring import KEY_BYTES
 
 CONTEXT = b"job 1, round 2, attempt 3"
 SITES = ("s0", "s1", "s2", "s3")

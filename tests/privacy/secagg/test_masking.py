@@ -22,8 +22,8 @@ from privacy.secagg import (
     TensorLayout,
     connect,
 )
-from privacy.secagg.group import Group
-from privacy.secagg.masked_mean import mean_of_sum, summand
+from privacy.secagg.committee import Group
+from privacy.secagg.layout import mean_of_sum, summand
 from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
 from privacy.secagg.ring import Ring
 

@@ -10,8 +10,7 @@ import torch
 from privacy.secagg import SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
-from privacy.secagg.randomness import KEY_BYTES, Stream
-from privacy.secagg.ring import FixedPoint
+from privacy.secagg.ring import KEY_BYTES, FixedPoint, Stream
 from privacy.secagg.tuples import mask_key
 
 LAYOUT = TensorLayout.of({"p": (8, 4, 125)}, "block")

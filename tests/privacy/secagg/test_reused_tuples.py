@@ -8,8 +8,7 @@ import pytest
 from privacy.secagg import Group, MisdealtError, SecureAggregationError, TensorLayout
 from privacy.secagg.cut_and_choose import new_seed
 from privacy.secagg.protocol import deal_mix, secure_mix
-from privacy.secagg.randomness import KEY_BYTES
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import KEY_BYTES, Ring
 
 SITES = ("s0", "s1", "s2", "s3")
 MEMBERS = SITES[:3]

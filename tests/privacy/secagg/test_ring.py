@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from privacy.secagg import RangeError
-from privacy.secagg.randomness import Stream, ZeroShares, secret_stream
-from privacy.secagg.ring import FixedPoint
+from privacy.secagg.ring import FixedPoint, Stream, ZeroShares, secret_stream
 
 
 @given(arrays(np.float64, st.integers(0, 20), elements=st.floats(-(2.0**30), 2.0**30)), st.integers(0, 31))

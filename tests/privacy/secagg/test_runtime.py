@@ -16,8 +16,7 @@ from torch.distributed import ReduceOp
 
 from privacy.secagg import SecureAggregationError
 from privacy.secagg.crypten_runtime import Party, ring, tensor
-from privacy.secagg.masked_opening import open_masked, product, truncate
-from privacy.secagg.reliability import below
+from privacy.secagg.reliability import below, open_masked, product, truncate
 
 FEW = settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 INT = torch.int64

@@ -30,11 +30,9 @@ from medfedvqa.bounds import (
     Weight,
     Width,
 )
-from medfedvqa.core.answering import Answering
 from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
-from medfedvqa.core.probe import Probe
+from medfedvqa.core.method import Answering, Handler, Probe, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import Examples, PublicPairs, SiteData, held_out_pairs, public_pairs

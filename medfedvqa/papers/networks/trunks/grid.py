@@ -35,9 +35,8 @@ from medfedvqa.models.backbone import (
     TowerShape,
     Tuning,
 )
-from medfedvqa.models.distinct import NumberedQuestions
 from medfedvqa.models.families import IMAGE, has_places
-from medfedvqa.models.picture_stream import PictureStream, Stacked
+from medfedvqa.models.picture_stream import NumberedQuestions, PictureStream, Stacked
 from medfedvqa.papers.networks.trunks.ban import Ban
 from medfedvqa.papers.networks.trunks.butd import Butd
 from medfedvqa.papers.networks.trunks.mcan import Mcan

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from medfedvqa.models.attention import by_head
 from medfedvqa.models.backbone import Regions
+from medfedvqa.models.prompts import by_head
 
 HEAD_WIDTH = 64
 """The width of an attention head, if it divides a state's width."""
