@@ -78,7 +78,10 @@ def encoded(start: Values, sums: Mapping[str, torch.Tensor], size: float) -> Ten
     """A site's upload: start - noisy sum in whole numbers, float64, times 2^-SUM_BITS to make masked sums exact."""
     begun = {name: start[name].detach().double().cpu().div(size).round() for name in sums}
     if not all(value.abs().max() < LARGEST for value in begun.values()):
-        raise ConfigError("the model's values are too large for the grid of shared noise: lower 'learning_rate'")
+        raise ConfigError(
+            "the model's values are too large for the grid of shared noise: raise 'learning_rate' or 'clip', or train "
+            "fewer values; if they grew in training, lower 'learning_rate'"
+        )
     whole = {name: value - sums[name].cpu() for name, value in begun.items()}
     return {name: np.ldexp(value.numpy(), -SUM_BITS) for name, value in whole.items()}
 

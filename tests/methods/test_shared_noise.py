@@ -68,6 +68,17 @@ def test_the_same_start_is_rounded_alike_whatever_a_site_s_rows_are(site: Make) 
     assert np.array_equal(other - one, (sums[0]["w"] - sums[1]["w"]).numpy())
 
 
+@pytest.mark.parametrize("values", [torch.ones(2), torch.tensor([0.0, torch.nan])])
+def test_values_beyond_the_grid_are_refused_and_a_larger_rate_makes_room(values: torch.Tensor) -> None:
+    """Ones, as in a normalisation, among seven million values; what is no number never passes."""
+    sums, shapes = {"w": torch.zeros(2, dtype=torch.float64)}, {"w": (7_000_000,)}
+    with pytest.raises(ConfigError, match="raise 'learning_rate' or 'clip'"):
+        encoded({"w": values}, sums, unit(DP, shapes, 1e-4))
+    if values.isfinite().all():
+        size = unit(DP, shapes, 0.1)
+        assert np.allclose(decoded(encoded({"w": values}, sums, size), size)["w"], values.numpy())
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "secagg", "words"),
     [
