@@ -66,7 +66,8 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """The largest probability that (epsilon, delta)-DP gives to this many correct guesses, by any attack (Theorem 5.2).
 
-    At delta = 0 they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). Otherwise the bound grows by
+    At delta = 0 the number of correct guesses is stochastically dominated by
+    Binomial(r, e^epsilon / (1 + e^epsilon)). Otherwise the bound grows by
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0 and 0 <= delta <= 1):

@@ -133,7 +133,7 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
     for entry in excerpt.entries:
         number = _check_entry(entry, site, head)
         if number <= before:
-            raise NoteError("entries do not stand in the order of the log, each once")
+            raise NoteError("the entries are repeated, or not in the order of the log")
         before = number
     if excerpt.cosigned is None:
         if excerpt.others:

@@ -42,7 +42,7 @@ class VerifierKey:
 
     @classmethod
     def parse(cls, text: str) -> "VerifierKey":
-        """Reads the form that `str` writes, and the form of outside witnesses' keys (type 4). Raises `NoteError`."""
+        """Parses NAME+ID+KEY, as `str` writes it; also an outside witness's key (type 4). Raises `NoteError`."""
         try:
             name, key_id, encoded = text.strip().split("+", 2)
             raw = base64.b64decode(encoded, validate=True)

@@ -102,7 +102,7 @@ def _page(name: str) -> str:
 def _exchange(method: Method[Any]) -> Iterator[str]:
     common = create("fedavg", {}).exchange(SHAPE).tasks
     if [(task.name, task.up) for task in method.exchange(SHAPE).tasks] == [(task.name, task.up) for task in common]:
-        yield "As with [fedavg](fedavg.md), tensor for tensor; down comes the server's model."
+        yield "The same tensors as [fedavg](fedavg.md). The server sends its model back."
         return
     yield "| task | up | down |\n|---|---|---|"
     for task in method.exchange(SHAPE).tasks:

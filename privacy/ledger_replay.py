@@ -290,7 +290,7 @@ class Book:
     def _bound(self, row: JournalRow) -> None:
         store, site = row.record["store"], row.record["site"]
         if not isinstance(store, str) or self.store not in (None, store):
-            raise ValueError("a ledger is bound to one store's key")
+            raise ValueError("the ledger names two store keys, but a ledger belongs to one")
         if self.store is None and site not in self.sites:
             raise ValueError("the site that opened the ledger binds it")
         self.store = store

@@ -43,7 +43,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts of a card."""
+    """The values that fill in an exported model's card."""
 
     method: str
     rounds: int

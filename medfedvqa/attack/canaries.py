@@ -179,7 +179,7 @@ def observe(
             for name, reply in replies.items():
                 saved = StateFile(configs[name].state, launch.out.name).load()
                 if saved is None:
-                    raise ConfigError("a site answered and kept no state: run the job without --secagg")
+                    raise ConfigError("a site saved no state for the attack to read: run the job without --secagg")
                 if call.task != "evaluate":
                     observations[name].append(
                         TaskObservation(states[name], call.messages[name], saved.state, reply.tensors)

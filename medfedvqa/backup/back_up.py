@@ -108,7 +108,7 @@ def _encrypt(receive: int, file: BinaryIO, secret: BackupSecret) -> None:
 
 
 def unseal(file: BinaryIO, secret: BackupSecret, plain: BinaryIO) -> None:
-    """Decrypts a file that `sealed` made into `plain`. Raises `BackupError` if it is not authentic, and `OSError`."""
+    """Decrypts what `sealed` wrote into `plain`. Raises `BackupError` if it is not authentic, and `OSError`."""
     target, (head, end, _) = _Target(plain), file.read(_MOST_HEAD).partition(_END)
     kind = "passphrase" if head.startswith(_BEGIN) else "key"
     if kind == "key" and not head.startswith(_AGE):

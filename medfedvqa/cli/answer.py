@@ -48,7 +48,7 @@ def answer(
     """
     content = None if picture is None else read_picture(picture)
     if page == (content is not None or question is not None) or (content is None) != (question is None):
-        raise ConfigError("give both --picture and --question, or --page, where both are asked for")
+        raise ConfigError("give --picture and --question together, or --page alone, whose form asks for both")
     if structured_report is not None and (page or structured_report.exists()):
         needs = "needs --picture and --question" if page else "names a file that exists: give a new one"
         raise ConfigError(f"--structured-report {needs}")

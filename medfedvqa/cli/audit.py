@@ -101,7 +101,7 @@ def show_command(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print every entry as JSON, one line each.")] = False,
 ) -> None:
-    """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
+    """List the tensors that left, with shapes and bytes, to whom and when; then totals. `verify` checks the log."""
     logs = find_logs(folder)
     if as_json:
         for site, path in logs.items():
@@ -109,7 +109,7 @@ def show_command(
                 typer.echo(json.dumps({"site": site, **entry.record()}, default=list))
         return
     console = Terminal()
-    console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
+    console.write_line(0, "These are the logs' entries, unchecked: `medfedvqa audit verify` checks them.")
     for site, path in logs.items():
         console.write_line(0, "")
         console.write_line(0, f"[bold]Site {plain(site)}[/]")

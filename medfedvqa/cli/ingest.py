@@ -250,7 +250,7 @@ def review(
     quarantine: _Finds = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A box to blank besides; repeatable."),
+        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A further box to blank; repeatable."),
     ] = None,
     accept: Annotated[
         list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture that is as it should be; repeatable.")

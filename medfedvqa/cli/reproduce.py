@@ -32,12 +32,12 @@ def reproduce(
     data_root: options.RootOption = None,
     rows: Annotated[
         str,
-        typer.Option(help="Rows of the paper's table, by number from 1 or by name, with commas between. Default: all."),
+        typer.Option(help="Rows of the paper's table, by number from 1 or by name, separated by commas. Default: all."),
     ] = "",
     unseen: Annotated[
         str,
         typer.Option(
-            help="Sites that never train, with commas between. Default: as many as the paper has, the last ones, or "
+            help="Sites that never train, separated by commas. Default: as many as the paper has, the last ones, or "
             "the first ones for a second table of the kind."
         ),
     ] = "",

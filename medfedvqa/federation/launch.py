@@ -162,7 +162,7 @@ def plan(
     """
     check_new(out, "a run")
     if ledger is not None and job.data != "store":
-        raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
+        raise ConfigError("--ledger is for data from a store; other data have theirs in the run's folder: leave it out")
     if len(set(sites)) < len(sites):
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")

@@ -109,7 +109,7 @@ class DealingSite:
         if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
-            raise FederationError("the dealing has coins of other sites than the attempt's members")
+            raise FederationError("the dealing's coins are not those of exactly the attempt's members")
         self.file.save(replace(saved, dealt=replace(dealt, committed=committed)))
         return self.gate.release(tossing(task), saved.round, {COIN.name: _array(dealt.coin)})
 
@@ -121,7 +121,7 @@ class DealingSite:
         (sets, coins), opened = _committed(message), _OpenedDealing.read(message)
         label = attempt.label(saved.round)
         if coins.keys() != set(attempt.members):
-            raise FederationError("the dealing has coins of other sites than the attempt's members")
+            raise FederationError("the dealing's coins are not those of exactly the attempt's members")
         try:
             index = choice(Beacon.of(_TOSS, coins, opened.coins).value)
         except SecureAggregationError as error:

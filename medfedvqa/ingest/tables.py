@@ -120,7 +120,9 @@ def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
     try:
         fits = encoding is not None and _fits(file, codecs.lookup(encoding).name, _NO_OLD_TEXT)
     except (LookupError, ValueError):
-        raise DataError("--encoding names no encoding of texts; there is cp1252, gb18030, cp932 and others") from None
+        raise DataError(
+            "--encoding is not a known text encoding: give cp1252, gb18030, cp932 or another that Python knows"
+        ) from None
     if encoding is not None and fits:
         return codecs.lookup(encoding).name
     if encoding is None and old_encodings(file):

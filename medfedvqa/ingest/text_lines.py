@@ -33,10 +33,10 @@ STRIP = 24
 def detected_lines(picture: Array, where: Array, detect: Detector, faint: bool) -> list[Array]:
     """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
 
-    `where`: the cells that may hold text, as `TextGate` gives them. A picture of more than a tile is also searched
-    reduced to it, where large letters have the height that detectors are made for and long lines are whole; so is the
-    picture turned by a quarter of a circle. `faint`: among thin structures, with equal contrast, enlarged; not turned,
-    since that costs half as much again and found no line more.
+    `where`: the cells that may hold text, from `TextGate`. A picture larger than a tile is also searched reduced to a
+    tile's size: large letters then have the height that detectors are made for, and long lines fit. The picture is
+    searched a second time, turned by 90 degrees. `faint`: searches the thin structures instead, enlarged and with
+    equalised contrast, and not turned: turning takes half as long again and found no further line.
     """
 
     def search(view: Array, cells: Array) -> list[Array]:
@@ -46,17 +46,17 @@ def detected_lines(picture: Array, where: Array, detect: Detector, faint: bool) 
 
 
 def small_lines(picture: Array, where: Array, detect: Detector) -> list[Array]:
-    """The lines of small text, which are looked for among thin structures, much enlarged, where small text may be."""
+    """The lines of small text: searches the enlarged thin structures of the cells that may hold small text."""
     small = np.where(where == 2, where, 0)
     return level_and_upright(picture, small, lambda view, cells: lines_at(view, cells, CLOSEST, detect, True))
 
 
 def level_and_upright(picture: Array, where: Array, search: Callable[[Array, Array], list[Array]]) -> list[Array]:
-    """The corners of the lines that a search finds in a picture, and of the upright ones that it finds in the picture
-    turned by a quarter of a circle.
+    """The corners of horizontal lines found in a picture, and of vertical lines found in the picture turned by 90
+    degrees.
 
-    The detector leaves out words and letters of upright lines, which are level in the turned picture. Level lines are
-    left to the picture as it is: their corners would be other ones in the turned picture.
+    The detector misses words and letters of vertical lines, which the turned picture makes horizontal. Horizontal lines
+    are taken from the unturned picture only, because their corners would differ in the turned one.
     """
     lines, turned, rest = search(picture, where), np.ascontiguousarray(np.rot90(picture)), where.copy()
     for corners in lines:

@@ -56,7 +56,7 @@ def fill(
         raise
     except Exception as error:  # whatever a broken or foreign file makes its parser raise
         raise BackboneError(
-            f"the file for the backbone '{name}' is no {architecture} checkpoint that can be read "
+            f"the file for the backbone '{name}' cannot be read as a checkpoint of {architecture} "
             f"({type(error).__name__}): {_fault(path)}"
         ) from None
     expected = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}

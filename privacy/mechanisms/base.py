@@ -122,7 +122,7 @@ class DPEvent(ABC):
 
     @property
     def is_accountable(self) -> bool:
-        """Whether the accountants have a figure; without one epsilon is infinite."""
+        """Whether an accountant can bound the event's epsilon; if none can, epsilon is infinite."""
         return True
 
     @property

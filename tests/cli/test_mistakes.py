@@ -24,7 +24,7 @@ MISTAKES = [
     (("demo", "--data-root", "/nowhere"), "the folder '/nowhere' of --data-root does not exist: check its spelling"),
     ((*RUN, "--data-root", "{empty}"), "no vqa-rad data is found in '{empty}'"),
     (("demo", "--data-root", "{empty}"), "no data of slake or vqa-rad is found in '{empty}'"),
-    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers with commas between"),
+    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers separated by commas"),
     (("benchmark", "--data", "phantom", "--tuned", "{file}"), "the file of --tuned is missing or is no JSON"),
     ((*DRAWN, "--engine", "simulator", "--cache", "{empty}"), "a cache is for sites in this process: leave it out"),
     # It ignored the folder.

@@ -162,7 +162,7 @@ def test_a_ledger_is_not_used_for_a_store_of_another_key(organ_sites: Sites, pri
     work(organ_sites()["chest"], private_job(), "first")
     again = make_store(tmp_path / "again", {"chest": range(8), "abdomen": range(4, 12)}, OTHER_KEY)
     config = organ_sites(root=str(again))["chest"]
-    assert_refused(config, private_job(), "second", "store of another key")
+    assert_refused(config, private_job(), "second", "store of another pseudonym key")
     assert read_binding(again) is None
 
 

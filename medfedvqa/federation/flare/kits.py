@@ -1,7 +1,7 @@
-"""Startup kits after provisioning: those made without our builder, and a federation's root certificate.
+"""Prepares startup kits that were provisioned without `SiteBuilder`, and exports a federation's root certificate.
 
-FLARE's dashboard has no place for a project's own builders. What `SiteBuilder` does to a kit can be done afterwards, by
-whoever received it: it concerns what is in the kit's own folder, and neither keys nor certificates.
+FLARE's dashboard cannot run a project's builders. The recipient of a kit can make `SiteBuilder`'s changes afterwards:
+they are all in the kit's folder and touch neither keys nor certificates.
 """
 
 import json

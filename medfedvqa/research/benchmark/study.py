@@ -79,7 +79,7 @@ def systems_of(base: Grid, regime: Regime) -> Grid:
 
 
 def findings(results: Sequence[Result]) -> list[Finding]:
-    """A finding for each row that has the same model trained alone beside it. Raises `ConfigError` as `compared`."""
+    """A finding for each system whose model was also trained alone. Raises `ConfigError` where `compared` does."""
     by_regime: dict[str, list[Result]] = {}
     for result in results:
         by_regime.setdefault(result.regime, []).append(result)
