@@ -301,7 +301,7 @@ def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
         leaf = record.pop("leaf_hash")
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise LogError("the line is no entry") from None
+        raise LogError("the line is not an entry") from None
     # The line without its hash must equal the body: one encoding serves both checks, and fixes every byte.
     if not fit or line.replace(member, b"", 1) != body + b"\n":
         raise LogError("the line is not written as an entry is")

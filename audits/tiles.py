@@ -114,7 +114,7 @@ def published_note(home: Path) -> Note | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        raise NoteError("the published checkpoint is no signed checkpoint") from None
+        raise NoteError("the published checkpoint is not a signed checkpoint") from None
     return note
 
 

@@ -207,7 +207,7 @@ def verify(folder: Path) -> Verdict:
 def read(folder: Path) -> Iterator[Entry]:
     """The entries in order, without a torn line at the end.
 
-    Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
+    Raises `LogError` with the position of the first line that is not an entry, or if there is no log to read.
     """
     snapshot = Snapshot(folder)
     for position, line in enumerate(snapshot.lines(), snapshot.first() or 0):

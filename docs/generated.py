@@ -49,7 +49,7 @@ def documents() -> dict[Path, str]:
     head = matrix.read_text(encoding="utf-8").partition("| method |")[0]
     rows = ["| method | idea | what a site sends in a round |\n|---|---|---|\n", *map(_row, names)]
     links = ", ".join(f"[{name}](methods/{name}.md)" for name in names)
-    lists = {index: "".join(rows), start: f"- Methods whose page is made from their file: {links}\n"}
+    lists = {index: "".join(rows), start: f"- Methods with a generated page: {links}\n"}
     lists[ROOT / "docs" / "backbones.md"] = _architectures()
     return pages | {matrix: head + markdown_matrix()} | {path: _replaced(path, text) for path, text in lists.items()}
 

@@ -134,7 +134,7 @@ def read_passed(folder: Path) -> dict[str, tuple[str, ...]]:
         and all(isinstance(n, str) for n in names)
         for digest, names in found.items()
     ):
-        raise ConfigError(f"'{PASSED_FILE}' is no table of methods by digest: {remedy}")
+        raise ConfigError(f"'{PASSED_FILE}' is not a table of methods by digest: {remedy}")
     return {digest: tuple(names) for digest, names in found.items()}
 
 

@@ -218,5 +218,5 @@ def read_export(path: Path) -> list[JournalRow]:
             raise ValueError("the rows are written in another way")
         table = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in row_records]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
+        raise LedgerError("this file is not an export of a budget ledger: write one with `Ledger.export`") from None
     return list(check_chain(table, Head()))

@@ -23,7 +23,7 @@ class Follower:
     """One log, read as far as its chain holds.
 
     `first` is the number of the first entry that has not expired, `entries` the number of the next entry, and
-    `broken` says what is wrong if the next line is no valid entry.
+    `broken` says what is wrong if the next line is not a valid entry.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -57,7 +57,7 @@ def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
         head, blank_line, value = part.partition(b"\r\n\r\n")
         name = _NAME.search(head)
         if not blank_line or name is None:
-            raise ValueError("a part of the form is no field")
+            raise ValueError("a part of the form is not a field")
         fields[name[1].decode()] = value
     return fields
 

@@ -111,4 +111,4 @@ def read_card(path: Path) -> "ShapeCard":
     try:
         return ShapeCard.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
-        raise ConfigError("--card is no shape card: make one by `medfedvqa backbone card`") from None
+        raise ConfigError("--card is not a shape card: make one by `medfedvqa backbone card`") from None

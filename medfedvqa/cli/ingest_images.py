@@ -76,7 +76,7 @@ def slices(
             SliceOutcome.NO_VOLUME: "of volumes that are not in the folder",
             SliceOutcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
             SliceOutcome.NO_ORIENTATION: "of volumes that do not say where left is",
-            SliceOutcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
+            SliceOutcome.DAMAGED: "of files that are not a NIfTI volume of one moment and one channel, or are damaged",
         },
         memory,
         quiet,

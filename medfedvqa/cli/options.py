@@ -134,7 +134,7 @@ OwnOrganOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
 ]
 EncodingOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Encoding of a table that is no Unicode, such as cp1252 or gb18030.")
+    str | None, typer.Option(metavar="NAME", help="Encoding of a table that is not Unicode, such as cp1252 or gb18030.")
 ]
 HiddenOption = Annotated[
     Literal["refuse", "read", "leave-out"], typer.Option(help="How to treat a workbook's hidden rows and columns.")

@@ -131,7 +131,7 @@ def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], pur
     try:
         fields = json.loads(message[name].tobytes())
     except (KeyError, ValueError, AttributeError, RecursionError):
-        raise FederationError(f"the server's message lacks its part '{name}', or that is no JSON") from None
+        raise FederationError(f"the server's message lacks its part '{name}', or that is not JSON") from None
     try:
         return parse(fields)
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -1,8 +1,8 @@
-"""A person's yes or no to one job at one site, signed with that person's key; the job waits until a yes.
+"""A person's approval or refusal of one job at one site, signed with that person's key; the job waits for approval.
 
 A decision is a signed note (C2SP signed-note) about a job's definition and its submitter. The keys that count are those
-of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. A yes is
-for one run, named by its permit, and ends at a time; a later no of any approver withdraws it, also while the job runs.
+of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. An
+approval is for one run, named by its permit, and expires; any approver's later refusal withdraws it, even during the run.
 """
 
 import secrets

@@ -328,7 +328,7 @@ class SecureHub(ServerHub):
             return attempt, uploads
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
-        """The upload in a reply; None for a reply that is no upload of this task."""
+        """The upload in a reply; None for a reply that is not an upload of this task."""
         values, key = self._values(task, how, reply), np.asarray(reply.get(MASK_KEY.name, ()), "<i8").tobytes()
         return Upload(values, key) if values is not None and len(key) == 32 else None
 

@@ -70,7 +70,7 @@ class DealingSite:
         """
         label, dealt = attempt.label(saved.round), saved.dealt
         if self.name not in attempt.members:
-            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+            raise FederationError("this site is not a member of the attempt, and no tuples are dealt to it")
         if dealt is None or dealt.attempt != label:
             if dealt is not None and dealt.attempt is not None:
                 self._check_before(dealt, saved.round, attempt.number)
@@ -99,7 +99,7 @@ class DealingSite:
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
         """The coin, which opens for one attempt and under one set of commitments. Raises `FederationError`."""
         if self.name not in attempt.members:
-            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+            raise FederationError("this site is not a member of the attempt, and no tuples are dealt to it")
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         _, coins = _committed(message)

@@ -85,7 +85,7 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
 
 
 def numbers(dataset: Dataset | None, keyword: str) -> list[float | None]:
-    """The numbers of an element, None for each empty one. Raises `Quarantined` for what is no number."""
+    """The numbers of an element, None for each empty one. Raises `Quarantined` for what is not a number."""
     try:
         value = None if dataset is None else dataset.get(keyword)
         values = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]

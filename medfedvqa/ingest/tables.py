@@ -89,7 +89,7 @@ def check_row_count(index: int, name: str) -> None:
 
 @contextmanager
 def opened_text(file: BinaryIO, name: str, old_encoding: str | None = None) -> Iterator[tuple[TextIO, str]]:
-    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is no text.
+    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is not text.
 
     `old_encoding`: that of a file that is neither UTF-8 nor UTF-16, since none is guessed.
     """
@@ -130,7 +130,7 @@ def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
             f"the {name} is neither UTF-8 nor UTF-16: save it as CSV UTF-8, or name its encoding by --encoding where "
             "the command has that option; medfedvqa ingest check TABLE shows its text in those that fit"
         )
-    raise DataError(f"the {name} is no text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
+    raise DataError(f"the {name} is not text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
 
 
 def old_encodings(file: BinaryIO) -> list[str]:
@@ -270,7 +270,7 @@ def _fields(text: TextIO, required: Collection[str], name: str) -> Iterator[list
     try:
         yield from csv.reader(chain((first,), text), delimiter=_separator(first, required), strict=True)
     except csv.Error:
-        raise DataError(f"the {name} is no valid CSV: check its quotes") from None
+        raise DataError(f"the {name} is not valid CSV: check its quotes") from None
 
 
 def _separator(line: str, required: Collection[str]) -> str:

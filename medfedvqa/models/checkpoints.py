@@ -21,7 +21,7 @@ from medfedvqa.errors import BackboneError
 Weights = dict[str, torch.Tensor]
 
 NO_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
-"""Buffers of OpenAI's state dicts that are no weights."""
+"""Buffers of OpenAI's state dicts that are not weights."""
 WRAPPED = ("state_dict", "model_state_dict", "model")
 """Members of a training checkpoint that hold the weights."""
 PREFIXES = ("module.", "model.", "clip.", "clip_model.", "net.")

@@ -135,7 +135,7 @@ def _head(content: bytes) -> dict[str, Any]:
     try:
         head = parse_object(content)
     except NotAllowed:
-        raise FrameRefused("a frame's head is no strict JSON") from None
+        raise FrameRefused("a frame's head is not strict JSON") from None
     kind, arrays = head.get("kind"), head.get("arrays")
     members = _FIELDS.get(kind) if isinstance(kind, str) else None
     if members is None or head.keys() != {"kind", "arrays", *members} or type(arrays) is not list:
@@ -150,4 +150,4 @@ def _spec(item: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
         case [str() as name, str() as dtype, [*shape]] if dtype in _TYPES and len(shape) <= _MOST_DIMENSIONS:
             if all(type(length) is int and length >= 0 for length in shape):
                 return name, _TYPES[dtype], tuple(shape)
-    raise FrameRefused("a frame's head lists something that is no array")
+    raise FrameRefused("a frame's head lists something that is not an array")

@@ -80,7 +80,7 @@ def read_report(content: bytes) -> Report:
     return report
 
 
-_NONE = "this is no report of a version that this one reads: see the schema of reports"
+_NONE = "this is not a report of a version that this one reads: see the schema of reports"
 _UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
 """pydantic's errors for evidence with fields or words of a newer version."""
 

@@ -241,7 +241,7 @@ def reliability_weights(
     weights = _divided(party, ratios * others, norms, kept)
     equal = round((1 - kept / PARTS) / (owners - 1) * 2.0 ** (_INVERSE_BITS + _LENGTH_BITS - NORM_BITS))
     weights = weights + (product(party, norms) * np.uint64(equal))[:, None]
-    # Truncation may leave a last bit on the diagonal, and a site's own prompt is no part of what it gets.
+    # Truncation may leave a last bit on the diagonal, and a site's own prompt is not part of what it gets.
     return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
 
