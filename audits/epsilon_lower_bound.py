@@ -109,7 +109,7 @@ def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]
     Raises `EmpiricalError` unless 0 <= right <= of and 0 < confidence < 1.
     """
     if not 0 <= right <= of:
-        raise EmpiricalError("a rate is of at most as many as were tried: count again")
+        raise EmpiricalError("a rate has more successes than trials: count again")
     half = _level(confidence) / 2
     low = _root(lambda rate: math.fsum(binomial(of, rate)[right:]) < half) if right else 0.0
     high = _root(lambda rate: math.fsum(binomial(of, rate)[: right + 1]) >= half) if right < of else 1.0

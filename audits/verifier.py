@@ -144,7 +144,7 @@ class Walk:
                     break
                 line = read_line(raw)
                 if line.seq != self.entries:
-                    raise LogError(f"entry number {self.entries} is due, and number {line.seq} stands there")
+                    raise LogError(f"entry {self.entries} is expected, but the line has number {line.seq}")
                 if line.prev_hash != self.head:
                     raise LogError("the entry does not follow the one before it")
                 self.tree.append(bytes.fromhex(line.leaf_hash), line.entry)

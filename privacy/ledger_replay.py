@@ -325,7 +325,7 @@ class Book:
     def _charged(self, row: JournalRow) -> None:
         job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
         if slot not in job.charges:
-            raise KeyError("only what has begun is charged")
+            raise KeyError("a task is charged only after it has begun")
         job.settled.add(slot)
 
     def _freed(self, row: JournalRow) -> None:

@@ -99,7 +99,7 @@ def read_picture(path: Path) -> bytes:
     try:
         return read_bounded(path, 1 << 27)
     except OSError:
-        raise ConfigError("the file of --picture is missing, no plain file, or larger than 128 MB") from None
+        raise ConfigError("the file of --picture is missing, not a plain file, or larger than 128 MB") from None
 
 
 def _print_json(answerer: "Answerer", answers: Answers) -> None:

@@ -31,7 +31,7 @@ from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
 from medfedvqa.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
-Against = Annotated[list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")]
+Against = Annotated[list[Path] | None, typer.Option(help="Others' copies: a file of notes, or a folder; repeatable.")]
 Key = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
 Running = Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")]
 Network = Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")]

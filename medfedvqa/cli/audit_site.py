@@ -76,7 +76,7 @@ def expire_command(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
+            help="Today's date, checked by a person: needed at a site whose log nobody cosigns.",
         ),
     ] = None,
 ) -> None:

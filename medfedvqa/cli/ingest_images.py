@@ -98,7 +98,7 @@ def _window(text: str) -> "Window | None":
     try:
         black, white = map(float, text.split(","))
     except ValueError:
-        raise ConfigError("--window takes two numbers with a comma between: -160,240") from None
+        raise ConfigError("--window takes two numbers separated by a comma: -160,240") from None
     return Window(black, white)
 
 

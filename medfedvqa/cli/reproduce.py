@@ -43,7 +43,7 @@ def reproduce(
     ] = "",
     sites: options.CutOption = "",
     as_printed: Annotated[
-        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O counts first.")
+        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O takes precedence.")
     ] = False,
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",

@@ -28,7 +28,7 @@ def study(
         ),
     ] = "rows,hospitals,joining",
     methods: Annotated[
-        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: eleven that tell.")
+        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: eleven informative ones.")
     ] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,

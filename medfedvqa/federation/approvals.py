@@ -2,7 +2,7 @@
 
 A decision is a signed note (C2SP signed-note) about a job's definition and its submitter. The keys that count are those
 of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. An
-approval is for one run, named by its permit, and expires; any approver's later refusal withdraws it, even during the run.
+approval is for one run, named by its permit, and expires. Any approver can withdraw it, also during the run.
 """
 
 import secrets

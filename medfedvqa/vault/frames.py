@@ -85,12 +85,12 @@ class Wire:
         """
         grammar, head_bytes, body_bytes = _PREFIX.unpack(self._read(_PREFIX.size))
         if grammar != _GRAMMAR:
-            raise FrameRefused("the other end speaks another grammar: restart vault and courier in one version")
+            raise FrameRefused("the other process has another message format: restart vault and courier in one version")
         if head_bytes > MOST_HEAD or body_bytes > MOST_BODY:
             raise FrameRefused("the other end announced more bytes than a frame may have")
         head = _head(bytes(self._read(head_bytes)))
         if head["kind"] not in kinds:
-            raise FrameRefused("the other end sent a frame that is not due")
+            raise FrameRefused("the other process sent an unexpected frame")
         specs = [_spec(item) for item in head.pop("arrays")]
         lengths = [dtype.itemsize * math.prod(shape) for _, dtype, shape in specs]
         if sum(lengths) > body_bytes or len({name for name, *_ in specs}) < len(specs):

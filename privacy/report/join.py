@@ -88,7 +88,7 @@ def join(sources: Iterable[SourceReport]) -> JoinedReport:
     reports = sorted(sources, key=lambda item: item.report.sections.identity.site)
     names = [item.report.sections.identity.site for item in reports]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ReportError("reports are joined of two sites or more, one of each: leave out what is there twice")
+        raise ReportError("joining takes reports of two or more sites, one of each: leave out duplicates")
     sections = [item.report.sections for item in reports]
     agreements = tuple(_agreements([item.identity for item in sections]))
     claims = [item.claim for item in sections]

@@ -60,7 +60,7 @@ def read_report(content: bytes) -> Report:
     Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
     """
     if len(content) > MAX_REPORT:
-        raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
+        raise ReportError(f"the file is larger than {MAX_REPORT >> 20} MiB, a report's limit")
     try:
         document = json.loads(content)
         format_name = _format(document)
