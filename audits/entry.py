@@ -180,7 +180,7 @@ _OPTIONAL = {"optional": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. This class is the only grammar of a line: both readers are derived from it.
+    """One event. This class defines the format of a line; both readers are derived from it.
 
     Every field is in every line, `null` where it does not apply; optional ones are then left out. `time` is UTC,
     `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message, `nbytes` the sum

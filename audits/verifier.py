@@ -177,7 +177,7 @@ class Walk:
         return self._snapshot.running
 
     def first_entry(self) -> int:
-        """The number of the first entry that is still there, as stated in it; 0 if it cannot be read."""
+        """The number of the oldest entry in the files, as the entry states it; 0 if it cannot be read."""
         try:
             return self._snapshot.first() or 0
         except LogError:

@@ -122,7 +122,7 @@ _GRAMMARS = {
 
 
 def fit_of(record: Mapping[str, Any]) -> Fit:
-    """Whether a record fits the grammar of this version, or is of a newer format or event."""
+    """Whether a record has this version's form, or a newer format or event."""
     number, event = record.get("format"), record.get("event")
     if type(number) is not int or number < 1 or not isinstance(event, str):
         return Fit.NO

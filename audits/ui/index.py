@@ -243,7 +243,7 @@ class Index:
         return {site: log.folder for site, log in self._logs.items()}
 
     def refresh(self) -> None:
-        """Takes in what the logs have grown by; all of a log that is no longer the one that was read.
+        """Reads the logs' new entries, and all entries of a log that was replaced since it was read.
 
         Raises `LogError` if a log cannot be read, or the index not be written.
         """
@@ -343,7 +343,7 @@ class Index:
         return [JobFacts(*row) for row in self._db.execute(query, (site or "", most))]
 
     def tensors(self, asked: Filter, skip: int, most: int) -> list[TensorFacts]:
-        """What passed, by tensor; of the filter, site, job and kind count."""
+        """Transfers by tensor. The filter's site, job and kind apply."""
         query = """SELECT site, direction, peer, name, kind, protection, sum(messages), sum(nbytes) FROM tensors
             WHERE ? IN ('', site) AND ? IN ('', job) AND ? IN ('', kind)
             GROUP BY site, direction, peer, name, kind, protection ORDER BY site, direction DESC, peer, name

@@ -84,7 +84,7 @@ class _Target:
 
 @contextmanager
 def sealed(file: BinaryIO, secret: BackupSecret) -> Iterator[BinaryIO]:
-    """A stream that encrypts its content into `file`, which is whole once the context ends. Raises `OSError`."""
+    """A stream that encrypts its content into `file`, which is complete when the context ends. Raises `OSError`."""
     receive, send = os.pipe()
     with ThreadPoolExecutor(1) as thread:
         writing = thread.submit(_encrypt, receive, file, secret)

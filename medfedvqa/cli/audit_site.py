@@ -140,7 +140,7 @@ def serve_witness_command(
     logs: Annotated[Path, typer.Option(help="The verifier keys of the logs to cosign, a line each.")],
     port: Port = 0,
 ) -> None:
-    """Be a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
+    """Run a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
     from audits.tlog_witness import WitnessService
 
     known, console = read_keys(logs), Terminal()

@@ -78,7 +78,7 @@ def _loaded(name: str, file: Path) -> dict[str, Any]:
 
 
 def licence_in(folder: Path) -> str | None:
-    """The licence that a folder's README names, as the hub's model cards do; None if there is none."""
+    """The licence in the metadata of a folder's README (a Hugging Face model card); None if there is none."""
     readme = folder / "README.md"
     if not readme.is_file():
         return None

@@ -62,7 +62,7 @@ def slices(
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
     quiet: QuietOption = False,
 ) -> None:
-    """Cut the slices that questions name out of NIfTI volumes, as pictures that lie as radiologists look at them."""
+    """Cut the slices that questions name out of NIfTI volumes, as pictures in radiological orientation."""
     if find_spec("nibabel") is None:
         raise ConfigError("volumes need more packages: pip install 'medfedvqa[ingest]'")
     from medfedvqa.ingest.volume_slices import SliceOutcome, cut_slices

@@ -55,7 +55,7 @@ def verify_joined_command(
     reports: Reports,
     key: KeysOption = None,
 ) -> None:
-    """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
+    """Check each of these reports, and that the joined report follows from them; exit code 1 if not."""
     from privacy.report import verify_joined
 
     judgement = verify_joined(bytes_of(file), joined_of(reports, key))

@@ -64,7 +64,7 @@ def reproduce(
     ] = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Run a table or figure of a founding paper on your data, its figures beside this run's, and what differs."""
+    """Run a table or figure of a founding paper on your data, and compare its figures with this run's."""
     from medfedvqa.cli.benchmark import check_folder
     from medfedvqa.research.reproduce.catalogue import entry_of, paper_of
     from medfedvqa.research.reproduce.entries import Absent, Program, Scale

@@ -46,7 +46,7 @@ def study(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Show where sharing pays: few rows, several hospitals per organ, a hospital that joins. It resumes."""
+    """Measure where sharing pays: few rows, several hospitals per organ, a joining hospital; runs resume."""
     from medfedvqa.cli.benchmark import check_folder, complete, planned_grid
     from medfedvqa.cli.run import announced
 
@@ -99,7 +99,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Search each system's learning rate and weight decay by successive halving. Stop at any time; it resumes."""
+    """Search each system's learning rate and weight decay by successive halving; an interrupted search resumes."""
     import json
 
     from medfedvqa.cli.run import announced

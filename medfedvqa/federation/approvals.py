@@ -152,7 +152,7 @@ def permit(
 
 
 def keep_waiting(config: SiteConfig, job: JobSpec, submitter: str) -> None:
-    """Keeps a job that nobody has decided on, once, so that a person can see it."""
+    """Stores a job without a decision, once, so that a person can see it."""
     waiting = Waiting(job=job.to_dict(), definition=job.definition, submitter=submitter, asked=datetime.now(UTC))
     with _database(config) as database, database.writing() as connection:
         if connection.execute("SELECT count(*) FROM waiting_job").fetchone()[0] < MOST_WAITING:

@@ -97,7 +97,7 @@ class DealingSite:
         return {TUPLE_SEED.name: _array(dealt.seed), COIN_COMMITMENT.name: _array(commitment)}
 
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
-        """The coin, which opens for one attempt and under one set of commitments. Raises `FederationError`."""
+        """The site's coin, revealed for one attempt and one set of commitments only. Raises `FederationError`."""
         if self.name not in attempt.members:
             raise FederationError("this site is not a member of the attempt, and no tuples are dealt to it")
         if saved.dealt is not None and saved.dealt.attempt is None:

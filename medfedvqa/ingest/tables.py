@@ -139,7 +139,7 @@ def old_encodings(file: BinaryIO) -> list[str]:
 
 
 def samples(file: BinaryIO, name: str) -> list[tuple[str, str]]:
-    """A few lines of a file that is not Unicode as each encoding shows them, the likeliest first; else none."""
+    """For a file that is not Unicode: a few of its lines in each possible encoding, the likeliest first; else none."""
     if _start(file, name) in (_ZIP, _OLD_WORKBOOK) or _unicode(file, name):
         return []
     from charset_normalizer import from_bytes

@@ -103,7 +103,7 @@ def marked_tiles(picture: Array, where: Array, scale: float) -> Iterator[tuple[A
 
 
 def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:
-    """The scales at which a picture of this shape is searched: reduced to a tile, and the finest."""
+    """The scales at which a picture of this shape is searched: one reduced to a tile, and the finest one."""
     longer = max(shape)
     finest = max(1.0, min(ENLARGED, ENLARGED_SIDE / longer)) if faint or ENLARGED * longer <= TILE else 1.0
     return (TILE / longer, finest) if TILE / longer < finest else (finest,)
@@ -174,14 +174,14 @@ def line_gap(one: Array, other: Array) -> float:
 
 
 def bridge(one: Array, other: Array) -> Array:
-    """The corners of the place between two parts of a line."""
+    """The corners of the gap between two parts of a line."""
     along = (other.mean(axis=0) - one.mean(axis=0)).astype(np.float32)
     nearest = [corners[np.argsort(corners @ direction)[2:]] for corners, direction in ((one, along), (other, -along))]
     return _around(np.concatenate(nearest))
 
 
 def grown(picture: Array, corners: Array) -> Array:
-    """The corners of a line with what continues it: up to `GROWTH` heights at each end, as long as its structures last.
+    """The corners of a line, extended at each end along its structures by at most `GROWTH` heights.
 
     A detector often leaves out the letters at an end that stand on another ground than the rest.
     """
