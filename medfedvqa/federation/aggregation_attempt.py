@@ -155,7 +155,7 @@ def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
     if attempt.members != rule.members(attempt.sites, saved.round):
         raise FederationError("the server names other members than follow from the job: its own could open anything")
     if not saved.number < attempt.number <= ATTEMPTS:
-        raise FederationError(f"the attempt's number does not rise: a round has at most {ATTEMPTS} attempts, numbered in order")
+        raise FederationError(f"the attempt's number does not rise: a round has at most {ATTEMPTS} attempts, in order")
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:
