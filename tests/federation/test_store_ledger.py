@@ -145,7 +145,7 @@ def test_a_run_on_a_copied_store_asks_for_its_ledger(
     assert not (tmp_path / "run").exists()
     launch = plan(job, copy, tmp_path / "run", (), 1, files, default_ledger(store))
     assert {launch.ledger_of(site) for site in launch.sites} == {default_ledger(store)}
-    with pytest.raises(ConfigError, match="leave --ledger out"):
+    with pytest.raises(ConfigError, match="leave it out"):
         plan(job.model_copy(update={"data": "phantom"}), None, tmp_path / "run", (), 1, files, default_ledger(store))
 
 
