@@ -53,7 +53,7 @@ _NAME = re.compile(r"(.+[ /])([1-9][0-9]{0,8})")
 
 
 def check_number(name: object, expected: str, what: str) -> bool:
-    """Whether a file's format is the one of the name `expected`.
+    """Whether a file's format has the name `expected`.
 
     Raises `NewerFormat`, which says `what` the file is, where it is the same name with a higher number.
     """

@@ -207,7 +207,7 @@ class NoteFile:
             raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
         ends = [match.end() for match in _END.finditer(block)]
         if begin and not ends:
-            raise NoteError("the file of checkpoints ends in what is no note: have the log verified")
+            raise NoteError("the file of checkpoints ends in what is not a note: have the log verified")
         return block, ends if begin else [0, *ends]
 
 
@@ -237,7 +237,7 @@ class Succession:
         """Reads a succession. Raises `NoteError` unless the note is one that both keys have signed."""
         match = _TEXT.fullmatch(note.text)
         if match is None:
-            raise NoteError("this note is no succession of keys")
+            raise NoteError("this note is not a succession of keys")
         old, new = VerifierKey.parse(match[2]), VerifierKey.parse(match[3])
         if not (old.name == new.name == match[1] and old != new and old.signed(note) and new.signed(note)):
             raise NoteError("a succession of keys is not signed by both of them")

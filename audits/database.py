@@ -39,7 +39,7 @@ class Layout:
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Replaces errors of SQLite and the disk, whose texts may hold paths; a disk error stays as the cause."""
+        """Replaces errors of SQLite and the disk, whose texts may hold paths; a disk error is kept as the cause."""
         try:
             yield
             return
@@ -101,7 +101,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one reading statement: two statements may see different states of the file."""
+        """The connection for one SELECT statement: a second statement may see a later state of the file."""
         with self._layout.errors("read"):
             self._check_place()
             yield self._connection

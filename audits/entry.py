@@ -180,7 +180,7 @@ _OPTIONAL = {"optional": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One event. This class is the only grammar of a line: both readers are derived from it.
+    """One event. This class defines the format of a line; both readers are derived from it.
 
     Every field is in every line, `null` where it does not apply; optional ones are then left out. `time` is UTC,
     `monotonic` nanoseconds of the machine's steady clock, `peer` who receives or sent the message, `nbytes` the sum
@@ -301,10 +301,10 @@ def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
         leaf = record.pop("leaf_hash")
         body, member = canonical(record), canonical({"leaf_hash": leaf})[1:-1] + b","
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        raise LogError("the line is no entry") from None
+        raise LogError("the line is not an entry") from None
     # The line without its hash must equal the body: one encoding serves both checks, and fixes every byte.
     if not fit or line.replace(member, b"", 1) != body + b"\n":
-        raise LogError("the line is not written as an entry is")
+        raise LogError("the line is not in the form of an entry")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
     if "format" not in record:

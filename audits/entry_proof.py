@@ -85,12 +85,12 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
             raise NoteError("this file is larger than a proof of an entry may be")
         bundle_json = json.loads(bundle)
         if not check_number(bundle_json["format"], FORMAT, "the proof"):
-            raise NoteError("this is no proof of an audit log's entry")
+            raise NoteError("this is not a proof of an audit log's entry")
         record, _ = parse_any(bundle_json["entry"].encode() + b"\n")
         proof = [base64.b64decode(node, validate=True) for node in bundle_json["proof"]]
         note = Note.parse(bundle_json["checkpoint"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
-        raise NoteError("this is no proof of an audit log's entry") from None
+        raise NoteError("this is not a proof of an audit log's entry") from None
     checkpoint = Checkpoint.parse(note.text)
     if not includes(bytes.fromhex(record["leaf_hash"]), record["seq"], checkpoint.size, proof, checkpoint.root):
         raise NoteError("the proof does not show the entry to be in the log that was signed")
@@ -122,7 +122,7 @@ _NUMBER, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG = range(7)  # CBOR's major
 _SIGN1 = 18
 _ALG, _KID, _VDS, _VDP = 1, 4, 395, 396
 _EDDSA, _RFC9162_SHA256, _INCLUSION = -8, 1, -1
-_NO_RECEIPT = "this is no receipt of an audit log: RFC 9942 with EdDSA, RFC9162_SHA256, one path and no payload"
+_NO_RECEIPT = "this is not a receipt of an audit log: RFC 9942 with EdDSA, RFC9162_SHA256, one path and no payload"
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,6 @@ def _record(entry: bytes, leaf: bytes) -> dict[str, Any]:
     try:
         line = canonical(json.loads(entry) | {"leaf_hash": leaf.hex()}) + b"\n"
     except (ValueError, TypeError, RecursionError):
-        raise LogError("the line is no entry") from None
+        raise LogError("the line is not an entry") from None
     record, _ = parse_any(line)
     return record

@@ -66,7 +66,8 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """The largest probability that (epsilon, delta)-DP gives to this many correct guesses, by any attack (Theorem 5.2).
 
-    At delta = 0 they are dominated by Binomial(r, e^epsilon / (1 + e^epsilon)). Otherwise the bound grows by
+    At delta = 0 the number of correct guesses is stochastically dominated by
+    Binomial(r, e^epsilon / (1 + e^epsilon)). Otherwise the bound grows by
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0 and 0 <= delta <= 1):
@@ -108,7 +109,7 @@ def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]
     Raises `EmpiricalError` unless 0 <= right <= of and 0 < confidence < 1.
     """
     if not 0 <= right <= of:
-        raise EmpiricalError("a rate is of at most as many as were tried: count again")
+        raise EmpiricalError("a rate has more successes than trials: count again")
     half = _level(confidence) / 2
     low = _root(lambda rate: math.fsum(binomial(of, rate)[right:]) < half) if right else 0.0
     high = _root(lambda rate: math.fsum(binomial(of, rate)[: right + 1]) >= half) if right < of else 1.0

@@ -415,7 +415,7 @@ def _wire(facts: _LogFacts, walk: Walk, running: Collection[str], network: bool)
     total = facts.ledger.result(walk.running.union(running))
     if facts.uncounted is not None:
         yield VerdictPart(
-            "wire", BROKEN, "counts of bytes on the network are no counts of this format", facts.uncounted
+            "wire", BROKEN, "counts of bytes on the network are not counts of this format", facts.uncounted
         )
     elif facts.unread is not None:
         yield VerdictPart(

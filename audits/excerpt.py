@@ -128,16 +128,16 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
     if key.name != origin_of(site) or head.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint is not signed by the site's key")
     if not 0 <= excerpt.first <= head.size:
-        raise NoteError("the first entry that is still there is not one of the log's")
+        raise NoteError("the oldest entry present is not in the log")
     before = excerpt.first - 1
     for entry in excerpt.entries:
         number = _check_entry(entry, site, head)
         if number <= before:
-            raise NoteError("entries do not stand in the order of the log, each once")
+            raise NoteError("the entries are repeated, or not in the order of the log")
         before = number
     if excerpt.cosigned is None:
         if excerpt.others:
-            raise NoteError("keys are given of parties that cosigned nothing")
+            raise NoteError("there are keys of parties that cosigned nothing")
         return ExcerptFacts(head, 0, ())
     return _check_cosigned(excerpt, excerpt.cosigned, key, head)
 
@@ -175,7 +175,7 @@ def _check_cosigned(excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierK
         raise NoteError("the log is not shown to continue the checkpoint that others cosigned")
     others = [VerifierKey.parse(cosigner) for cosigner in excerpt.others]
     if not others or not all(cosigner != key and cosigner.cosigned(note) is not None for cosigner in others):
-        raise NoteError("the checkpoint is not cosigned by all who are said to have done so")
+        raise NoteError("a cosignature that is listed is missing from the checkpoint")
     return ExcerptFacts(head, old.size, tuple(cosigner.name for cosigner in others))
 
 

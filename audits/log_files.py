@@ -209,7 +209,7 @@ def _locked(folder: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
                 return file
         file.close()  # it has become a closed file since it was opened
         if time.monotonic() > deadline:
-            raise LogError("the audit log's newest file is replaced all the time: have a copy verified")
+            raise LogError("the audit log's newest file keeps being replaced: have a copy verified")
 
 
 def _is_free(file: BinaryIO) -> bool:

@@ -131,7 +131,7 @@ def _check_date(date: calendar.date, now: datetime, times: CosignedTimes) -> Non
     if abs(now.date() - date) > _DAY:
         raise LogError("the date that was given is not this machine's date: correct the one that is wrong")
     if times.newest and times.newest.date() - date > _DAY:
-        raise LogError("others have signed this log's checkpoints after the date that was given: correct the date")
+        raise LogError("others signed this log's checkpoints after the given date: correct the date")
 
 
 def _delete(log: AuditLog, expired_segments: list[_Segment], expiry: Expiry) -> None:

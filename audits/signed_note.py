@@ -42,13 +42,13 @@ class VerifierKey:
 
     @classmethod
     def parse(cls, text: str) -> "VerifierKey":
-        """Reads the form that `str` writes, and the form of outside witnesses' keys (type 4). Raises `NoteError`."""
+        """Parses NAME+ID+KEY, as `str` writes it; also an outside witness's key (type 4). Raises `NoteError`."""
         try:
             name, key_id, encoded = text.strip().split("+", 2)
             raw = base64.b64decode(encoded, validate=True)
             key = cls(key_name(name), raw[1:])
         except (ValueError, binascii.Error):
-            raise NoteError("this is no verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
+            raise NoteError("this is not a verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
         kind = raw[0] if raw else 0
         if kind not in (_SIGNED, _COSIGNED) or len(raw) != 1 + _PUBLIC_BYTES or key._id(kind).hex() != key_id:
             raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")
@@ -161,7 +161,7 @@ class Note:
         text, gap, block = source.rpartition("\n\n")
         lines = block.split("\n")
         if len(source) > MAX_NOTE or _LONE.search(source) or not gap or not text or lines.pop() != "" or not lines:
-            raise NoteError("this is no signed note")
+            raise NoteError("this is not a signed note")
         return cls(text + "\n", tuple(map(_signature, lines)))
 
     def __str__(self) -> str:
@@ -190,8 +190,8 @@ def _signature(line: str) -> tuple[str, bytes]:
         name, encoded = line.removeprefix(DASH).split(" ")
         raw = base64.b64decode(encoded, validate=True)
     except (ValueError, binascii.Error):
-        raise NoteError("this is no signed note") from None
+        raise NoteError("this is not a signed note") from None
     # Only one encoding is accepted, or the same signatures would make several notes.
     if not line.startswith(DASH) or base64.b64encode(raw).decode() != encoded or len(raw) <= _ID_BYTES:
-        raise NoteError("this is no signed note")
+        raise NoteError("this is not a signed note")
     return key_name(name), raw

@@ -90,13 +90,15 @@ def entries_in(bundle: bytes) -> Iterator[bytes]:
 
 
 def read_tile(home: Path, level: int, index: int, width: int) -> bytes:
-    """The first `width` nodes of a tile, also if the tile has become full since. Raises `OSError`."""
+    """The first `width` nodes of a tile, from the full tile if that has replaced the partial one. Raises `OSError`."""
     content, wider = _read(home, level, index, width, WIDTH * HASH_BYTES)
     return content[: width * HASH_BYTES] if wider else content
 
 
 def read_bundle(home: Path, index: int, width: int) -> list[bytes]:
-    """The first `width` entries of a bundle, also if it has become full since; one more if it holds too many.
+    """The first `width` entries of a bundle, from the full bundle if that has replaced the partial one.
+
+    If a partial bundle holds more entries than `width`, the result has `width` + 1, so that the caller sees the fault.
 
     Raises `OSError`, `ValueError`.
     """
@@ -112,7 +114,7 @@ def published_note(home: Path) -> Note | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        raise NoteError("the published checkpoint is no signed checkpoint") from None
+        raise NoteError("the published checkpoint is not a signed checkpoint") from None
     return note
 
 

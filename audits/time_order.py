@@ -144,7 +144,7 @@ class Times:
             self._compare(entries)
 
     def leap(self) -> int | None:
-        """The first entry more than `LEAP` after the one before it, unless a cosigned time is as late."""
+        """The first entry dated more than `LEAP` after the entry before it, unless a cosignature is dated as late."""
         newest = self.cosigned.newest
         return next((entry for entry, time in self._leaps if newest is None or time - newest > TOLERANCE), None)
 

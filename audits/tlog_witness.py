@@ -88,7 +88,7 @@ class WitnessService(LoopbackServer):
             old, proof, note = _parsed(body)
             checkpoint = Checkpoint.parse(note.text)
         except (NoteError, ValueError):
-            return text_answer(HTTPStatus.BAD_REQUEST, "This is no request to add a checkpoint.")
+            return text_answer(HTTPStatus.BAD_REQUEST, "This is not a request to add a checkpoint.")
         if (key := self._logs.get(checkpoint.origin)) is None:
             return text_answer(HTTPStatus.NOT_FOUND, "This witness does not know the log.")
         if not key.signed(note):

@@ -144,7 +144,7 @@ class Walk:
                     break
                 line = read_line(raw)
                 if line.seq != self.entries:
-                    raise LogError(f"entry number {self.entries} is due, and number {line.seq} stands there")
+                    raise LogError(f"entry {self.entries} is expected, but the line has number {line.seq}")
                 if line.prev_hash != self.head:
                     raise LogError("the entry does not follow the one before it")
                 self.tree.append(bytes.fromhex(line.leaf_hash), line.entry)
@@ -177,7 +177,7 @@ class Walk:
         return self._snapshot.running
 
     def first_entry(self) -> int:
-        """The number of the first entry that is still there, as stated in it; 0 if it cannot be read."""
+        """The number of the oldest entry in the files, as the entry states it; 0 if it cannot be read."""
         try:
             return self._snapshot.first() or 0
         except LogError:
@@ -207,7 +207,7 @@ def verify(folder: Path) -> Verdict:
 def read(folder: Path) -> Iterator[Entry]:
     """The entries in order, without a torn line at the end.
 
-    Raises `LogError` with the position of the first line that is no entry, or if there is no log to read.
+    Raises `LogError` with the position of the first line that is not an entry, or if there is no log to read.
     """
     snapshot = Snapshot(folder)
     for position, line in enumerate(snapshot.lines(), snapshot.first() or 0):

@@ -240,4 +240,4 @@ def _log_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LogError(f"what is known of others' logs cannot be kept ({error.strerror})") from None
+        raise LogError(f"the record of others' logs cannot be written ({error.strerror})") from None

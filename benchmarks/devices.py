@@ -62,7 +62,7 @@ def measure(backbone: Backbone, data: SiteData, options: Mapping[str, Any], step
 def main() -> int:
     """Measure and print; 1 if no device is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", default="cpu,cuda", help="with commas between; others are compared with the first")
+    parser.add_argument("--devices", default="cpu,cuda", help="separated by commas; others are compared with the first")
     parser.add_argument("--architecture", default="ViT-B-32", help="a name of open_clip")
     parser.add_argument("--blocks", type=int, default=12, help="blocks with prompts, the last ones of each tower")
     parser.add_argument("--rows", type=int, default=32, help="rows of a batch")

@@ -49,7 +49,7 @@ def documents() -> dict[Path, str]:
     head = matrix.read_text(encoding="utf-8").partition("| method |")[0]
     rows = ["| method | idea | what a site sends in a round |\n|---|---|---|\n", *map(_row, names)]
     links = ", ".join(f"[{name}](methods/{name}.md)" for name in names)
-    lists = {index: "".join(rows), start: f"- Methods whose page is made from their file: {links}\n"}
+    lists = {index: "".join(rows), start: f"- Methods with a generated page: {links}\n"}
     lists[ROOT / "docs" / "backbones.md"] = _architectures()
     return pages | {matrix: head + markdown_matrix()} | {path: _replaced(path, text) for path, text in lists.items()}
 
@@ -102,7 +102,7 @@ def _page(name: str) -> str:
 def _exchange(method: Method[Any]) -> Iterator[str]:
     common = create("fedavg", {}).exchange(SHAPE).tasks
     if [(task.name, task.up) for task in method.exchange(SHAPE).tasks] == [(task.name, task.up) for task in common]:
-        yield "As with [fedavg](fedavg.md), tensor for tensor; down comes the server's model."
+        yield "The same tensors as [fedavg](fedavg.md). The server sends its model back."
         return
     yield "| task | up | down |\n|---|---|---|"
     for task in method.exchange(SHAPE).tasks:

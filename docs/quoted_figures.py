@@ -37,7 +37,7 @@ TWO, THREE, FOUR = (f"slake-hospitals: {count} hospitals per organ" for count in
 WORDS_FIRST = "slake-words"
 WRONG = "% of the first one's labels exchanged"
 ROWS = re.compile(r"^\|[^\n]*$", re.MULTILINE)
-"""What is no text: the rows of tables."""
+"""What is not text: the rows of tables."""
 INTERVAL = r"\[-?[\d.]+, -?[\d.]+\]"
 FIGURE = re.compile(
     rf"(?P<sign>[+-]?)(?<![\d.])\d+\.\d(?P<words>(?:(?!\d\.\d)[^\[\]|])*){INTERVAL}(?:(?P<p>, p) [\d.< ]*\d)?"

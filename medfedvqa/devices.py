@@ -36,7 +36,7 @@ class DeviceMemoryError(ConfigError):
 
 
 def check_names(text: str) -> str:
-    """Returns the text. Raises `ConfigError`, without torch, unless it names devices with commas between."""
+    """Returns the text. Raises `ConfigError`, without torch, unless it names devices separated by commas."""
     for name in text.split(","):
         if not _NAME.fullmatch(name):
             raise _refused(name, _UNKNOWN)

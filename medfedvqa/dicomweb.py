@@ -91,7 +91,7 @@ def _check_url(url: str, plain_http: bool) -> None:
     try:
         origin(url)
     except ValueError:
-        raise ConfigError("the archive's address has a port that is no number: https://HOST:PORT/dicom-web") from None
+        raise ConfigError("the port of the archive's address is not a number: https://HOST:PORT/dicom-web") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("the archive's address is a URL of its DICOMweb service: https://HOST/dicom-web")
     if parts.username or parts.password:

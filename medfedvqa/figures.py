@@ -58,7 +58,7 @@ _NIGHT = b"<style>@media (prefers-color-scheme: dark) { #figure_1 { filter: inve
 
 @contextmanager
 def styled(style: dict[Any, Any] = STYLE) -> Iterator[None]:
-    """Context manager and decorator: figures made inside have this style; the user's settings stay."""
+    """Context manager and decorator: figures made inside have this style; the user's settings are restored."""
     import matplotlib
 
     with matplotlib.rc_context(style):

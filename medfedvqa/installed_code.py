@@ -42,7 +42,7 @@ _hashed: dict[str, tuple[tuple[int, int, int], str]] = {}
 class CompiledElsewhere(ConfigError):
     """Installed code has byte code without its source, or a file hidden among byte code.
 
-    `fault` follows the distribution's name in a sentence that says what to do.
+    `fault` is a clause without its subject, which callers put after the distribution's name.
     """
 
     def __init__(self, fault: str) -> None:

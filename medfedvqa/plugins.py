@@ -102,7 +102,7 @@ def _plug_in(name: str, offers: tuple[Offer, ...]) -> PlugIn:
 
 
 def pinned(name: str) -> dict[str, str]:
-    """The distribution's name with its code's present digest. Raises `ConfigError` if it offers nothing."""
+    """The SHA-256 of an installed distribution's code, by its name. Raises `ConfigError` if it brings no plug-in."""
     if (offers := _offers().get(normalised(name))) is not None:
         return {normalised(name): _plug_in(normalised(name), offers).sha256}
     raise ConfigError("no installed distribution of this name offers anything: `medfedvqa plugins` lists those that do")
@@ -134,7 +134,7 @@ def read_passed(folder: Path) -> dict[str, tuple[str, ...]]:
         and all(isinstance(n, str) for n in names)
         for digest, names in found.items()
     ):
-        raise ConfigError(f"'{PASSED_FILE}' is no table of methods by digest: {remedy}")
+        raise ConfigError(f"'{PASSED_FILE}' is not a table of methods by digest: {remedy}")
     return {digest: tuple(names) for digest, names in found.items()}
 
 

@@ -362,8 +362,8 @@ class Ledger:
             return
         if self._store is not None and book.store not in (None, self._store):
             raise LedgerError(
-                "the budget ledger belongs to a store of another key: ingest these patients with that key, or name the "
-                "ledger of this store in site.yml"
+                "the budget ledger belongs to a store of another pseudonym key: ingest these patients with that key, "
+                "or name the ledger of this store in site.yml"
             )
         joins = self._store is not None and book.store == self._store
         if book.origin[1] != self._origin[1] or not (joins or self._site in book.sites):

@@ -111,7 +111,7 @@ def _from_0_2_0(connection: sqlite3.Connection) -> None:
     """Makes the journal's table strict, and adds the register."""
     schema = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
     if schema != {_JOURNAL, *GUARDS}:
-        raise LedgerError(f"the file of the budget ledger is damaged, or none of 0.2.0: {_REMEDY}")
+        raise LedgerError(f"the budget ledger's file is damaged, or not written by version 0.2.0: {_REMEDY}")
     for name in ("no_update", "no_delete", "in_order"):
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute("ALTER TABLE journal RENAME TO before")
@@ -218,5 +218,5 @@ def read_export(path: Path) -> list[JournalRow]:
             raise ValueError("the rows are written in another way")
         table = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in row_records]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise LedgerError("this file is no export of a budget ledger: write one with `Ledger.export`") from None
+        raise LedgerError("this file is not an export of a budget ledger: write one with `Ledger.export`") from None
     return list(check_chain(table, Head()))

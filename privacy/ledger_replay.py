@@ -122,7 +122,7 @@ _GRAMMARS = {
 
 
 def fit_of(record: Mapping[str, Any]) -> Fit:
-    """Whether a record fits the grammar of this version, or is of a newer format or event."""
+    """Whether a record has this version's form, or a newer format or event."""
     number, event = record.get("format"), record.get("event")
     if type(number) is not int or number < 1 or not isinstance(event, str):
         return Fit.NO
@@ -290,7 +290,7 @@ class Book:
     def _bound(self, row: JournalRow) -> None:
         store, site = row.record["store"], row.record["site"]
         if not isinstance(store, str) or self.store not in (None, store):
-            raise ValueError("a ledger is bound to one store's key")
+            raise ValueError("the ledger names two store keys, but a ledger belongs to one")
         if self.store is None and site not in self.sites:
             raise ValueError("the site that opened the ledger binds it")
         self.store = store
@@ -325,7 +325,7 @@ class Book:
     def _charged(self, row: JournalRow) -> None:
         job, slot = self.jobs[self._key(row)], (row.record["task"], row.record["round"])
         if slot not in job.charges:
-            raise KeyError("only what has begun is charged")
+            raise KeyError("a task is charged only after it has begun")
         job.settled.add(slot)
 
     def _freed(self, row: JournalRow) -> None:

@@ -16,7 +16,7 @@ def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness
     added, which shrinks the result towards 1/2, within 0..1. Raises `SettingsError` without a mechanism.
     """
     if counts is None:
-        raise SettingsError("the job's noise was not made for an accuracy: plan its counts in the job's cost")
+        raise SettingsError("the job's noise was not planned for an accuracy: include its counts in the job's cost")
     good, bad = (max(0.0, count) + counts.deviation for count in counts.noisy(pair_of(shares), randomness))
     return good / (good + bad)
 

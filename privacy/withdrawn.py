@@ -38,7 +38,7 @@ def identities(version: str | None, digest: str | None, code: Mapping[str, Any] 
 
 
 class Withdrawal(BaseModel):
-    """Withdraws the epsilons of all code of this version, and of all code with any part of this digest."""
+    """Withdraws the epsilons of this version's code, or of any code that has a part with this digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     version: str | None = None

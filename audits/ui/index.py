@@ -23,7 +23,7 @@ class Follower:
     """One log, read as far as its chain holds.
 
     `first` is the number of the first entry that has not expired, `entries` the number of the next entry, and
-    `broken` says what is wrong if the next line is no valid entry.
+    `broken` says what is wrong if the next line is not a valid entry.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -243,7 +243,7 @@ class Index:
         return {site: log.folder for site, log in self._logs.items()}
 
     def refresh(self) -> None:
-        """Takes in what the logs have grown by; all of a log that is no longer the one that was read.
+        """Reads the logs' new entries, and all entries of a log that was replaced since it was read.
 
         Raises `LogError` if a log cannot be read, or the index not be written.
         """
@@ -343,7 +343,7 @@ class Index:
         return [JobFacts(*row) for row in self._db.execute(query, (site or "", most))]
 
     def tensors(self, asked: Filter, skip: int, most: int) -> list[TensorFacts]:
-        """What passed, by tensor; of the filter, site, job and kind count."""
+        """Transfers by tensor. The filter's site, job and kind apply."""
         query = """SELECT site, direction, peer, name, kind, protection, sum(messages), sum(nbytes) FROM tensors
             WHERE ? IN ('', site) AND ? IN ('', job) AND ? IN ('', kind)
             GROUP BY site, direction, peer, name, kind, protection ORDER BY site, direction DESC, peer, name

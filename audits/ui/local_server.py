@@ -47,7 +47,7 @@ def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
     """
     lengths, kind = headers.get_all("Content-Length") or [], _BOUNDARY.fullmatch(headers.get("Content-Type", ""))
     if len(lengths) != 1 or not lengths[0].isdecimal() or int(lengths[0]) > most or kind is None:
-        raise ValueError("no form of a size that is read")
+        raise ValueError("the form is missing, empty or too large")
     content = b"\r\n" + body.read(int(lengths[0]))
     parts = content.split(b"\r\n--" + kind[1].encode())
     if len(parts) < 3 or len(parts) > _MOST_FIELDS + 2 or not parts[-1].startswith(b"--"):
@@ -57,7 +57,7 @@ def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
         head, blank_line, value = part.partition(b"\r\n\r\n")
         name = _NAME.search(head)
         if not blank_line or name is None:
-            raise ValueError("a part of the form is no field")
+            raise ValueError("a part of the form is not a field")
         fields[name[1].decode()] = value
     return fields
 

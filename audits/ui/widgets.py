@@ -55,7 +55,7 @@ def link(text: Child, path: str, **query: str | int | None) -> Html:
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]]) -> Html:
-    """A table whose rows become cards on a narrow screen; roles are said because that changes how they are drawn."""
+    """A table whose rows become cards on a narrow screen. It sets ARIA roles, which the cards' styles would remove."""
     heads = (tag("th", name, scope="col", role="columnheader", class_=_SHAPES.get(name)) for name in columns)
     return tag(
         "table",

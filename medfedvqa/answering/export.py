@@ -43,7 +43,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """The facts of a card."""
+    """The values that fill in an exported model's card."""
 
     method: str
     rounds: int
@@ -282,7 +282,7 @@ def _compare(folder: Path, answerer: Answerer) -> None:
     wanted = answerer.probabilities(grey, _QUESTION)
     exported = ExportedModel(folder).probabilities(grey, _QUESTION)
     if not torch.allclose(exported, wanted, atol=TOLERANCE, rtol=0):
-        raise ConfigError("the exported program answers otherwise than the model: this backbone is not exported")
+        raise ConfigError("the exported program's answers differ from the model's: this backbone is not exported")
 
 
 def _loader() -> str:

@@ -130,7 +130,7 @@ def _compare(folder: Path, model: PictureNetwork, values: Values) -> None:
     pixels = torch.rand(2, model.spec.channels, side, side, generator=torch.Generator().manual_seed(0)) * 2 - 1
     outputs = model.outputs(values, model.penultimate(values, pixels.to(model.device)))
     if not torch.allclose(network.eval()(pixels), outputs.cpu(), atol=TOLERANCE):
-        raise ConfigError("the bundle answers otherwise than the model: this network is not exported")
+        raise ConfigError("the bundle's answers differ from the model's: this network is not exported")
 
 
 def _json(content: object) -> str:

@@ -111,7 +111,7 @@ def with_canaries(data: SiteData, canaries: Canaries, present: torch.Tensor) -> 
 
 
 def with_all_canaries(data: SiteData, canaries: Canaries) -> tuple[SiteData, Examples]:
-    """A site's data with all canaries, for the auditor, and the canaries' rows with their numbers there."""
+    """For the auditor: a site's data with all canaries, and the canaries' rows with their row numbers in it."""
     data_with_all = with_canaries(data, canaries, torch.ones(len(canaries), dtype=torch.bool))
     last = torch.arange(len(data.train), len(data_with_all.train))
     return data_with_all, data_with_all.train.chosen(last)
@@ -179,7 +179,7 @@ def observe(
             for name, reply in replies.items():
                 saved = StateFile(configs[name].state, launch.out.name).load()
                 if saved is None:
-                    raise ConfigError("a site answered and kept no state: run the job without --secagg")
+                    raise ConfigError("a site saved no state for the attack to read: run the job without --secagg")
                 if call.task != "evaluate":
                     observations[name].append(
                         TaskObservation(states[name], call.messages[name], saved.state, reply.tensors)

@@ -139,7 +139,7 @@ def _batch_mean(batch: int) -> Floats:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All mechanisms: those with an epsilon that does not hold, then two with one that does."""
+    """All mechanisms: first those whose claimed epsilon is wrong, then two whose claim holds."""
     calibrated = math.sqrt(100 * math.log(1 / DELTA)) / 0.4
     by_call = math.sqrt(2 * math.log(1.25 / DELTA))
     by_round = calibrate(2.19, DELTA, lambda noise: [SampledGaussian(0.25, noise, 20)])
@@ -205,7 +205,7 @@ class ControlRun:
 
     @classmethod
     def claiming(cls, epsilon: float, fault: Fault, canaries: int) -> "ControlRun":
-        """The run with the noise at which the claim under this fault is this epsilon. Raises `AccountingError`."""
+        """The run with noise calibrated so that, with this fault, the claim is `epsilon`. Raises `AccountingError`."""
 
         def trial(noise: float) -> "ControlRun":
             return cls(noise, canaries=canaries)

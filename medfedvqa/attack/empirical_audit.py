@@ -125,7 +125,7 @@ def gradient(probe: Probe, values: dict[str, torch.Tensor], rows: Examples) -> d
 
 
 def released_values(released: Tensors, values: Values) -> dict[str, torch.Tensor]:
-    """The values that the site trains and that it released."""
+    """The values that the site both trains and releases."""
     return {name: tensor for name, tensor in tensors_of(released).items() if name in values}
 
 

@@ -129,7 +129,7 @@ class Neighbours:
         )
 
     def site(self, without: str | None = None) -> Site:
-        """The site with everybody, or without one patient."""
+        """The site with all its patients, or without one of them."""
         if without not in self._sites:
             left = replace(self.rows, rows=[row for row in self.rows.rows if row.patient != without])
             data = build_site(left, self.organ, self.split)

@@ -84,7 +84,7 @@ class _Target:
 
 @contextmanager
 def sealed(file: BinaryIO, secret: BackupSecret) -> Iterator[BinaryIO]:
-    """A stream that encrypts its content into `file`, which is whole once the context ends. Raises `OSError`."""
+    """A stream that encrypts its content into `file`, which is complete when the context ends. Raises `OSError`."""
     receive, send = os.pipe()
     with ThreadPoolExecutor(1) as thread:
         writing = thread.submit(_encrypt, receive, file, secret)
@@ -108,11 +108,11 @@ def _encrypt(receive: int, file: BinaryIO, secret: BackupSecret) -> None:
 
 
 def unseal(file: BinaryIO, secret: BackupSecret, plain: BinaryIO) -> None:
-    """Decrypts a file that `sealed` made into `plain`. Raises `BackupError` if it is not authentic, and `OSError`."""
+    """Decrypts what `sealed` wrote into `plain`. Raises `BackupError` if it is not authentic, and `OSError`."""
     target, (head, end, _) = _Target(plain), file.read(_MOST_HEAD).partition(_END)
     kind = "passphrase" if head.startswith(_BEGIN) else "key"
     if kind == "key" and not head.startswith(_AGE):
-        raise BackupError("this file is no backup of a site")
+        raise BackupError("this file is not a backup of a site")
     if kind != secret.kind:
         raise BackupError(f"the backup was made with a {kind}: give that one")
     try:
@@ -131,7 +131,7 @@ def _identity(text: str) -> pyrage.x25519.Identity:
     try:
         return pyrage.x25519.Identity.from_str(next(lines, "").strip())
     except pyrage.IdentityError:
-        raise BackupError("the key of the backup is no age identity: give the file that it was made with") from None
+        raise BackupError("the key of the backup is not an age identity: give the file that it was made with") from None
 
 
 FORMAT: Literal[1] = 1

@@ -102,7 +102,7 @@ BACKBONE = {
     "card": CommandSource("backbone", "card_command"),
 }
 GROUPS = {
-    "jobs": (JOBS, "Job folders for `nvflare job submit`, and a person's yes to a job at a site."),
+    "jobs": (JOBS, "Job folders for `nvflare job submit`, and approval of jobs at a site."),
     "data": (DATA, "Public data sets: what a folder holds, before any training."),
     "backbone": (BACKBONE, "Pretrained models: which load, and their shapes for servers and jobs."),
     "kit": (KIT, "FLARE startup kits: those of the dashboard, keys that stay, and kits that run as services."),

@@ -48,7 +48,7 @@ def answer(
     """
     content = None if picture is None else read_picture(picture)
     if page == (content is not None or question is not None) or (content is None) != (question is None):
-        raise ConfigError("give both --picture and --question, or --page, where both are asked for")
+        raise ConfigError("give --picture and --question together, or --page alone, whose form asks for both")
     if structured_report is not None and (page or structured_report.exists()):
         needs = "needs --picture and --question" if page else "names a file that exists: give a new one"
         raise ConfigError(f"--structured-report {needs}")
@@ -99,7 +99,7 @@ def read_picture(path: Path) -> bytes:
     try:
         return read_bounded(path, 1 << 27)
     except OSError:
-        raise ConfigError("the file of --picture is missing, no plain file, or larger than 128 MB") from None
+        raise ConfigError("the file of --picture is missing, not a plain file, or larger than 128 MB") from None
 
 
 def _print_json(answerer: "Answerer", answers: Answers) -> None:

@@ -40,7 +40,7 @@ def attack_command(
     site: options.OrgansOption = None,
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
-    canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half of them are trained with.")] = 64,
+    canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half are in the training rows.")] = 64,
     rows: Annotated[int, typer.Option(help="Rows of each synthetic patient.")] = 8,
     guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker makes a guess about.")] = 0.5,
     seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
@@ -102,7 +102,7 @@ def controls_command(
     canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
     repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,
     published: Annotated[
-        bool, typer.Option("--published", help="Mechanisms as others publish them, at their own epsilon, instead.")
+        bool, typer.Option("--published", help="Test mechanisms that others published, at their own epsilon.")
     ] = False,
     trials: Annotated[
         int, typer.Option(help="With --published: releases with a patient, and without.", min=200)
@@ -209,9 +209,7 @@ def neighbours_command(
     module: ModuleOption = None,
     site: Annotated[
         Path | None,
-        typer.Option(
-            help="A site.yml, whose plug-ins are loaded, and beside which it is noted whether this one passed."
-        ),
+        typer.Option(help="A site.yml: its plug-ins are loaded, and a pass is recorded beside it."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:

@@ -115,7 +115,7 @@ def similarity(
     site: Annotated[str, typer.Option(help="Path of a site.yml, or the site's name in the run.")],
     out: Annotated[Path, typer.Option(help="The PNG to write on this machine; must not exist.")],
     rows: Annotated[int, typer.Option(help="The number of rows, the first of the part.", min=2, max=512)] = 64,
-    part: Annotated[Literal["train", "validate", "test"], typer.Option(help="The part that the rows are of.")] = "test",
+    part: Annotated[Literal["train", "validate", "test"], typer.Option(help="The part that holds the rows.")] = "test",
 ) -> None:
     """Draw the similarity of rows to answers before and after training by UniCon. Patient data: nothing is sent."""
     check_place(out)

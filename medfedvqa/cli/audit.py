@@ -31,7 +31,7 @@ from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
 from medfedvqa.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
-Against = Annotated[list[Path] | None, typer.Option(help="What others hold: a file of notes, or a folder; repeatable.")]
+Against = Annotated[list[Path] | None, typer.Option(help="Others' copies: a file of notes, or a folder; repeatable.")]
 Key = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
 Running = Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")]
 Network = Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")]
@@ -101,7 +101,7 @@ def show_command(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print every entry as JSON, one line each.")] = False,
 ) -> None:
-    """Which tensors left, with shapes and bytes, to whom and when; then totals. Whether it is true is for `verify`."""
+    """List the tensors that left, with shapes and bytes, to whom and when; then totals. `verify` checks the log."""
     logs = find_logs(folder)
     if as_json:
         for site, path in logs.items():
@@ -109,7 +109,7 @@ def show_command(
                 typer.echo(json.dumps({"site": site, **entry.record()}, default=list))
         return
     console = Terminal()
-    console.write_line(0, "This is what the logs say; whether they hold is said by `medfedvqa audit verify`.")
+    console.write_line(0, "These are the logs' entries, unchecked: `medfedvqa audit verify` checks them.")
     for site, path in logs.items():
         console.write_line(0, "")
         console.write_line(0, f"[bold]Site {plain(site)}[/]")

@@ -76,7 +76,7 @@ def expire_command(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Today's date, compared with a calendar by a person: for a site whose log nobody cosigns.",
+            help="Today's date, checked by a person: needed at a site whose log nobody cosigns.",
         ),
     ] = None,
 ) -> None:
@@ -140,7 +140,7 @@ def serve_witness_command(
     logs: Annotated[Path, typer.Option(help="The verifier keys of the logs to cosign, a line each.")],
     port: Port = 0,
 ) -> None:
-    """Be a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
+    """Run a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
     from audits.tlog_witness import WitnessService
 
     known, console = read_keys(logs), Terminal()

@@ -78,7 +78,7 @@ def _loaded(name: str, file: Path) -> dict[str, Any]:
 
 
 def licence_in(folder: Path) -> str | None:
-    """The licence that a folder's README names, as the hub's model cards do; None if there is none."""
+    """The licence in the metadata of a folder's README (a Hugging Face model card); None if there is none."""
     readme = folder / "README.md"
     if not readme.is_file():
         return None
@@ -111,4 +111,4 @@ def read_card(path: Path) -> "ShapeCard":
     try:
         return ShapeCard.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
-        raise ConfigError("--card is no shape card: make one by `medfedvqa backbone card`") from None
+        raise ConfigError("--card is not a shape card: make one by `medfedvqa backbone card`") from None

@@ -33,7 +33,7 @@ def renamed_budget(pairs: list[str] | None) -> None:
 
 
 def benchmark(
-    methods: Annotated[str, typer.Option(help="Systems or methods, with commas between. Default: all.")] = "",
+    methods: Annotated[str, typer.Option(help="Systems or methods, separated by commas. Default: all.")] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
     seeds: options.SeedsOption = 3,
@@ -45,14 +45,14 @@ def benchmark(
     questions: options.QuestionsOption = "closed",
     sites: options.CutOption = "organ",
     unseen: Annotated[
-        str, typer.Option(help="Sites, with commas between, that never train and test the others' last mean.")
+        str, typer.Option(help="Sites, separated by commas, that never train and test the others' last mean.")
     ] = "",
     budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
     ] = "",
     from_files: Annotated[
-        str, typer.Option("--from", help="Results files, with commas between: make the table of them and run nothing.")
+        str, typer.Option("--from", help="Results files, separated by commas: makes their table and runs nothing.")
     ] = "",
     workers: options.WorkersOption = 1,
     device: options.DeviceOption = "auto",
@@ -260,7 +260,7 @@ def numbers(listed: str) -> list[int]:
     """The numbers of sites in a text such as `5,10,25`. Raises `ConfigError` for other texts."""
     parts = [part.strip() for part in listed.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise ConfigError("--scale takes numbers of sites with commas between, as 5,10,25")
+        raise ConfigError("--scale takes numbers of sites separated by commas, as 5,10,25")
     return [int(part) for part in parts]
 
 

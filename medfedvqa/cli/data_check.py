@@ -76,7 +76,7 @@ def _layout(root: Path, data: str) -> "SetLayout":
     fitting = [each for each in layouts.fitting(root) if data in ("", each.reader)]
     if not fitting:
         forms = ", ".join(dict.fromkeys(f"{each.title} ({layouts.marks(each)})" for each in layouts.LAYOUTS))
-        raise DataError(f"'{root}' is no data set in a known form{layouts.hint(root)}. Known forms: {forms}")
+        raise DataError(f"'{root}' is not a data set in a known form{layouts.hint(root)}. Known forms: {forms}")
     if len(fitting) > 1:
         raise ConfigError(f"'{root}' could be {' or '.join(each.title for each in fitting)}: name one by --data")
     return fitting[0]

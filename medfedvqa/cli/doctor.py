@@ -29,7 +29,7 @@ def doctor(
     as_json: JsonOption = False,
     accept: Annotated[
         bool,
-        typer.Option("--accept", help="The kit's files are as they should be: remember them as they are now."),
+        typer.Option("--accept", help="Accept the kit's files as they are now, and remember them."),
     ] = False,
 ) -> None:
     """Check all that a party needs to take part, without starting it; exit code 1 if it should not join."""

@@ -73,7 +73,7 @@ def contribution(
     job: JobIdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many answers change, and how many points are lost, without each part of the sites' models.
+    """Show how many answers change, and how many points of accuracy are lost, without each part of the sites' models.
 
     Parts are prompts, n-grams, the picture and all that is tuned. Nothing is trained, and nothing is sent.
     """

@@ -76,7 +76,7 @@ def ingest(
             help="What to take where a DICOM header lacks it (window.CT=... for one modality); repeatable.",
         ),
     ] = None,
-    max_pixels: Annotated[int, typer.Option(help="Most rows times columns of a file.")] = Options.max_pixels,
+    max_pixels: Annotated[int, typer.Option(help="Most pixels (rows times columns) of a file.")] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
     seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
@@ -250,10 +250,10 @@ def review(
     quarantine: _Finds = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A box to blank besides; repeatable."),
+        typer.Option(metavar="PICTURE:LEFT,TOP,RIGHT,BOTTOM", help="A further box to blank; repeatable."),
     ] = None,
     accept: Annotated[
-        list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture that is as it should be; repeatable.")
+        list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture to accept as it is; repeatable.")
     ] = None,
     by: Annotated[str, typer.Option(metavar="NAME", help="Who decides; recorded with the time.")] = "",
     quiet: QuietOption = False,

@@ -62,7 +62,7 @@ def slices(
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
     quiet: QuietOption = False,
 ) -> None:
-    """Cut the slices that questions name out of NIfTI volumes, as pictures that lie as radiologists look at them."""
+    """Cut the slices that questions name out of NIfTI volumes, as pictures in radiological orientation."""
     if find_spec("nibabel") is None:
         raise ConfigError("volumes need more packages: pip install 'medfedvqa[ingest]'")
     from medfedvqa.ingest.volume_slices import SliceOutcome, cut_slices
@@ -76,7 +76,7 @@ def slices(
             SliceOutcome.NO_VOLUME: "of volumes that are not in the folder",
             SliceOutcome.NO_SLICE: "beyond the last slice, or of more than 16 million pixels",
             SliceOutcome.NO_ORIENTATION: "of volumes that do not say where left is",
-            SliceOutcome.DAMAGED: "of files that are no NIfTI volume of one moment and one channel, or are damaged",
+            SliceOutcome.DAMAGED: "of files that are not a NIfTI volume of one moment and one channel, or are damaged",
         },
         memory,
         quiet,
@@ -98,7 +98,7 @@ def _window(text: str) -> "Window | None":
     try:
         black, white = map(float, text.split(","))
     except ValueError:
-        raise ConfigError("--window takes two numbers with a comma between: -160,240") from None
+        raise ConfigError("--window takes two numbers separated by a comma: -160,240") from None
     return Window(black, white)
 
 

@@ -168,9 +168,9 @@ def approve_command(
     site: SiteFile,
     person: Person,
     key: KeyFile,
-    days: Annotated[float, typer.Option(help="Days for which the yes is valid, from now on.", min=0.01, max=366)] = 7.0,
+    days: Annotated[float, typer.Option(help="Days for which the approval is valid.", min=0.01, max=366)] = 7.0,
 ) -> None:
-    """Say yes to one run of a job, signed with your own key; its submitter then submits it again."""
+    """Approve one run of a job, signed with your own key; its submitter then submits it again."""
     from medfedvqa.federation.approvals import decide, waiting_job
 
     config = config_of(site)
@@ -184,7 +184,7 @@ def approve_command(
 
 
 def refuse_command(name: JobName, site: SiteFile, person: Person, key: KeyFile) -> None:
-    """Say no to a job, or withdraw a yes; a run of it stops at its next round."""
+    """Refuse a job, or withdraw its approval; a run of it stops at its next round."""
     from medfedvqa.federation.approvals import decide, waiting_job
 
     config = config_of(site)

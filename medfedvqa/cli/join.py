@@ -30,7 +30,7 @@ def join(
         ),
     ] = None,
     finish: Annotated[
-        int, typer.Option(help="Passes over its own rows for which a hospital trains on; 0: it does not.", min=0)
+        int, typer.Option(help="Passes of further training on the hospital's rows; 0: none.", min=0)
     ] = 20,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,

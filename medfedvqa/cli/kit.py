@@ -18,7 +18,7 @@ def prepare_command(
         Path | None, typer.Option(help="Of a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
     ] = None,
 ) -> None:
-    """Do to a kit from FLARE's dashboard what our builder does in provisioning, before its first start."""
+    """Prepare a kit from FLARE's dashboard as provisioning does, before its first start."""
     from medfedvqa.federation.flare.kits import prepare_kit
 
     console, written = Terminal(), prepare_kit(folder, str(storage.resolve()) if storage else None)

@@ -79,7 +79,7 @@ MethodArgument = Annotated[
 OptionalMethodArgument = Annotated[
     str,
     typer.Argument(
-        help="The name of a method; `medfedvqa methods` lists them. Only --resume does without.",
+        help="The name of a method; `medfedvqa methods` lists them. Leave it out only with --resume.",
         autocompletion=method_words,
         show_default=False,
     ),
@@ -134,7 +134,7 @@ OwnOrganOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="An organ of your own that questions name; repeatable.")
 ]
 EncodingOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Encoding of a table that is no Unicode, such as cp1252 or gb18030.")
+    str | None, typer.Option(metavar="NAME", help="Encoding of a table that is not Unicode, such as cp1252 or gb18030.")
 ]
 HiddenOption = Annotated[
     Literal["refuse", "read", "leave-out"], typer.Option(help="How to treat a workbook's hidden rows and columns.")
@@ -165,8 +165,8 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         "--devices",
-        help="Where sites train: cpu, cuda, cuda:N, or auto (a graphics card if torch can use one). Of several with "
-        "commas between, each site takes one in turn, and in a benchmark each run.",
+        help="Where sites train: cpu, cuda, cuda:N, or auto (a graphics card if torch can use one). Several, "
+        "separated by commas, are taken in turn by sites, and in a benchmark by runs.",
         callback=check_names,
     ),
 ]

@@ -26,14 +26,14 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 def pretrain(
     data_root: Annotated[Path, typer.Option(help="The data folder: holds open/ and the benchmark's folder.")],
     out: Annotated[
-        Path, typer.Option(help="The safetensors file to write; its model card lies beside it.", callback=writable)
+        Path, typer.Option(help="The safetensors file to write, with its model card beside it.", callback=writable)
     ],
     benchmark: Annotated[
         Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set whose questions are learned, or none.")
     ] = "none",
     architecture: Annotated[
         Literal["medclip2", "medclip3"],
-        typer.Option(help="What is trained; medclip3 stands on published networks: medfedvqa[words]."),
+        typer.Option(help="What is trained; medclip3 is built on published networks: medfedvqa[words]."),
     ] = "medclip2",
     steps: Annotated[int, typer.Option(help="Training steps of 64 pictures.", min=1)] = 1500,
     start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,

@@ -133,7 +133,7 @@ def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
 
     store = store_of(config)
     if store is None:
-        raise ConfigError("charges are taken over for the patients of a store, and this data set is none: use --import")
+        raise ConfigError("only a store's charges can be taken over, and this data set is not a store: use --import")
     if read_folder(folder) is None:
         raise ConfigError("there is no ledger to take over in that folder: give the folder that site.yml named before")
     _, images, _ = read_store(store)
@@ -203,7 +203,7 @@ def plan_command(
     ] = None,
     pilot: Annotated[
         Path | None,
-        typer.Option(help="A run without privacy, by which to say from how many patients joining pays."),
+        typer.Option(help="A run without privacy: estimates from how many patients joining pays."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -276,11 +276,11 @@ def _forecast(
 
     if federation is None:
         if pilot is not None:
-            raise ConfigError("a pilot says nothing without the size of the federation: give --federation 10x100 too")
+            raise ConfigError("a pilot needs the size of the planned federation: give --federation 10x100 too")
         return None
     size = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,6})", federation)
     if size is None:
-        raise ConfigError("--federation is sites and patients in training at each, as 10x100")
+        raise ConfigError("--federation takes sites x training patients at each, as 10x100")
     sites, patients = map(int, size.groups())
     numbers = trained_numbers(job.exchange())
     try:

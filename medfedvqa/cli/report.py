@@ -55,7 +55,7 @@ def verify_joined_command(
     reports: Reports,
     key: KeysOption = None,
 ) -> None:
-    """Check that a joined report is what these reports, each of which is checked, come to; exit code 1 if it is not."""
+    """Check each of these reports, and that the joined report follows from them; exit code 1 if not."""
     from privacy.report import verify_joined
 
     judgement = verify_joined(bytes_of(file), joined_of(reports, key))
@@ -108,7 +108,7 @@ def report_command(
     site: Annotated[Path | None, typer.Option(help="The site's own site.yml.")] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="The job's run: its results and what others hold are found. Without --site: all its sites."),
+        typer.Option(help="The job's run folder, with results and others' copies. Without --site: all its sites."),
     ] = None,
     job: Annotated[str | None, typer.Option(help="Which job; by default the last one that opened.")] = None,
     results: Annotated[Path | None, typer.Option(help="The job's results.json, for its settings.")] = None,

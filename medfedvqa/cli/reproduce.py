@@ -32,18 +32,18 @@ def reproduce(
     data_root: options.RootOption = None,
     rows: Annotated[
         str,
-        typer.Option(help="Rows of the paper's table, by number from 1 or by name, with commas between. Default: all."),
+        typer.Option(help="Rows of the paper's table, by number from 1 or by name, separated by commas. Default: all."),
     ] = "",
     unseen: Annotated[
         str,
         typer.Option(
-            help="Sites that never train, with commas between. Default: as many as the paper has, the last ones, or "
+            help="Sites that never train, separated by commas. Default: as many as the paper has, the last ones, or "
             "the first ones for a second table of the kind."
         ),
     ] = "",
     sites: options.CutOption = "",
     as_printed: Annotated[
-        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O counts first.")
+        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O takes precedence.")
     ] = False,
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
@@ -64,7 +64,7 @@ def reproduce(
     ] = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Run a table or figure of a founding paper on your data, its figures beside this run's, and what differs."""
+    """Run a table or figure of a founding paper on your data, and compare its figures with this run's."""
     from medfedvqa.cli.benchmark import check_folder
     from medfedvqa.research.reproduce.catalogue import entry_of, paper_of
     from medfedvqa.research.reproduce.entries import Absent, Program, Scale

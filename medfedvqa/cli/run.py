@@ -101,7 +101,7 @@ def run(
     threads: options.ThreadsOption = 1,
     precision: Annotated[
         Precision,
-        typer.Option(help="How the part of the backbone that no training reaches is computed, without privacy."),
+        typer.Option(help="Number format of the backbone before its first trained block; not with --epsilon."),
     ] = "float32",
     cache: options.CacheOption = None,
     ledger: Annotated[

@@ -22,13 +22,13 @@ def study(
     regimes: Annotated[
         str,
         typer.Option(
-            help="What to vary, with commas between: rows (10, 25, 50 and 100 % of each site's training rows), "
+            help="What to vary, separated by commas: rows (10, 25, 50 and 100 % of each site's training rows), "
             "hospitals (one to four for each organ), joining (each of two hospitals per organ in turn joins "
             "the others' model with few labelled patients)."
         ),
     ] = "rows,hospitals,joining",
     methods: Annotated[
-        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: eleven that tell.")
+        str, typer.Option(help="Systems or methods as in `medfedvqa benchmark`. Default: eleven informative ones.")
     ] = "",
     data: options.DataOption = "",
     data_root: options.RootOption = None,
@@ -46,7 +46,7 @@ def study(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Show where sharing pays: few rows, several hospitals per organ, a hospital that joins. It resumes."""
+    """Measure where sharing pays: few rows, several hospitals per organ, a joining hospital; runs resume."""
     from medfedvqa.cli.benchmark import check_folder, complete, planned_grid
     from medfedvqa.cli.run import announced
 
@@ -82,10 +82,10 @@ def study(
 
 
 def tune(
-    methods: Annotated[str, typer.Option(help="Systems or methods, with commas between.")],
+    methods: Annotated[str, typer.Option(help="Systems or methods, separated by commas.")],
     data: options.DataOption = "",
     data_root: options.RootOption = None,
-    rates: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.0003,0.001,0.003,0.01",
+    rates: Annotated[str, typer.Option(help="Learning rates to try, separated by commas.")] = "0.0003,0.001,0.003,0.01",
     decays: Annotated[str, typer.Option(help="Weight decays to try with each of them.")] = "0,0.05",
     backbone: options.UnseenBackboneOption = "auto",
     rounds: options.RoundsOption = None,
@@ -99,7 +99,7 @@ def tune(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Search each system's learning rate and weight decay by successive halving. Stop at any time; it resumes."""
+    """Search each system's learning rate and weight decay by successive halving; an interrupted search resumes."""
     import json
 
     from medfedvqa.cli.run import announced
@@ -140,4 +140,4 @@ def decimals(listed: str, option: str) -> list[float]:
     try:
         return [float(part) for part in listed.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} takes numbers with commas between, as 0.001,0.01") from None
+        raise ConfigError(f"{option} takes numbers separated by commas, as 0.001,0.01") from None

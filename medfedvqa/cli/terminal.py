@@ -54,7 +54,7 @@ def plain(text: str, length: int = NAME) -> str:
 
 
 def sentence(text: object) -> str:
-    """Like `plain`, for a sentence, which may quote others and be longer."""
+    """Like `plain`, with a higher limit of characters, for a sentence that may quote untrusted text."""
     return plain(str(text), SENTENCE)
 
 

@@ -63,8 +63,8 @@ def check_shared_noise(config: StepwiseConfig, dp: DPSettings | None, secagg: Se
         raise ConfigError("noise is shared only in sums of one step: set 'schedule' to 'stepwise', with one batch each")
     if alone:
         raise ConfigError(
-            "what stays at a site, or a sum of some sites, would have too little noise: leave out 'own', 'mixing', "
-            "'unseen' and 'sampled'"
+            "shared noise is enough only if every site is in each sum and no trained part stays at a site: leave out "
+            "'own', 'mixing', 'unseen' and 'sampled'"
         )
 
 
@@ -133,7 +133,7 @@ _STAYS: Mapping[str, Callable[[str], bool]] = {
 
 
 class QuestionAnswering(Task):
-    """Answers to questions about pictures: a frozen backbone, tuned, with an answer head."""
+    """Visual question answering: an answer head on a backbone whose tuned parts alone are trained."""
 
     def __init__(self, config: "AveragingConfig") -> None:
         self._config = config
@@ -200,7 +200,9 @@ class Averaging(Stepwise[Config]):
         if self.compares_features and config.tuning == "classifier":
             raise ConfigError(f"'{self.name}' compares features, which tuning 'classifier' never changes: tune more")
         if config.unseen and not (self.shares and config.own == "nothing"):
-            raise ConfigError("sites in 'unseen' test what the others share: that needs a method with a shared head")
+            raise ConfigError(
+                "sites in 'unseen' test the shared model: take a method that shares its head, and 'own' as 'nothing'"
+            )
         if config.sampled is not None:
             self._check_sampling()
         check_mixing(config, dp, secagg, training=not config.unseen and config.sampled is None)

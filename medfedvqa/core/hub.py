@@ -18,7 +18,7 @@ class GroupMean(NamedTuple):
 
 
 class Hub(Protocol):
-    """A server loop's interface to its sites. A method gathers by the function that shows the server least."""
+    """A server loop's interface to its sites. A method gathers with the function that reveals least."""
 
     sites: tuple[str, ...]
     """The job's sites, except those left out for the rest of it. Messages to the latter are dropped."""

@@ -125,7 +125,7 @@ class Keeping:
 
     @property
     def counted(self) -> dict[str, int]:
-        """The test rows that each further candidate answers right, and the place of the kept one in `KEPT_MODELS`."""
+        """How many test rows each further candidate answers right, and the kept one's index in `KEPT_MODELS`."""
         right = {f"{name}_correct": int(rows.sum()) for name, rows in self._tested.items() if name != "received"}
         return {**right, "kept_model": KEPT_MODELS.index(self.kept["model"])}
 

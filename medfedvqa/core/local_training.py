@@ -125,7 +125,7 @@ class Alone(Method[Config]):
 
     @property
     def passes(self) -> int:
-        """Steps for each step of plain training. Under differential privacy each of them costs epsilon."""
+        """The number of optimiser steps per batch. Under differential privacy each of them costs epsilon."""
         return 1
 
     @property

@@ -100,7 +100,7 @@ class MixOnShares:
 class MeanOnShares:
     """A task whose uploads are averaged under masks. Either the server learns the mean, or only the sites do.
 
-    `weight` names the scalar in the upload that weighs it; None gives all sites the same weight.
+    `weight`: the name of the scalar in each upload that is its weight in the mean; None weighs all sites equally.
     """
 
     hiding: ClassVar[str] = "under masks"

@@ -20,8 +20,10 @@ DRAWN = "No --data-root and no $MEDFEDVQA_DATA: this run uses the phantom set, w
 
 
 def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
-    """The reader and its folder. `reader` may be the path of a store; `root` is the option --data-root. An empty
-    `reader` means VQA-RAD in the folder of the option or the environment, and without any folder the phantom set.
+    """The name of the reader to use, and the data's folder.
+
+    `reader`: a reader's name or a store's path; if empty, VQA-RAD where a folder is given, else the phantom set.
+    `root`: the option --data-root; without it the environment names the folder.
 
     Raises `ConfigError` for an unknown reader or a folder that does not exist, `DataError` if it holds no such data.
     """

@@ -93,7 +93,7 @@ def read_lines(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         columns, lines = list(table.fieldnames or []), list(table)
     except (OSError, ValueError, csv.Error):
         raise DataError(
-            f"'{path.name}' cannot be read: it is a table in UTF-8, with commas between its columns"
+            f"'{path.name}' cannot be read: it is a table in UTF-8, with columns separated by commas"
         ) from None
     if len({*columns}) < len(columns) or "" in columns:
         raise DataError(f"'{path.name}' has a column without a name, or two of one name")

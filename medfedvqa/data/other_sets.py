@@ -149,9 +149,9 @@ def _unpickled(path: Path) -> list[Any]:
     except DataError:
         raise
     except Exception:  # whatever broken pickles raise
-        raise DataError(f"'{path.name}' is no list of rows: download it again") from None
+        raise DataError(f"'{path.name}' is not a list of rows: download it again") from None
     if not isinstance(rows, list):
-        raise DataError(f"'{path.name}' is no list of rows: download it again")
+        raise DataError(f"'{path.name}' is not a list of rows: download it again")
     return rows
 
 
@@ -174,7 +174,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
             for batch in file.iter_batches(FEW, columns=list(COLUMNS)):
                 yield from batch.to_pylist()
     except (ArrowException, OSError, EOFError):
-        raise DataError(f"'{path.name}' is no whole parquet file: download it again") from None
+        raise DataError(f"'{path.name}' is not a whole parquet file: download it again") from None
 
 
 class _ParquetPictures:

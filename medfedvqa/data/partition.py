@@ -18,9 +18,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 class Split:
     """The rule that chooses rows and assigns them to parts.
 
-    `official`: the published test rows, and the published validation rows or else the rows of train patients whose
-    `place` is below `validation`. `patient`: each patient's place against the sums of `fractions`, so that the parts
-    are disjoint by patient.
+    `official`: test rows as published; validation rows as published, or else the train patients whose `place`, a
+    number in 0..1 derived from the patient's key, is below `validation`. `patient`: each patient's `place` chooses
+    train, validation or test in proportion to `fractions`, so that no patient is in two parts.
 
     Shares hold on average: a patient's part depends only on the patient's key and the split, never on other patients.
     """

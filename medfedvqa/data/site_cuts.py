@@ -57,7 +57,7 @@ class Cut:
             if words[0] in ("dirichlet", "quantity") and not 0.001 <= alpha <= 1000:
                 raise ValueError
         except ValueError:
-            raise ConfigError(f"'{text}' is no cut of data into sites: write one of {FORMS}") from None
+            raise ConfigError(f"'{text}' is not a cut of data into sites: write one of {FORMS}") from None
         if len(words) > 1 + (alpha > 0) and not 1 <= number <= MOST_SITES:
             raise ConfigError(f"a cut has 1 to {MOST_SITES} sites: write another number than {words[-1]}")
         return cls(words[0], number, alpha)

@@ -48,7 +48,7 @@ def read(root: Path) -> VQAData:
 def _load(vectors: Mapping[str, torch.Tensor], row: Row, size: int) -> torch.Tensor:
     """The row's features as a picture of one pixel, [features, 1, 1] in 0..1. Raises `DataError` for a larger one."""
     if size != 1:
-        raise DataError("the rows of a table are no pictures: give the job a 'network' and its 'features'")
+        raise DataError("the rows of a table are not pictures: give the job a 'network' and its 'features'")
     return vectors[row.image.name]
 
 

@@ -24,7 +24,7 @@ class Proportion:
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.rows:
-            raise ValueError(f"{self.correct} of {self.rows} rows is no proportion")
+            raise ValueError(f"{self.correct} of {self.rows} rows is not a proportion")
 
     @property
     def value(self) -> float | None:

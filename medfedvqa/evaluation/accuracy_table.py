@@ -198,7 +198,7 @@ _Summary = Mapping[str, Any]
 
 
 def explained(results: Mapping[str, Any]) -> list[str]:
-    """Sentences on the averages over sites: on the best answer without training, training alone, and sharing.
+    """Sentences on the averages over sites: best untrained baseline, training alone, and sharing.
 
     A sentence whose figures are missing is left out: a run may have no baseline, or keep its scores at the sites.
     """

@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def p(self) -> float:
-        """The two-sided p value that the mean is 0, of the interval's own t: below 0.05 just if 0 lies outside."""
+        """The two-sided p value of a mean of 0, by the interval's t test: below 0.05 exactly if 0 is outside."""
         if not self.freedom or self.variance == 0:
             return 1.0
         return student_p(self.mean / sqrt(self.variance), self.freedom)

@@ -312,7 +312,7 @@ def _fresh_until(entry: Entry) -> datetime:
 
 @contextmanager
 def admission_lock(audit: Path) -> Iterator[None]:
-    """Let one process of the site decide at a time, so that no two jobs use one nonce at once."""
+    """Lets only one process of the site decide at a time, so that two jobs cannot use the same nonce."""
     file = os.open(audit / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -131,7 +131,7 @@ def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], pur
     try:
         fields = json.loads(message[name].tobytes())
     except (KeyError, ValueError, AttributeError, RecursionError):
-        raise FederationError(f"the server's message lacks its part '{name}', or that is no JSON") from None
+        raise FederationError(f"the server's message lacks its part '{name}', or that is not JSON") from None
     try:
         return parse(fields)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -155,7 +155,7 @@ def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
     if attempt.members != rule.members(attempt.sites, saved.round):
         raise FederationError("the server names other members than follow from the job: its own could open anything")
     if not saved.number < attempt.number <= ATTEMPTS:
-        raise FederationError(f"a round has at most {ATTEMPTS} attempts, in order of their numbers")
+        raise FederationError(f"the attempt's number does not rise: a round has at most {ATTEMPTS} attempts, in order")
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""A person's yes or no to one job at one site, signed with that person's key; the job waits until a yes.
+"""A person's approval or refusal of one job at one site, signed with that person's key; the job waits for approval.
 
 A decision is a signed note (C2SP signed-note) about a job's definition and its submitter. The keys that count are those
-of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. A yes is
-for one run, named by its permit, and ends at a time; a later no of any approver withdraws it, also while the job runs.
+of `approvers` in `site.yml`: whoever controls the server, the federation or its certificates has none of them. An
+approval is for one run, named by its permit, and expires. Any approver can withdraw it, also during the run.
 """
 
 import secrets
@@ -152,7 +152,7 @@ def permit(
 
 
 def keep_waiting(config: SiteConfig, job: JobSpec, submitter: str) -> None:
-    """Keeps a job that nobody has decided on, once, so that a person can see it."""
+    """Stores a job without a decision, once, so that a person can see it."""
     waiting = Waiting(job=job.to_dict(), definition=job.definition, submitter=submitter, asked=datetime.now(UTC))
     with _database(config) as database, database.writing() as connection:
         if connection.execute("SELECT count(*) FROM waiting_job").fetchone()[0] < MOST_WAITING:

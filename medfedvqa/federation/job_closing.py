@@ -109,7 +109,7 @@ class RefusalEntries:
         self._log, self._state, self._today = log, state, today
 
     def enter(self, code: Refusal, job: str | None, configuration: str | None) -> None:
-        """Log one refused job, or count it. Raises `LogError`, `SiteDatabaseError`.
+        """Log a refused job, or only count it if there are many. Raises `LogError`, `SiteDatabaseError`.
 
         `configuration`: SHA-256 of the site's configuration file. It is not the definition that `JobSpec` digests: a
         file that is refused may hold no job.

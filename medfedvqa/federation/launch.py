@@ -162,7 +162,7 @@ def plan(
     """
     check_new(out, "a run")
     if ledger is not None and job.data != "store":
-        raise ConfigError("the ledger of a data set that is no store lies in the run's folder: leave --ledger out")
+        raise ConfigError("--ledger is for data from a store; other data have theirs in the run's folder: leave it out")
     if len(set(sites)) < len(sites):
         twice = next(site for site in sites if sites.count(site) > 1)
         raise ConfigError(f"the site '{twice}' is named twice: name each site once")
@@ -272,7 +272,7 @@ def _run_here(launch: Launch, watch: Callable[[TaskAnswer], None], stop: Callabl
     """Run the job of sites whose files are written, in this process. The journal of an earlier process is replayed."""
     job, out = launch.job, launch.out
     sites = {site: load_site_config(out / "sites" / site / "site.yml", site) for site in launch.sites}
-    # A name that the machine's locale cannot decode is no text: it has the numbers of its bytes instead.
+    # A name that the machine's locale cannot decode is not text: it has the numbers of its bytes instead.
     job_id = out.name if out.name.isprintable() else os.fsencode(out.name).decode("ascii", "backslashreplace")
     receipts = ServerReceipts(job.exchange(), job_id, launch.sites, out / SERVER_KEYS, out)
     store = None if launch.cache is None else FeatureStore(launch.cache)

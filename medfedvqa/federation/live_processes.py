@@ -19,7 +19,7 @@ class LiveProcesses:
     """The processes of one site that are alive."""
 
     site: bool
-    """Whether the FLARE process lives with which the site takes part in the federation."""
+    """Whether the FLARE process is running through which the site takes part in the federation."""
     jobs: frozenset[str]
     """The ids of the jobs on which a process of the vault works."""
 

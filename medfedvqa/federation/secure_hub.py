@@ -49,7 +49,7 @@ def agreed_sum(sums: Mapping[str, Ring]) -> Ring:
 
 
 def without_key(replies: Mapping[str, Reply]) -> set[str]:
-    """The sites that broke off before they had the key under which only sites read the sum."""
+    """The sites that stopped before they had the key with which sites decrypt the sum."""
     return {site for site, reply in replies.items() if FAULT.name in reply.tensors and not _has_opened(reply)}
 
 
@@ -328,7 +328,7 @@ class SecureHub(ServerHub):
             return attempt, uploads
 
     def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
-        """The upload in a reply; None for a reply that is no upload of this task."""
+        """The upload in a reply; None for a reply that is not an upload of this task."""
         values, key = self._values(task, how, reply), np.asarray(reply.get(MASK_KEY.name, ()), "<i8").tobytes()
         return Upload(values, key) if values is not None and len(key) == 32 else None
 

@@ -290,7 +290,7 @@ class SecureSite(SharingSteps):
         self.gate.receive(unmasking(task), round, {})
         contribution = saved.contributions[-1] if saved.contributions else None
         if contribution is None or contribution.attempt != opening.attempt or not contribution.shares:
-            raise FederationError("this site is no member of that attempt, or has gone on to another one")
+            raise FederationError("this site is not a member of that attempt, or has gone on to another one")
         if contribution.answered not in ((), opening.uploaded):
             raise FederationError("this site has opened another sum of this attempt, and opens no second one")
         group = Group(self.config.name, contribution.sites, contribution.members)

@@ -86,7 +86,7 @@ public_set: {public_set}
 # at: `medfedvqa plugins` prints both. Nothing of any other is loaded.
 plugins: {plugins}
 
-# Who of the site must say yes to each job before it runs (`medfedvqa jobs pending`): the lines that `medfedvqa jobs
+# Who of the site must approve each job before it runs (`medfedvqa jobs pending`): the lines that `medfedvqa jobs
 # approver NAME --key FILE` prints, each of one person's own key. []: jobs run without.
 approvers: {approvers}
 

@@ -1,6 +1,6 @@
 """The job `site_status`: every site reports how much of its privacy budget is spent and where its audit log stands.
 
-It is no method: it opens no data and loads no model. A site answers if its policy names `site_status` as a method.
+It is not a method: it opens no data and loads no model. A site answers if its policy names `site_status` as a method.
 """
 
 import json

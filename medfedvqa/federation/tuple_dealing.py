@@ -70,7 +70,7 @@ class DealingSite:
         """
         label, dealt = attempt.label(saved.round), saved.dealt
         if self.name not in attempt.members:
-            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+            raise FederationError("this site is not a member of the attempt, and no tuples are dealt to it")
         if dealt is None or dealt.attempt != label:
             if dealt is not None and dealt.attempt is not None:
                 self._check_before(dealt, saved.round, attempt.number)
@@ -97,9 +97,9 @@ class DealingSite:
         return {TUPLE_SEED.name: _array(dealt.seed), COIN_COMMITMENT.name: _array(commitment)}
 
     def toss(self, task: str, saved: Saved, attempt: Attempt, message: Tensors) -> Tensors:
-        """The coin, which opens for one attempt and under one set of commitments. Raises `FederationError`."""
+        """The site's coin, revealed for one attempt and one set of commitments only. Raises `FederationError`."""
         if self.name not in attempt.members:
-            raise FederationError("this site is no member of the attempt, and no tuples are dealt to it")
+            raise FederationError("this site is not a member of the attempt, and no tuples are dealt to it")
         if saved.dealt is not None and saved.dealt.attempt is None:
             saved = replace(saved, dealt=_bound(saved.dealt, saved.round, attempt))
         _, coins = _committed(message)
@@ -109,7 +109,7 @@ class DealingSite:
         if coins.get(self.name) != Nonce(_TOSS, self.name, dealt.coin).commitment:
             raise FederationError("the dealing leaves out this site's own coin")
         if coins.keys() != set(attempt.members):
-            raise FederationError("the dealing has coins of other sites than the attempt's members")
+            raise FederationError("the dealing's coins are not those of exactly the attempt's members")
         self.file.save(replace(saved, dealt=replace(dealt, committed=committed)))
         return self.gate.release(tossing(task), saved.round, {COIN.name: _array(dealt.coin)})
 
@@ -121,7 +121,7 @@ class DealingSite:
         (sets, coins), opened = _committed(message), _OpenedDealing.read(message)
         label = attempt.label(saved.round)
         if coins.keys() != set(attempt.members):
-            raise FederationError("the dealing has coins of other sites than the attempt's members")
+            raise FederationError("the dealing's coins are not those of exactly the attempt's members")
         try:
             index = choice(Beacon.of(_TOSS, coins, opened.coins).value)
         except SecureAggregationError as error:

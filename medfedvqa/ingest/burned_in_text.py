@@ -170,7 +170,7 @@ def code_corners(picture: Array) -> list[Array]:
         for finder in (cv2.QRCodeDetectorAruco(), cv2.QRCodeDetector(), cv2.barcode.BarcodeDetector()):
             try:
                 any_found, corners = finder.detectMulti(view)
-            except cv2.error:  # OpenCV (5.0) raises for some outlines that are no convex figures
+            except cv2.error:  # OpenCV (5.0) raises for some outlines that are not convex figures
                 continue
             if any_found and corners is not None:
                 quadrangles += list(np.asarray(corners, np.float32).reshape(-1, 4, 2))

@@ -85,7 +85,7 @@ def read_dicom(content: bytes, options: Options) -> Dataset:
 
 
 def numbers(dataset: Dataset | None, keyword: str) -> list[float | None]:
-    """The numbers of an element, None for each empty one. Raises `Quarantined` for what is no number."""
+    """The numbers of an element, None for each empty one. Raises `Quarantined` for what is not a number."""
     try:
         value = None if dataset is None else dataset.get(keyword)
         values = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
@@ -106,7 +106,7 @@ def has_pixels(dataset: Dataset) -> bool:
 
 
 def check_picture(dataset: Dataset, options: Options) -> None:
-    """Raises `Quarantined` unless the header declares a picture of a patient, of a size that may be decoded."""
+    """Raises `Quarantined` unless the header declares a patient's picture that is small enough to decode."""
     if not has_pixels(dataset):
         raise Quarantined(Reason.NO_PIXELS)
     if str(dataset.get("Modality", "")) in NOT_PICTURES:
@@ -121,7 +121,7 @@ def check_picture(dataset: Dataset, options: Options) -> None:
 
 
 def check_size(rows: int, columns: int, pixel: float, options: Options) -> None:
-    """Raises `Quarantined` unless a picture of this size may be decoded. `pixel`: bytes of a pixel."""
+    """Raises `Quarantined` if a picture of this size is too large to decode. `pixel`: bytes of a pixel."""
     if rows * columns > options.max_pixels or rows * columns * pixel >= options.max_bytes + 1:
         raise Quarantined(Reason.TOO_LARGE)
     if min(rows, columns) < 16:

@@ -29,12 +29,12 @@ Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
 LEGIBLE, SINGLE, DOUBTFUL, NOTHING = 0.70, 0.85, 0.30, 0.20
 """The least confidences at which a line is legible, a line of two letters is, and a reading may name the patient. Below
-the last one, a find in anatomy is no text: there the reader sees a letter in any edge of an organ."""
+the last one, a find in anatomy is not text: there the reader sees a letter in any edge of an organ."""
 FAINT, CERTAIN = 0.50, 0.90
 """The confidences from which an unread find among thin structures may be text, and from which three or four letters are
 text among thin structures or in anatomy."""
 BORDER, DARK_BORDER = 0.12, 0.25
-"""The borders, as shares of a picture's sides, within which a mark is no anatomy: anywhere, and on black ground."""
+"""The borders, as shares of a picture's sides, within which a mark is not anatomy: anywhere, and on black ground."""
 CENTRE = 0.2
 """The share of a picture's sides, from each end, that lies outside of its centre. In the centre nothing is blanked
 unread, not even on black ground: a mark there may belong to the table, beside the anatomy."""
@@ -133,7 +133,7 @@ def decide(
 
 
 def is_nothing(kind: FindKind, decision: Decision, reading: Reading, faint: bool) -> bool:
-    """Whether an unread find is no text. `faint`: it is a thin structure alone, of which anatomy is full: there single
+    """Whether an unread find is not text. `faint`: it is a thin structure alone, of which anatomy is full: there single
     letters and doubtful readings, and in the centre two letters, are vessels, ribs and grain."""
     if faint:
         least = 3 if decision == Decision.FLAGGED else 2

@@ -125,7 +125,7 @@ def depth_of(values: np.ndarray) -> int:
 
 
 def looked_up(values: np.ndarray, descriptor: Sequence[int], data: bytes | Sequence[int]) -> tuple[np.ndarray, int]:
-    """The entries for values of any shape, float64, and the table's depth; beyond its ends a table repeats them.
+    """Looks values of any shape up in the table; returns float64 and the table's depth. Ends of the table are repeated.
 
     Some files write the table's first value unsigned where pixel values are signed, or the reverse. It is corrected by
     2**16 where else no value would lie in the table.

@@ -169,7 +169,7 @@ def _json_rows(text: TextIO) -> Iterator[Mapping[str, object]]:
         except (ValueError, RecursionError):
             raise DataError(f"row {index} is not valid JSON: give one object a line, or a list of objects") from None
         if not isinstance(row, dict):
-            raise DataError(f"row {index} is no JSON object: give one object a line, or a list of objects")
+            raise DataError(f"row {index} is not a JSON object: give one object a line, or a list of objects")
         columns = {column_of(name): value for name, value in row.items()}
         if len(columns) != len(row):
             raise DataError(f"row {index} has a field twice: name each once")
@@ -213,7 +213,7 @@ class _RowReader:
             raise DataError(f"row {index}: the field '{name}' is not text")
         written = "" if value is None else str(value).strip()
         if _UNPAIRED.search(written):
-            raise DataError(f"row {index}: the field '{name}' is no Unicode text: save the file as UTF-8")
+            raise DataError(f"row {index}: the field '{name}' is not Unicode text: save the file as UTF-8")
         text = written if name == "patient" else without_invisible(written)
         if name == "answer":
             text = _without_dot(text)
@@ -241,8 +241,8 @@ class _RowReader:
             raise DataError(f"row {index}: the field 'number' lost its form: format the column as text")
         if texts["birth_date"] and not any(dates_in(texts["birth_date"])):
             raise DataError(
-                f"row {index}: the field 'birth_date' is no date: write it as 1970-02-03 or 03.02.1970, or format the "
-                "column as a date"
+                f"row {index}: the field 'birth_date' is not a date: write it as 1970-02-03 or 03.02.1970, or format "
+                "the column as a date"
             )
         named, split = texts["organ"].casefold(), texts["split"].lower()
         organ = named if named in self._organs else organ_of(named)

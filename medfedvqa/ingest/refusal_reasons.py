@@ -25,7 +25,7 @@ class Reason(_WithMeaning):
     TOO_SLOW = "too_slow", "a worker did not finish in time and was ended"
     CRASHED = "crashed", "a worker died of it"
     NO_PIXELS = "no_pixels", "no pixel data, or none that has rows and columns"
-    NOT_A_PICTURE = "not_a_picture", "pixels that are no picture of a patient, such as a dose grid or a segmentation"
+    NOT_A_PICTURE = "not_a_picture", "pixels that are not a picture of a patient, such as a dose grid or a segmentation"
     NO_PATIENT = "no_patient", "no patient ID in header or table: there is nobody whose privacy could be accounted for"
     SEVERAL_PATIENTS = "several_patients", "the table names several patients, or another than the header"
     WITHDRAWN = "withdrawn", "the patient was withdrawn"
@@ -36,7 +36,7 @@ class Reason(_WithMeaning):
     )
     NOT_A_NUMBER = (
         "not_a_number",
-        "a window, spacing or rescale value is no number, or has a comma of two meanings: repair (0028,1050) to "
+        "a window, spacing or rescale value is not a number, or has a comma of two meanings: repair (0028,1050) to "
         "(0028,1053) or (0028,0030), or give --assume window=CENTRE,WIDTH for a window",
     )
     BAD_WINDOW = "bad_window", "a window of an unknown function: repair (0028,1056)"

@@ -229,7 +229,7 @@ class Resolver:
     def _texts(self, question: IngestedQuestion, image: Image) -> tuple[str, str] | None:
         """Question and answer without identifiers; None if the question must be left out.
 
-        An identifier in an answer is never replaced: a placeholder is no answer.
+        An identifier in an answer is never replaced: a placeholder is not an answer.
         """
         secrets = self._secrets[image.patient]
 

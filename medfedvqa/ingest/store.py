@@ -320,7 +320,7 @@ def _records(path: Path) -> list[Record]:
 
 
 def quarantine_lines(files: Iterable[tuple[str, Reason]], rows: Iterable[tuple[int, str]]) -> bytes:
-    """The list of what was set aside. It names files, so it stays on the site."""
+    """The list of quarantined files. It names files, so it stays on the site."""
     entries: list[dict[str, object]] = [{"file": name, "reason": reason.value} for name, reason in files]
     entries += [{"row": index, "reason": reason} for index, reason in rows]
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)

@@ -11,7 +11,7 @@ MOST_FINDS = 100
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How to read a table, as far as the file does not say it."""
+    """How to read a table where the file itself leaves it open."""
 
     encoding: str | None = None
     """The encoding of a table that is neither UTF-8 nor UTF-16."""

@@ -89,7 +89,7 @@ def check_row_count(index: int, name: str) -> None:
 
 @contextmanager
 def opened_text(file: BinaryIO, name: str, old_encoding: str | None = None) -> Iterator[tuple[TextIO, str]]:
-    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is no text.
+    """A file's text, with its line ends, and its encoding. Raises `DataError` if it is not text.
 
     `old_encoding`: that of a file that is neither UTF-8 nor UTF-16, since none is guessed.
     """
@@ -120,7 +120,9 @@ def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
     try:
         fits = encoding is not None and _fits(file, codecs.lookup(encoding).name, _NO_OLD_TEXT)
     except (LookupError, ValueError):
-        raise DataError("--encoding names no encoding of texts; there is cp1252, gb18030, cp932 and others") from None
+        raise DataError(
+            "--encoding is not a known text encoding: give cp1252, gb18030, cp932 or another that Python knows"
+        ) from None
     if encoding is not None and fits:
         return codecs.lookup(encoding).name
     if encoding is None and old_encodings(file):
@@ -128,7 +130,7 @@ def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
             f"the {name} is neither UTF-8 nor UTF-16: save it as CSV UTF-8, or name its encoding by --encoding where "
             "the command has that option; medfedvqa ingest check TABLE shows its text in those that fit"
         )
-    raise DataError(f"the {name} is no text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
+    raise DataError(f"the {name} is not text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
 
 
 def old_encodings(file: BinaryIO) -> list[str]:
@@ -137,7 +139,7 @@ def old_encodings(file: BinaryIO) -> list[str]:
 
 
 def samples(file: BinaryIO, name: str) -> list[tuple[str, str]]:
-    """A few lines of a file that is not Unicode as each encoding shows them, the likeliest first; else none."""
+    """For a file that is not Unicode: a few of its lines in each possible encoding, the likeliest first; else none."""
     if _start(file, name) in (_ZIP, _OLD_WORKBOOK) or _unicode(file, name):
         return []
     from charset_normalizer import from_bytes
@@ -268,7 +270,7 @@ def _fields(text: TextIO, required: Collection[str], name: str) -> Iterator[list
     try:
         yield from csv.reader(chain((first,), text), delimiter=_separator(first, required), strict=True)
     except csv.Error:
-        raise DataError(f"the {name} is no valid CSV: check its quotes") from None
+        raise DataError(f"the {name} is not valid CSV: check its quotes") from None
 
 
 def _separator(line: str, required: Collection[str]) -> str:

@@ -33,10 +33,10 @@ STRIP = 24
 def detected_lines(picture: Array, where: Array, detect: Detector, faint: bool) -> list[Array]:
     """The corners of each line in a picture, uint8 [height, width], as float32 [4, 2] in its pixels, clockwise.
 
-    `where`: the cells that may hold text, as `TextGate` gives them. A picture of more than a tile is also searched
-    reduced to it, where large letters have the height that detectors are made for and long lines are whole; so is the
-    picture turned by a quarter of a circle. `faint`: among thin structures, with equal contrast, enlarged; not turned,
-    since that costs half as much again and found no line more.
+    `where`: the cells that may hold text, from `TextGate`. A picture larger than a tile is also searched reduced to a
+    tile's size: large letters then have the height that detectors are made for, and long lines fit. The picture is
+    searched a second time, turned by 90 degrees. `faint`: searches the thin structures instead, enlarged and with
+    equalised contrast, and not turned: turning takes half as long again and found no further line.
     """
 
     def search(view: Array, cells: Array) -> list[Array]:
@@ -46,17 +46,17 @@ def detected_lines(picture: Array, where: Array, detect: Detector, faint: bool) 
 
 
 def small_lines(picture: Array, where: Array, detect: Detector) -> list[Array]:
-    """The lines of small text, which are looked for among thin structures, much enlarged, where small text may be."""
+    """The lines of small text: searches the enlarged thin structures of the cells that may hold small text."""
     small = np.where(where == 2, where, 0)
     return level_and_upright(picture, small, lambda view, cells: lines_at(view, cells, CLOSEST, detect, True))
 
 
 def level_and_upright(picture: Array, where: Array, search: Callable[[Array, Array], list[Array]]) -> list[Array]:
-    """The corners of the lines that a search finds in a picture, and of the upright ones that it finds in the picture
-    turned by a quarter of a circle.
+    """The corners of horizontal lines found in a picture, and of vertical lines found in the picture turned by 90
+    degrees.
 
-    The detector leaves out words and letters of upright lines, which are level in the turned picture. Level lines are
-    left to the picture as it is: their corners would be other ones in the turned picture.
+    The detector misses words and letters of vertical lines, which the turned picture makes horizontal. Horizontal lines
+    are taken from the unturned picture only, because their corners would differ in the turned one.
     """
     lines, turned, rest = search(picture, where), np.ascontiguousarray(np.rot90(picture)), where.copy()
     for corners in lines:
@@ -103,7 +103,7 @@ def marked_tiles(picture: Array, where: Array, scale: float) -> Iterator[tuple[A
 
 
 def scales(shape: tuple[int, ...], faint: bool) -> tuple[float, ...]:
-    """The scales at which a picture of this shape is searched: reduced to a tile, and the finest."""
+    """The scales at which a picture of this shape is searched: one reduced to a tile, and the finest one."""
     longer = max(shape)
     finest = max(1.0, min(ENLARGED, ENLARGED_SIDE / longer)) if faint or ENLARGED * longer <= TILE else 1.0
     return (TILE / longer, finest) if TILE / longer < finest else (finest,)
@@ -174,14 +174,14 @@ def line_gap(one: Array, other: Array) -> float:
 
 
 def bridge(one: Array, other: Array) -> Array:
-    """The corners of the place between two parts of a line."""
+    """The corners of the gap between two parts of a line."""
     along = (other.mean(axis=0) - one.mean(axis=0)).astype(np.float32)
     nearest = [corners[np.argsort(corners @ direction)[2:]] for corners, direction in ((one, along), (other, -along))]
     return _around(np.concatenate(nearest))
 
 
 def grown(picture: Array, corners: Array) -> Array:
-    """The corners of a line with what continues it: up to `GROWTH` heights at each end, as long as its structures last.
+    """The corners of a line, extended at each end along its structures by at most `GROWTH` heights.
 
     A detector often leaves out the letters at an end that stand on another ground than the rest.
     """

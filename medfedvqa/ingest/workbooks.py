@@ -51,7 +51,7 @@ def sheet_lines(
         raise DataError(
             f"the {name} is a workbook: pip install 'medfedvqa[ingest]' to read it, or save its sheet as CSV UTF-8"
         ) from None
-    damaged = DataError(f"the {name} is no workbook that can be read: save its sheet as CSV UTF-8")
+    damaged = DataError(f"the {name} is not a workbook that can be read: save its sheet as CSV UTF-8")
     try:
         with zipfile.ZipFile(file) as parts:
             size = sum(part.file_size for part in parts.infolist())

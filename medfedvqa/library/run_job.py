@@ -37,7 +37,7 @@ def run(
     """Trains the job on the data set, by default with one site per organ, and returns the results.
 
     `engine`: `local` for this process, `simulator` or `provisioned` for NVIDIA FLARE on this machine. `sites`: only
-    these sites; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`, or several with commas between, which
+    these sites; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`, or several separated by commas, which
     sites take in turn. `out`: the folder of the run, new or empty; by default a new one below `runs`. `progress`:
     whether to print a line per round, or a function that receives each event. `threads`: processor threads per site.
     `backbone_files`: the checkpoints of backbones `ARCH@LABEL`.

@@ -64,7 +64,7 @@ class JoinersKeeping(Keeping):
 
 
 class JoinConfig(FedAvgConfig, frozen=True):
-    """Options: the earlier job's, which training alone uses too, and the digest of its model."""
+    """Options: those of the earlier job, also used for training alone, and the digest of its model."""
 
     model: str = Field(pattern=FINGERPRINT, description="the digest of the earlier job's model")
     organs: Annotated[tuple[Text, ...], Field(max_length=MOST_SITES)] = Field(

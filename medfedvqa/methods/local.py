@@ -8,7 +8,7 @@ from medfedvqa.models import BackboneShape, Shapes
 
 
 class LocalConfig(NetworkOptions, TrunkOptions, frozen=True):
-    """Options; `own` says whose answers the model knows: those of a shared head, or the site's own."""
+    """Options; `own` chooses the answer list: that of a shared head, or the site's own."""
 
 
 @register

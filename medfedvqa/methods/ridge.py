@@ -5,8 +5,8 @@ question, and their products with random tanh units of the picture, on frozen fe
 the same phi, so the mean of their sums over rows is that of one site with all rows. A site solves with a mix of that
 mean and its own sums: all sites' rows count, and its own count more.
 
-The sums are no model, and tell of rows: the constant's row of `moments` holds the share of each answer at the site, and
-sums over few rows tell of single ones. Aggregate on shares.
+The sums are not a model, and reveal facts about rows: the constant's row of `moments` holds the share of each answer at
+the site, and sums over few rows can reveal single ones. Aggregate on shares.
 
 | paper | here | why |
 |---|---|---|

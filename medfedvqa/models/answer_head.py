@@ -94,8 +94,8 @@ class HeadConfig:
             )
         if aside or not (picture or self.fusion == "text"):
             raise ConfigError(
-                f"the answer head's fusion '{self.fusion}' takes the features of pictures and of questions as they "
-                "are: leave 'features' at 'concat', or give 'fusion' as 'concat'"
+                f"the answer head's fusion '{self.fusion}' needs picture and question features apart: leave 'features' "
+                "at 'concat', or give 'fusion' as 'concat'"
             )
         if self.fusion == "text":
             return {"hidden": question, **last}

@@ -21,7 +21,7 @@ from medfedvqa.errors import BackboneError
 Weights = dict[str, torch.Tensor]
 
 NO_WEIGHTS = ("input_resolution", "context_length", "vocab_size")
-"""Buffers of OpenAI's state dicts that are no weights."""
+"""Buffers of OpenAI's state dicts that are not weights."""
 WRAPPED = ("state_dict", "model_state_dict", "model")
 """Members of a training checkpoint that hold the weights."""
 PREFIXES = ("module.", "model.", "clip.", "clip_model.", "net.")
@@ -56,7 +56,7 @@ def fill(
         raise
     except Exception as error:  # whatever a broken or foreign file makes its parser raise
         raise BackboneError(
-            f"the file for the backbone '{name}' is no {architecture} checkpoint that can be read "
+            f"the file for the backbone '{name}' cannot be read as a checkpoint of {architecture} "
             f"({type(error).__name__}): {_fault(path)}"
         ) from None
     expected = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}

@@ -84,7 +84,7 @@ class TracedModel(nn.Module):
 
     def __init__(self, model: TunedModel) -> None:
         super().__init__()
-        self._held = check_traceable(model)  # a tuple, so that the backbone is no part of this module
+        self._held = check_traceable(model)  # a tuple, so that the backbone is not part of this module
 
     @property
     def example(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

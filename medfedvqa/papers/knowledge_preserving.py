@@ -1,6 +1,6 @@
 """Knowledge preserving: a frozen copy of the model at the start of a round teaches the model in training.
 
-The frame of FedP3 (M. Lao et al., "FedVQA", ACM MM 2023, Sec. 3.3.1) and of the distillation losses it compares with.
+Source: FedP3 (M. Lao et al., "FedVQA", ACM MM 2023, Sec. 3.3.1), which compares several distillation losses this way.
 """
 
 from abc import abstractmethod

@@ -61,7 +61,7 @@ JOINED: Mapping[str, Content] = {
 
 @dataclass
 class Lines:
-    """The lines of one block: its sign, its title, the options after the title, and its figures."""
+    """One block as lines: its mark, its title, the options after the title, and its figures."""
 
     sign: str
     title: str

@@ -156,7 +156,7 @@ def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]])
 
 @dataclass
 class SiteCourier:
-    """The connection of the site's lasting FLARE process to the vault, which stays while the connection is open."""
+    """The connection of the site's FLARE process to the vault, which runs as long as the connection is open."""
 
     _presence: Wire | None = None
 

@@ -85,12 +85,12 @@ class Wire:
         """
         grammar, head_bytes, body_bytes = _PREFIX.unpack(self._read(_PREFIX.size))
         if grammar != _GRAMMAR:
-            raise FrameRefused("the other end speaks another grammar: restart vault and courier in one version")
+            raise FrameRefused("the other process has another message format: restart vault and courier in one version")
         if head_bytes > MOST_HEAD or body_bytes > MOST_BODY:
             raise FrameRefused("the other end announced more bytes than a frame may have")
         head = _head(bytes(self._read(head_bytes)))
         if head["kind"] not in kinds:
-            raise FrameRefused("the other end sent a frame that is not due")
+            raise FrameRefused("the other process sent an unexpected frame")
         specs = [_spec(item) for item in head.pop("arrays")]
         lengths = [dtype.itemsize * math.prod(shape) for _, dtype, shape in specs]
         if sum(lengths) > body_bytes or len({name for name, *_ in specs}) < len(specs):
@@ -135,7 +135,7 @@ def _head(content: bytes) -> dict[str, Any]:
     try:
         head = parse_object(content)
     except NotAllowed:
-        raise FrameRefused("a frame's head is no strict JSON") from None
+        raise FrameRefused("a frame's head is not strict JSON") from None
     kind, arrays = head.get("kind"), head.get("arrays")
     members = _FIELDS.get(kind) if isinstance(kind, str) else None
     if members is None or head.keys() != {"kind", "arrays", *members} or type(arrays) is not list:
@@ -150,4 +150,4 @@ def _spec(item: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
         case [str() as name, str() as dtype, [*shape]] if dtype in _TYPES and len(shape) <= _MOST_DIMENSIONS:
             if all(type(length) is int and length >= 0 for length in shape):
                 return name, _TYPES[dtype], tuple(shape)
-    raise FrameRefused("a frame's head lists something that is no array")
+    raise FrameRefused("a frame's head lists something that is not an array")

@@ -35,7 +35,7 @@ class VaultPlace:
         return cls(kit / "local" / "site.yml", kit.name, kit / "startup" / "rootCA.pem", folder)
 
     def command(self, *options: str) -> list[str]:
-        """The vault's command line, without the interpreter; `read` takes what follows the options."""
+        """The vault's command line, without the interpreter. `read` parses the arguments after the options."""
         root = [] if self.root is None else [str(self.root)]
         return ["-m", "medfedvqa.vault", *options, str(self.config), self.site, str(self.folder), *root]
 

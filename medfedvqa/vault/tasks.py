@@ -191,7 +191,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def is_file_name(job_id: str) -> bool:
-    """Whether a job's id may name files: a dot or a pattern would name those of other jobs."""
+    """Whether a job's id is safe as a file name: a dot or a pattern could match other jobs' files."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,128}", job_id) is not None
 
 
@@ -281,7 +281,7 @@ class SentBytes:
             self.log()
 
     def log(self, last: bool = False) -> None:
-        """Write the counts since the last entry, if any. `last`: also ends earlier entries, without counts too."""
+        """Write the counts since the last entry, if any. `last`: writes the final entry even without counts."""
         if self._answers or self.mailed or last and self._entries:
             counts = tuple(self._answers)
             self._write(WireWindow(VAULT, self._session, self._entries, last, results=counts, mailed=self.mailed))

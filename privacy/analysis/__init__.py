@@ -31,5 +31,5 @@ def analysis() -> Analysis:
 
 
 def recomputes_at(delta: float) -> bool:
-    """Whether this machine can recompute a site's figures, which come from Opacus, within a report's tolerance."""
+    """Whether this machine can recompute figures that a site computed with Opacus, within a report's tolerance."""
     return delta >= LEAST_DELTA or find_spec("opacus") is not None

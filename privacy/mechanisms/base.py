@@ -80,7 +80,7 @@ class DPEvent(ABC):
         return replace(self, steps=steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as plain values, which survive JSON exactly."""
+        """The event as plain values that JSON stores without loss."""
         use = None if self.use is None else self.use.value
         return {"mechanism": self.mechanism, "use": use, **self.parameters, "steps": self.steps}
 
@@ -118,11 +118,11 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def accounted(self) -> Self:
-        """One step as the accountants see it: without its `use`, and with at most the noise that they count."""
+        """One step for the accountants: without its `use`, and with noise capped at the most that they count."""
 
     @property
     def is_accountable(self) -> bool:
-        """Whether the accountants have a figure; without one epsilon is infinite."""
+        """Whether an accountant can bound the event's epsilon; if none can, epsilon is infinite."""
         return True
 
     @property

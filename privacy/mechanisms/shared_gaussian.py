@@ -1,15 +1,15 @@
 """The Gaussian mechanism on a masked total over several sites, to which each site adds a part of the noise.
 
 With masks nobody sees one site's upload, so noise on the total is enough. Each of at least `sites` honest sites adds
-rounded Gaussian noise of deviation noise * C / sqrt(sites); up to `colluders` further sites may tell the server theirs.
-Only the total over all is opened, so `noise` protects a patient from the server and the colluders together.
+rounded Gaussian noise of deviation noise * C / sqrt(sites). Up to `colluders` further sites may reveal their noise to
+the server. Only the total over all is opened, so `noise` protects a patient from server and colluders together.
 
 A rounded Gaussian's probabilities differ from those of the discrete Gaussian by a factor within exp(+-32 / s^2), s the
-deviation in grid steps, up to 16 deviations (beyond lies less than 1e-50): the average of exp(-k u / s^2) over
+deviation in grid steps, up to 16 deviations (beyond: probability below 1e-50): the average of exp(-k u / s^2) over
 |u| <= 1/2 is at most exp(k^2 / (8 s^4)). Sums of discrete Gaussians are discrete Gaussians up to a factor below
 exp(10 exp(-pi^2 s^2)) (P. Kairouz, Z. Liu and T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated
 Learning with Secure Aggregation", ICML 2021, theorem 9). So the total is the rounded Gaussian of `sampled_gaussian` up
-to `CLOSENESS` a site and step, which `slack` charges. The masked sum is exact: nothing wraps within its encoding.
+to `CLOSENESS` per site and step, which `slack` adds to epsilon. The masked sum is exact: no value overflows.
 """
 
 import math

@@ -29,7 +29,7 @@ def most_found(events: Iterable[DPEvent], wrongly: float) -> float:
     """The largest share of participants, 0..1, that any test on all results of `events` can find.
 
     `wrongly`: the share of non-participants, 0..1, that the test accuses; guessing finds this share too. Raises
-    `AccountingError` for a number that is no share.
+    `AccountingError` for a number that is not a share.
     """
     if not (is_number(wrongly) and 0 <= wrongly <= 1):
         raise AccountingError("the people accused wrongly are a share of all: give a number from 0 to 1")

@@ -269,7 +269,7 @@ def empirical(facts: ReportFacts) -> Part:
     try:
         figures = _attacks(attack) if attack else ()
     except AuditError as error:
-        raise ReportError(f"the attack's counts are none: {error}") from None
+        raise ReportError(f"the attack's counts are wrong: {error}") from None
     bound = max((estimate["epsilon_at_least"] for estimate in figures), default=None)
     refuted = (
         any(estimate["refutes"] for estimate in figures) if attack and attack.claimed_epsilon is not None else None

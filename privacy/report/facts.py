@@ -150,7 +150,7 @@ class ReportFacts:
 
     @cached_property
     def isolations(self) -> tuple[Isolation | None, ...]:
-        """How the process with the rows was kept from the network, each way once; None for an entry without it."""
+        """The distinct ways in which the vault was isolated from the network; None for an entry without this field."""
         return tuple(dict.fromkeys(entry.isolation for entry in self.job_entries if entry.event is Event.OPEN))
 
     @cached_property
@@ -170,12 +170,12 @@ class ReportFacts:
         return str(values[-1]) if values else None
 
     def every(self, name: str) -> tuple[str, ...]:
-        """All values of a field over the job's entries, in order, each once."""
+        """The distinct values of a field over the job's entries, in order."""
         return tuple(
             dict.fromkeys(str(value) for entry in self.job_entries if (value := getattr(entry, name)) is not None)
         )
 
 
 def plain(value: object) -> bytes:
-    """JSON for a digest of settings, which may hold any number."""
+    """Settings as JSON, for a digest; infinite numbers are allowed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

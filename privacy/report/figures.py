@@ -233,7 +233,7 @@ def read_rows(content: object) -> dict[str, Value]:
     expected = rows_of_tree(tree_of_rows(rows))
     for row, place in zip(rows, expected, strict=False):
         if row != place:
-            raise ReportError(f"row '{bounded(row, NAME)}' stands in the place of '{place}'")
+            raise ReportError(f"row '{bounded(row, NAME)}' is in the place of '{place}'")
     if len(rows) != len(expected):
         raise ReportError("the report has rows that belong to no list")
     return rows

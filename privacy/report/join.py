@@ -41,7 +41,7 @@ class JoinedReport:
         """Reads `joined.json`. Raises `ReportError`, `NewerFormat`, or an error of parsing for other content."""
         document = json.loads(content)
         if not check_number(document.pop("format"), FORMAT, "the joined report"):
-            raise ReportError("this is no joined report")
+            raise ReportError("this is not a joined report")
         return cls(rows_of_tree(document, listing=JOINED_FIGURES))
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +66,7 @@ def verify_joined(content: bytes, expected: JoinedReport) -> Judgement:
     except NewerFormat as error:
         return Judgement((VerdictPart("schema", NOT_SHOWN, str(error)),))
     except (ReportError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Judgement((VerdictPart("schema", BROKEN, "this is no joined report of this version"),))
+        return Judgement((VerdictPart("schema", BROKEN, "this is not a joined report of this version"),))
     if where := next(differences(rows, expected.rows, listing=JOINED_FIGURES), None):
         return Judgement((VerdictPart("figures", BROKEN, f"{where} is not what these reports come to"),))
     figures = VerdictPart("figures", SHOWN, "all figures are what these reports come to")
@@ -88,7 +88,7 @@ def join(sources: Iterable[SourceReport]) -> JoinedReport:
     reports = sorted(sources, key=lambda item: item.report.sections.identity.site)
     names = [item.report.sections.identity.site for item in reports]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise ReportError("reports are joined of two sites or more, one of each: leave out what is there twice")
+        raise ReportError("joining takes reports of two or more sites, one of each: leave out duplicates")
     sections = [item.report.sections for item in reports]
     agreements = tuple(_agreements([item.identity for item in sections]))
     claims = [item.claim for item in sections]

@@ -60,7 +60,7 @@ def read_report(content: bytes) -> Report:
     Raises `ReportError`, and `NewerReport` if only a newer version knows all that is in it.
     """
     if len(content) > MAX_REPORT:
-        raise ReportError(f"a report has at most {MAX_REPORT >> 20} MiB: this file is none")
+        raise ReportError(f"the file is larger than {MAX_REPORT >> 20} MiB, a report's limit")
     try:
         document = json.loads(content)
         format_name = _format(document)
@@ -80,7 +80,7 @@ def read_report(content: bytes) -> Report:
     return report
 
 
-_NONE = "this is no report of a version that this one reads: see the schema of reports"
+_NONE = "this is not a report of a version that this one reads: see the schema of reports"
 _UNKNOWN = frozenset(("extra_forbidden", "unexpected_keyword_argument", "literal_error"))
 """pydantic's errors for evidence with fields or words of a newer version."""
 

@@ -1,6 +1,6 @@
 """Checks a report: its signature, its proofs, and that every figure follows from the quoted evidence.
 
-Wording is no figure: the signature covers it, and it is compared only if the same code made the report.
+Wording is not a figure: the signature covers it, and it is compared only if the same code made the report.
 
 An edited figure is found even if the site itself signed the report again. The job's settings, counts of attacks,
 accuracies and a store's manifest are the site's own statements, and nothing here vouches for them. Only the figures
@@ -274,7 +274,7 @@ def _log(report: Report, folder: Path) -> VerdictPart:
         cause = error.strerror if isinstance(error, OSError) else error
         return VerdictPart("log", BROKEN, f"the log does not have the entries that are quoted: {cause}")
     except (KeyError, TypeError, ValueError, OverflowError):
-        return VerdictPart("log", BROKEN, "what is quoted of the log are no entries of one")
+        return VerdictPart("log", BROKEN, "what is quoted of the log are not entries of one")
     if hashes:
         return VerdictPart("log", BROKEN, "the log lacks entries that are quoted")
     if newer:

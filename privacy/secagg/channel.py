@@ -199,7 +199,7 @@ def connect(
     timeout: float,
     context: bytes = b"",
 ) -> dict[str, SecureLink]:
-    """Links to all peers. Each peer has proved that it holds the key with the pinned fingerprint, and that the server
+    """Opens links to all peers. Each peer has proved that it has the key of the pinned fingerprint, and that the server
     gave it the same `context` as this site.
 
     `job` names job, round and attempt: each attempt has other keys. `timeout`: seconds for each message.

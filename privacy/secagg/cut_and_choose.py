@@ -41,7 +41,7 @@ def new_seed() -> bytes:
 def set_seed(seed: bytes, context: bytes, index: int) -> bytes:
     """A member's seed of one set, which reveals nothing about the seeds of other sets.
 
-    `context` names job, round, attempt and members. Raises `SecureAggregationError` if this is no member's seed.
+    `context` names job, round, attempt and members. Raises `SecureAggregationError` if this is not a member's seed.
     """
     if len(seed) != KEY_BYTES:
         raise SecureAggregationError(f"a member's seed has {KEY_BYTES} bytes: ask the member for another")
@@ -84,7 +84,7 @@ class Dealing:
         context: bytes,
         seeds: Mapping[str, bytes],
     ) -> "Dealing":
-        """The dealings of one attempt. Raises `SecureAggregationError` if these are no group, or a seed is missing or
+        """The dealings of one attempt. Raises `SecureAggregationError` if these are not a group, a seed is missing or
         has another length."""
         if absent := sorted(set(members) - seeds.keys()):
             raise SecureAggregationError(f"no seed came from {', '.join(absent)}: repeat the attempt without it")

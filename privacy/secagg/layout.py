@@ -63,11 +63,11 @@ class TensorLayout:
         return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
 
     def check_mixture(self, mixture: Tensors, most_norm: float | None) -> None:
-        """Raises `SecureAggregationError` if a segment of the mixture is longer than any upload's may be."""
+        """Raises `SecureAggregationError` if a segment of the mixture has a larger norm than an upload may have."""
         flat, most = self.flatten(mixture), with_error(min(most_norm or LARGEST_NORM, LARGEST_NORM))
         if not all(np.linalg.norm(flat[segment]) <= most for segment in self.segments):
             raise SecureAggregationError(
-                "the mixture is longer than any upload may be: a site shared more than the job allows"
+                "the mixture's norm is above the limit for an upload: a site shared more than the job allows"
             )
 
     def zeros(self) -> Tensors:
@@ -114,6 +114,8 @@ def weight_of_sum(total: Ring) -> float:
 
 
 def check_mean(mean: Tensors, most_norm: float | None) -> None:
-    """Raises `SecureAggregationError` if the mean is longer than any of its uploads may be."""
+    """Raises `SecureAggregationError` if the mean has a larger norm than an upload may have."""
     if most_norm is not None and not joint_norm(mean) <= with_error(most_norm):
-        raise SecureAggregationError("the mean is longer than any upload may be: a site sent more than the job allows")
+        raise SecureAggregationError(
+            "the mean's norm is above the limit for an upload: a site sent more than the job allows"
+        )

@@ -200,7 +200,7 @@ def opened(
 
 
 def hidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:
-    """Hides a sum over these sites from the server. `unhidden` is the inverse."""
+    """Masks a sum over these sites so that the server cannot read it. `unhidden` is the inverse."""
     for site in contributors:
         total = total + _hiding(group_key, site, total)
     return total

@@ -186,7 +186,7 @@ def deal_mix(
     """What the dealer sends to each site for one `secure_mix`: a function of the members' seeds, which are used once.
 
     It holds the keys of the owner's mask's shares and its mixture's correction; for the last member, also corrections.
-    Raises `SecureAggregationError` if these are no group.
+    Raises `SecureAggregationError` if these are not a group.
     """
     group = Group(sites[0], tuple(sites), tuple(members))
     secrets = [seeds[member] for member in group.members]

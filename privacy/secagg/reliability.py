@@ -135,9 +135,9 @@ _SHIFTS = np.array([63 - 6 * (chunk + 1) for chunk in range(CHUNKS)], np.uint64)
 
 
 def below(party: Party, *questions: tuple[MaskedOpening, Ring]) -> list[Ring]:
-    """For each opening [...] and its limits [limits], shares of 1 if the secret is below, else 0: [..., limits].
+    """For each masked opening [...] and its limits [limits]: shares [..., limits] of 1 where secret < limit, else of 0.
 
-    Correct where secret and limit differ by 2^33 to 2^63 - 2^33. One exchange for all.
+    Correct where secret and limit differ by 2^33 to 2^63 - 2^33. All comparisons take one exchange of messages.
     """
     comparisons = [_Comparison(party, opening, limits) for opening, limits in questions]
     bits = party.open_bits(np.concatenate([each.hidden.reshape(-1) for each in comparisons]))
@@ -241,7 +241,7 @@ def reliability_weights(
     weights = _divided(party, ratios * others, norms, kept)
     equal = round((1 - kept / PARTS) / (owners - 1) * 2.0 ** (_INVERSE_BITS + _LENGTH_BITS - NORM_BITS))
     weights = weights + (product(party, norms) * np.uint64(equal))[:, None]
-    # Truncation may leave a last bit on the diagonal, and a site's own prompt is no part of what it gets.
+    # Truncation may leave a last bit on the diagonal, and a site's own prompt is not part of what it gets.
     return truncate(party, weights, _INVERSE_BITS + _LENGTH_BITS - WEIGHT_BITS) * others
 
 

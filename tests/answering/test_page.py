@@ -128,7 +128,7 @@ def test_the_command_takes_a_page_or_a_question(medfedvqa: Callable[..., Got], f
     """Not both, and not a question without a picture."""
     more = ("--page",) if page else ()
     done = medfedvqa("answer", "--run", str(finished), "--site", "chest", "--question", "is it", *more)
-    assert done[0] == 1 and "--picture and --question, or --page" in done[2]
+    assert done[0] == 1 and "--picture and --question together, or --page" in done[2]
 
 
 class TestInABrowser:

@@ -134,7 +134,7 @@ def test_a_file_of_checkpoints_that_ends_in_no_note_is_not_continued(tmp_path: P
     assert [size for size, _ in NoteFile(file.path).heads()] == [1, 2]
     with file.path.open("ab") as damaged:
         damaged.write(b"x" * 2 * TAIL)
-    with pytest.raises(NoteError, match="ends in what is no note"):
+    with pytest.raises(NoteError, match="ends in what is not a note"):
         NoteFile(file.path).append([signed_checkpoint(key, 3, bytes(32))])
 
 

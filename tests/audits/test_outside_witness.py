@@ -120,7 +120,7 @@ def test_a_witness_that_knows_more_says_its_size_and_is_asked_once_more(log: Any
         ((422, b""), "does not accept the proof"),
         ((500, b"SECRET"), "the status 500"),
         ((200, b""), "no cosignature"),
-        ((200, b"SECRET\n"), "no signed note"),
+        ((200, b"SECRET\n"), "not a signed note"),
         ((200, b"\xff\n"), "not made of signatures"),
         ((200, f"\u2014 {NAME} {base64.b64encode(bytes(76)).decode()}\n".encode()), "no cosignature"),
     ],

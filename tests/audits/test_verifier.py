@@ -84,7 +84,7 @@ TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
     "no object": (lambda lines: [b"[1]\n"], 0),
     "not UTF-8": (lambda lines: [*lines, b"\xff\n"], 5),
     "nested beyond reason": (lambda lines: [b"[" * 100_000 + b"\n"], 0),
-    "hash that is no text": (lambda lines: [lines[0].replace(b'"leaf_hash":"', b'"leaf_hash":NaN,"x":"')], 0),
+    "hash that is not text": (lambda lines: [lines[0].replace(b'"leaf_hash":"', b'"leaf_hash":NaN,"x":"')], 0),
 }
 
 

@@ -113,7 +113,7 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             read_tuned(path)
     path.write_text("{")
-    with pytest.raises(ConfigError, match="is missing or is no JSON"):
+    with pytest.raises(ConfigError, match="is missing or is not JSON"):
         read_tuned(path)
 
 

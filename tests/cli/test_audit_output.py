@@ -120,7 +120,7 @@ def test_a_tampered_log_is_not_shown(logs: Path) -> None:
 def test_a_foreign_log_that_holds_is_shown_as_text(logs: Path) -> None:
     """Its own verdicts stand in a table below the sentence that says what it is; JSON gives them back unchanged."""
     for output in (piped("audit", "show", str(logs))[1], COLOUR.sub("", on_terminal("audit", "show", str(logs))[1])):
-        assert only_text(output) and output.startswith("This is what the logs say")
+        assert only_text(output) and output.startswith("These are the logs' entries")
         assert verdicts(output, "integrity") == []
     code, output, errors = piped("audit", "verify", "--json", str(logs))
     assert code == 2 and only_text(output) and errors == ""

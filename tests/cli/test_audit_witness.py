@@ -138,7 +138,7 @@ def test_a_hospital_cosigns_anothers_log(medfedvqa: Any, tmp_path: Path, start: 
 def test_a_witness_says_what_it_lacks(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
     """No keys of logs, a damaged one, another name than its folder's, a name with a space."""
     words = "audit", "serve-witness", str(tmp_path / "witness"), "--logs", str(tmp_path / "logs"), "--name"
-    expected = [("", "is missing or empty"), ("chest", "this is no verifier key"), (KEY, "without spaces")]
+    expected = [("", "is missing or empty"), ("chest", "this is not a verifier key"), (KEY, "without spaces")]
     for content, sentence in expected:
         (tmp_path / "logs").write_text(content)
         done = medfedvqa(*words, "a b")

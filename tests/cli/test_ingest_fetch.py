@@ -195,7 +195,7 @@ def test_without_the_package_one_sentence_says_how_to_get_it(medfedvqa, monkeypa
     [
         ("http://pacs.example/dicom-web", "cross the network in clear"),
         ("ftp://pacs.example", "a URL of its DICOMweb service"),
-        ("https://pacs.example:SECRET/dicom-web", "a port that is no number"),
+        ("https://pacs.example:SECRET/dicom-web", "the port of the archive's address is not a number"),
         ("/pacs", "a URL of its DICOMweb service"),
         ("https://user:SECRET@pacs.example", "for --login"),
     ],

@@ -24,8 +24,8 @@ MISTAKES = [
     (("demo", "--data-root", "/nowhere"), "the folder '/nowhere' of --data-root does not exist: check its spelling"),
     ((*RUN, "--data-root", "{empty}"), "no vqa-rad data is found in '{empty}'"),
     (("demo", "--data-root", "{empty}"), "no data of slake or vqa-rad is found in '{empty}'"),
-    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers with commas between"),
-    (("benchmark", "--data", "phantom", "--tuned", "{file}"), "the file of --tuned is missing or is no JSON"),
+    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers separated by commas"),
+    (("benchmark", "--data", "phantom", "--tuned", "{file}"), "the file of --tuned is missing or is not JSON"),
     ((*DRAWN, "--engine", "simulator", "--cache", "{empty}"), "a cache is for sites in this process: leave it out"),
     # It ignored the folder.
     ((*DRAWN, "--data-root", "{empty}"), "the phantom set is drawn and has no folder: leave --data-root out"),

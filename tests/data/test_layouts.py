@@ -179,7 +179,7 @@ def test_a_pickle_that_names_a_class_is_refused_and_runs_nothing(tmp_path: Path)
     ("content", "words"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "is Git LFS's pointer"),
-        (b"PAR1" + bytes(50) + b"PAR1", "is no whole parquet file"),
+        (b"PAR1" + bytes(50) + b"PAR1", "is not a whole parquet file"),
     ],
 )
 def test_a_file_that_is_not_the_published_one_says_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:

@@ -82,12 +82,12 @@ def test_a_small_alpha_makes_sites_unlike_and_a_large_one_alike() -> None:
         ("dirichlet:0.01:40", "leaves a site without training or test rows in 100 draws: ask for fewer sites"),
         ("quantity:0.01:40", "leaves a site without training or test rows in 100 draws: ask for fewer sites"),
         ("halves:41", "leaves a site without training or test rows: ask for fewer sites"),
-        ("dirichlet", "is no cut of data into sites: write one of organ, hospital:N"),
-        ("dirichlet:0", "is no cut of data into sites"),
-        ("dirichlet:.", "is no cut of data into sites"),
+        ("dirichlet", "is not a cut of data into sites: write one of organ, hospital:N"),
+        ("dirichlet:0", "is not a cut of data into sites"),
+        ("dirichlet:.", "is not a cut of data into sites"),
         ("halves:0", "a cut has 1 to 99 sites"),
-        ("halves", "is no cut"),
-        ("organ:2", "is no cut"),
+        ("halves", "is not a cut"),
+        ("organ:2", "is not a cut"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused_in_a_sentence(text: str, sentence: str) -> None:

@@ -60,7 +60,7 @@ def test_without_rows_nothing_is_known() -> None:
 
 @pytest.mark.parametrize(("correct", "rows"), [(-1, 3), (4, 3), (0, -1)])
 def test_what_is_no_proportion_is_refused(correct: int, rows: int) -> None:
-    with pytest.raises(ValueError, match="no proportion"):
+    with pytest.raises(ValueError, match="not a proportion"):
         Proportion(correct, rows)
 
 

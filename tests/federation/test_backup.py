@@ -293,7 +293,7 @@ def test_a_passphrase_opens_only_its_own_backup(kit: Path, tmp_path: Path) -> No
     _, key = backed_up(kit, tmp_path / "keyed")
     assert "made with a passphrase" in refusal("restore", backup, "--check", *key)
     right.chmod(0o600)
-    assert "no age identity" in refusal("restore", backup, "--check", "--key", right)
+    assert "not an age identity" in refusal("restore", backup, "--check", "--key", right)
     assert "cannot be read" in refusal("restore", backup, "--check", "--key", tmp_path / "none")
     key[1].chmod(0o644)
     assert "read by others" in refusal("restore", backup, "--check", *key)

@@ -141,7 +141,7 @@ CONDITIONS: dict[str, tuple[Change, str, str]] = {
     "peers with one fingerprint": (lambda kit: pinned(kit, peers=dict.fromkeys(PINS, "0" * 64)), "peers", "same"),
     "no peers": (lambda kit: pinned(kit, require_secagg=True, peers={}), "peers", "0 other sites are pinned"),
     "too few peers": (lambda kit: pinned(kit, require_secagg=True, min_sites=5), "peers", "need at least 4"),
-    "a member is no peer": (lambda kit: pinned(kit, committee=["head", "knee", SITE]), "peers", "missing: knee"),
+    "a member is not a peer": (lambda kit: pinned(kit, committee=["head", "knee", SITE]), "peers", "missing: knee"),
     "no key for shares": (without_key, "key for secure aggregation", "missing"),
     "folder that is a file": (file_in_place_of("audit"), "folder of audit", "file stands in its place"),
     "state that is a file": (file_in_place_of("state"), "folder of state", "file stands in its place"),

@@ -183,7 +183,7 @@ def test_the_server_stops_at_an_upload_that_is_too_long(job_on_shares: Make, tmp
 @pytest.mark.parametrize(
     ("factor", "rows", "reason"),
     [
-        (100.0, 4000.0, "the mean is longer than any upload may be"),
+        (100.0, 4000.0, "the mean's norm is above the limit for an upload"),
         (1.0, 2.0**24, "do not add up to what the job allows"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_site_does_not_start_while_another_process_of_it_lives(tmp_path: Path)
         first = reaper.start(script, kit, tmp_path / "first", environment)
         wait_for(lambda: live_processes(kit / "audit", kit).site)
         second = subprocess.run(script, cwd=kit, env=environment, capture_output=True, text=True, timeout=300)
-        assert "another process of this site lives on this machine: stop it first" in second.stderr
+        assert "another process of this site is running on this machine: stop it first" in second.stderr
         assert second.returncode == 1 and first.poll() is None and live_processes(kit / "audit", kit).site
         first.kill()
         first.wait()

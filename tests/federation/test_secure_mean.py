@@ -240,7 +240,7 @@ def test_a_site_that_goes_on_to_another_attempt_cannot_open_the_one_before(uploa
     [
         (Opening("one", FIVE[:2]).message(), "fewer than 3 sites"),
         (Opening("one", FIVE[:3]).message(), "fewer than 4 of the members"),
-        (Opening("other", FIVE).message(), "no member of that attempt"),
+        (Opening("other", FIVE).message(), "not a member of that attempt"),
         ({}, "lacks its part 'uploaded'"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_run_on_a_copied_store_asks_for_its_ledger(
     assert not (tmp_path / "run").exists()
     launch = plan(job, copy, tmp_path / "run", (), 1, files, default_ledger(store))
     assert {launch.ledger_of(site) for site in launch.sites} == {default_ledger(store)}
-    with pytest.raises(ConfigError, match="leave --ledger out"):
+    with pytest.raises(ConfigError, match="leave it out"):
         plan(job.model_copy(update={"data": "phantom"}), None, tmp_path / "run", (), 1, files, default_ledger(store))
 
 
@@ -162,7 +162,7 @@ def test_a_ledger_is_not_used_for_a_store_of_another_key(organ_sites: Sites, pri
     work(organ_sites()["chest"], private_job(), "first")
     again = make_store(tmp_path / "again", {"chest": range(8), "abdomen": range(4, 12)}, OTHER_KEY)
     config = organ_sites(root=str(again))["chest"]
-    assert_refused(config, private_job(), "second", "store of another key")
+    assert_refused(config, private_job(), "second", "store of another pseudonym key")
     assert read_binding(again) is None
 
 

@@ -185,7 +185,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: st
 def test_a_birth_date_that_is_none_is_refused(tmp_path: Path) -> None:
     """It could not be compared with, and nobody would notice."""
     (tmp_path / "a.csv").write_text("file,question,answer,birth_date\na.png,Left?,yes,SECRET\n")
-    with pytest.raises(DataError, match="row 0: the field 'birth_date' is no date") as caught:
+    with pytest.raises(DataError, match="row 0: the field 'birth_date' is not a date") as caught:
         read_questions(tmp_path / "a.csv")
     assert "SECRET" not in str(caught.value)
 

@@ -41,11 +41,11 @@ def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
         ("a.csv", HEAD + "SECRET,SECRET?,yes,SECRET,\n", "row 0: unknown organ"),
         ("a.csv", HEAD + "SECRET,SECRET?,yes,,SECRET\n", "row 0: unknown split"),
         ("a.csv", HEAD + "SECRET," + 5000 * "S" + ",yes,,\n", "row 0: the field 'question' is longer"),
-        ("a.csv", HEAD + '"SECRET,SECRET?,yes,,\n', "no valid CSV"),
+        ("a.csv", HEAD + '"SECRET,SECRET?,yes,,\n', "not valid CSV"),
         ("a.csv", "image,question,answer,SECRET\na,b,c,d\n", "row 0 has an unknown field"),
         ("a.jsonl", "{SECRET\n", "row 0 is not valid JSON"),
         ("a.jsonl", "[]\n", "has no rows"),
-        ("a.jsonl", "7\n", "row 0 is no JSON object"),
+        ("a.jsonl", "7\n", "row 0 is not a JSON object"),
         ("a.json", '[{"image": "a", "question": "SECRET", "answer": "c"}\n', "row 1 is not valid JSON"),
         ("a.json", "[{}] SECRET", "row 0: the field 'image' is missing"),
         ("a.json", '{"questions": [\n"SECRET"]}', "row 0 is not valid JSON: give one object a line, or a list"),
@@ -67,7 +67,7 @@ def test_a_file_that_is_absent_or_no_text_is_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="cannot be read"):
         read_questions(tmp_path / "SECRET.csv")
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="is no text"):
+    with pytest.raises(DataError, match="is not text"):
         read_questions(tmp_path / "b.csv")
 
 
@@ -97,9 +97,9 @@ def test_a_first_line_that_names_the_separator_and_empty_columns_do_not_count(tm
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"PK\x03\x04SECRET", "is no workbook that can be read: save its sheet as CSV UTF-8"),
+        (b"PK\x03\x04SECRET", "is not a workbook that can be read: save its sheet as CSV UTF-8"),
         (b"\xd0\xcf\x11\xe0SECRET", "is a workbook of Excel 2003, or has a password"),
-        (b"image,question,answer\nSECRET\0,b,c\n", "is no text"),
+        (b"image,question,answer\nSECRET\0,b,c\n", "is not text"),
         (b"image,question,answer,Answer\nSECRET,b,c,d\n", "has a heading twice"),
         (b"image,question,answer,\na,b,c,SECRET\n", "row 0 has a field in a column without a heading"),
     ],

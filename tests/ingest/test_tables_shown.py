@@ -135,7 +135,7 @@ def again(_: Workbook, sheet: Any) -> None:
         (title, "has its headings in its line 3: delete the lines above"),
         (put("A5", "SECRET"), "row 1 lacks a field and stands below an empty row: delete what stands below the table"),
         (again, "row 1 has the headings again: keep one table in the file"),
-        (put("E2", 11450), "row 0: the field 'birth_date' is no date: .* or format the column as a date"),
+        (put("E2", 11450), "row 0: the field 'birth_date' is not a date: .* or format the column as a date"),
         (put("D2", 4711.4, "0"), "row 0: the field 'patient' is rounded by its format"),
         (put("C2", 0.25, "yyyy-mm-dd"), "row 0: the field 'answer' is a date"),
         (put("E2", 0.25, "h:mm"), "row 0: the field 'birth_date' is a date"),

@@ -49,7 +49,7 @@ def test_no_old_encoding_is_guessed_and_a_named_one_is_used(
 def test_an_encoding_that_does_not_fit_is_refused(tmp_path: Path, encoding: str) -> None:
     """Latin-1 has control characters where Windows has dashes and quotes."""
     (tmp_path / "a.csv").write_bytes(f"{HEAD}a,Größe – links?,b,7\n".encode("cp1252"))
-    with pytest.raises(DataError, match="--encoding names no encoding|is no text in this encoding"):
+    with pytest.raises(DataError, match="--encoding is not a known text encoding|is not text in this encoding"):
         read_questions(tmp_path / "a.csv", options=TableOptions(encoding))
 
 
@@ -80,7 +80,7 @@ def test_forms_with_one_meaning_are_read(tmp_path: Path, content: bytes) -> None
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
     """Encodings that switch by escape characters look like ASCII."""
     (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(DataError, match="is no text|neither UTF-8 nor UTF-16"):
+    with pytest.raises(DataError, match="is not text|neither UTF-8 nor UTF-16"):
         read_questions(tmp_path / "a.csv")
 
 

@@ -188,9 +188,9 @@ def test_files_of_something_else_are_refused(folder):
     for wrong, message in (
         ({key: value for key, value in weights.items() if "layer.2." not in key}, "not of architecture albef-tiny"),
         ({"visual.conv1.weight": torch.ones(3)}, "not of architecture albef-tiny"),
-        ({"model": weights, "hook": Path}, "no albef-tiny checkpoint"),
+        ({"model": weights, "hook": Path}, "as a checkpoint of albef-tiny"),
     ):
         torch.save(wrong, folder / "ALBEF.pth")
         assert message in refused(folder, NAME)
     (folder / "ALBEF.pth").write_text("no weights")
-    assert "no albef-tiny checkpoint" in refused(folder, NAME)
+    assert "as a checkpoint of albef-tiny" in refused(folder, NAME)

@@ -148,7 +148,7 @@ def test_missing_files_are_named(folder, file):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("bert/model.safetensors", "no weights", "no vault-tiny checkpoint"),
+        ("bert/model.safetensors", "no weights", "as a checkpoint of vault-tiny"),
         ("bert/config.json", "{", "not JSON"),
         ("bert/config.json", '{"num_attention_heads": 4}', "num_attention_heads"),
         ("bert/config.json", '{"model_type": "roberta"}', "model_type"),

@@ -168,7 +168,7 @@ def test_missing_files_are_named(folder, file):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("model.safetensors", "no weights", "no vilt-tiny checkpoint"),
+        ("model.safetensors", "no weights", "as a checkpoint of vilt-tiny"),
         ("config.json", "{", "not JSON"),
         ("config.json", '{"num_attention_heads": 4}', "num_attention_heads"),
         ("config.json", '{"hidden_act": "relu"}', "hidden_act"),

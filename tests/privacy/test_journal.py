@@ -290,7 +290,7 @@ def test_an_export_holds_the_chain(journal: LedgerJournal, tmp_path: Path) -> No
 def test_a_file_that_is_no_export_is_refused(tmp_path: Path, damage: bytes) -> None:
     """Anything else than an export is refused in a sentence without a path."""
     (tmp_path / "SECRET").write_bytes(damage)
-    with pytest.raises(LedgerError, match="no export") as error:
+    with pytest.raises(LedgerError, match="not an export") as error:
         read_export(tmp_path / "SECRET")
     assert "SECRET" not in str(error.value)
 

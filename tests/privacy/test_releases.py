@@ -80,5 +80,5 @@ def test_without_patients_and_noise_the_share_is_one_half() -> None:
 
 def test_a_release_that_no_noise_was_made_for_is_refused() -> None:
     """An accuracy never leaves without noise."""
-    with pytest.raises(SettingsError, match="plan its counts"):
+    with pytest.raises(SettingsError, match="include its counts"):
         noisy_share(torch.ones(3), None, SecureRandomness())

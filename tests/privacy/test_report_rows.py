@@ -36,7 +36,7 @@ def moved(rows: list[Row]) -> None:
         (lambda rows: rows.pop(place(rows, "claim.epsilon")), "row 'claim.epsilon' is missing"),
         (lambda rows: rows.pop(place(rows, "egress.releases.1.sha256")), "row 'egress.releases.1.sha256' is missing"),
         (lambda rows: rows.append(rows[place(rows, "claim.epsilon")]), "row 'claim.epsilon' is there twice"),
-        (moved, "row 'claim.epsilon' stands in the place of"),
+        (moved, "row 'claim.epsilon' is in the place of"),
         (with_member("claim.made", value=1), "row 'claim.made' has a value of another type"),
         (with_member("claim.epsilon", value=3), "row 'claim.epsilon' has a value of another"),
         (with_member("identity.sites", value="chest"), "row 'identity.sites' has no list"),

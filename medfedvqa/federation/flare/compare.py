@@ -55,7 +55,7 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def differences(old: Path, new: Path, version: str) -> Iterator[str]:
-    """A text for each reach whose source below `new` matches no tested version, and for each missing module."""
+    """A sentence for each `Reach` whose source in `new` was never tested, and for each missing module."""
     for place, rows in _places().items():
         source = source_in(new, place)
         if source is not None and sha256(source) in rows[0].digests:

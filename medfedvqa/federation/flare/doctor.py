@@ -70,7 +70,7 @@ _OPERATORS = ("project_admin", "org_admin", "lead")
 
 
 def kind_of(kit: Path) -> str:
-    """One of `SITE`, `SERVER`, `ADMIN`. Raises `ConfigError` if the folder is no startup kit."""
+    """One of `SITE`, `SERVER`, `ADMIN`. Raises `ConfigError` if the folder is not a startup kit."""
     kinds = [kind for kind in (SITE, SERVER, ADMIN) if (kit / "startup" / kind).is_file()]
     if len(kinds) != 1 or not (kit / "local").is_dir():
         raise ConfigError(
@@ -84,7 +84,7 @@ def examine(kit: Path, server: bool = False, running: bool = False) -> list[Chec
     """All checks of a kit that can be made without starting the party.
 
     With `server`, they include whether the server answers and has the same time; with `running`, whether the party
-    runs. Raises `ConfigError` if the folder is no startup kit, or for `running` with an administrator's kit.
+    runs. Raises `ConfigError` if the folder is not a startup kit, or for `running` with an administrator's kit.
     """
     try:
         return _examine(kit.resolve(), server, running)
@@ -170,7 +170,7 @@ def _site(kit: Path, name: str) -> tuple[SiteConfig | None, Check]:
     except (MedfedvqaError, AuditError) as error:
         return None, Check("site.yml", str(error), _FILL_IN)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return None, Check("site.yml", "it holds something that is no setting", _FILL_IN)
+        return None, Check("site.yml", "it holds something that is not a setting", _FILL_IN)
 
 
 def _isolation(config: SiteConfig) -> Check:

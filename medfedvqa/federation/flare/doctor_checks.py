@@ -96,7 +96,7 @@ def irregularity(path: Path, largest: int | None = None) -> str | None:
     except OSError:
         return "cannot be looked at"
     if not stat.S_ISREG(facts.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     if largest is not None and facts.st_size > largest:
         return f"is larger than {largest >> 20} MiB"
     return None

@@ -107,7 +107,7 @@ class SiteGuard(FLComponent):
                 _refuse(f"the kit's folder cannot be written ({error.strerror}): give it to the site's account")
             if self._lock is None:
                 # The server would treat the newer process as the site, and give up the older one's jobs.
-                _refuse("another process of this site lives on this machine: stop it first")
+                _refuse("another process of this site is running on this machine: stop it first")
             place = VaultPlace.of_kit(self.kit)
             validator.report_refusals(lambda code, job, digest: report_refusal(place, code, job, digest))
         pinned_settings.fix_settings()

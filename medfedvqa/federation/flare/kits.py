@@ -1,7 +1,7 @@
-"""Startup kits after provisioning: those made without our builder, and a federation's root certificate.
+"""Prepares startup kits that were provisioned without `SiteBuilder`, and exports a federation's root certificate.
 
-FLARE's dashboard has no place for a project's own builders. What `SiteBuilder` does to a kit can be done afterwards, by
-whoever received it: it concerns what is in the kit's own folder, and neither keys nor certificates.
+FLARE's dashboard cannot run a project's builders. The recipient of a kit can make `SiteBuilder`'s changes afterwards:
+they are all in the kit's folder and touch neither keys nor certificates.
 """
 
 import json
@@ -50,7 +50,7 @@ def prepare_kit(kit: Path, storage: str | None = None) -> list[Path]:
 
 
 def party_of(kit: Path) -> Literal["site", "server"]:
-    """The kind of party that a startup kit is for. Raises `ConfigError` if it is no kit of a site or a server."""
+    """The kind of party that a startup kit is for. Raises `ConfigError` if it is not a kit of a site or a server."""
     return "server" if _kind_of(kit) == "server" else "site"
 
 
@@ -69,7 +69,7 @@ def _owner(path: Path) -> tuple[str, str]:
         [name] = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         [org] = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     except ValueError:
-        raise ConfigError(f"the kit's '{path.name}' is no certificate of a party: get a fresh kit") from None
+        raise ConfigError(f"the kit's '{path.name}' is not a certificate of a party: get a fresh kit") from None
     return str(name.value), str(org.value)
 
 

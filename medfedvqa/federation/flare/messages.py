@@ -51,7 +51,7 @@ def unpack(message: Shareable) -> "tuple[int, Tensors]":
         if type(name) is not str or len(name) > _LONGEST_NAME:
             raise JobRefused(Refusal.MESSAGE, "an array of the message does not have a name")
         if type(array) is not np.ndarray or array.dtype.kind not in PLAIN:
-            raise JobRefused(Refusal.MESSAGE, "a named part of the message is no array of plain values")
+            raise JobRefused(Refusal.MESSAGE, "a named part of the message is not an array of plain values")
     return round, dict(tensors)
 
 

@@ -23,7 +23,7 @@ _MARK = "_medfedvqa_replaces"
 
 @dataclass(frozen=True)
 class Reach:
-    """A piece of FLARE's code that a server's processes depend on, and why no public hook serves."""
+    """A piece of FLARE's code that a server's processes depend on, and why no public hook is enough."""
 
     target: str
     """`module:name` or `module:Class.name`."""

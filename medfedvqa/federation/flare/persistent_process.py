@@ -65,7 +65,7 @@ class PersistentHandle(ProcessHandle):
             super().terminate()
 
     def wait(self) -> None:
-        """Wait until the process has ended by itself or by request, has died too often, or has sought too long."""
+        """Wait until the process ends by itself or by request, has died too often, or has searched too long."""
         born = self._began
         while True:
             self.adapter.wait()

@@ -44,7 +44,7 @@ class MedfedvqaRecipe(Recipe):
             _tune(self)
 
     def process_env(self, env: ExecEnv) -> None:
-        """Give the sites of a simulation what provisioning gives to real ones."""
+        """Write for simulated sites the files that provisioning writes for real ones."""
         if isinstance(env, SimEnv):
             prepare_simulation(Path(env.workspace_root).resolve() / self.name, self._sites)
 

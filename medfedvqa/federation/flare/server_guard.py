@@ -291,7 +291,7 @@ class ServerJobLauncher(ServerProcessJobLauncher):
     """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Start the process of a job. Once it has ended, however it did, nothing is left of its journal."""
+        """Start the process of a job. When it has ended, for whatever reason, its journal is deleted."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         running = RunningJob(Path(workspace.get_root_dir()), str(job_meta[JobConstants.JOB_ID]))
         if JobMetaKey.JOB_CLIENTS in job_meta:  # not in a job that this server continues

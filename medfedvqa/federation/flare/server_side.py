@@ -197,7 +197,7 @@ class _TaskAnswers:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the answer of a site that may be hostile, without passing on its text or an error of its making.
 
-        A refusal becomes its code. An unreadable answer is no refusal, and stops the job.
+        A refusal becomes its code. An unreadable answer is not a refusal, and stops the job.
         """
         site, result = client_task.client.name, client_task.result
         refused: Refused = stop_job

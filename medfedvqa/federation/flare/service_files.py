@@ -136,7 +136,7 @@ def service_files(
     }
     if prometheus:
         command = _command("status", "--site", site, "--prometheus", prometheus)
-        # The file reports an unhealthy site; it is no failure of this unit.
+        # The file reports an unhealthy site; it is not a failure of this unit.
         unit = _unit(kit, party, user, ", its health", ["-" + command[0], *command[1:]], [*places, prometheus.parent])
         files[f"{name}-status.service"] = unit
         files[f"{name}-status.timer"] = _timer(kit.name, "Health", "minutely", "5s")

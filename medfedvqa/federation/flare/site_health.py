@@ -108,7 +108,7 @@ class SiteHealth:
     site: str
     time: datetime
     up: bool
-    """Whether the site's own process lives."""
+    """Whether the site's process is running."""
     running: tuple[str, ...]
     """The ids of jobs with a live process."""
     unclosed: tuple[str, ...]
@@ -163,7 +163,7 @@ class SiteHealth:
         budget, last, ends = self.budget, self.last_entry, self.certificate
         isolated = None if self.isolation is None else self.isolation != Isolation.NONE.value
         rows: list[tuple[str, str, float | dict[str, int] | None]] = [
-            ("up", "Whether the site's own process lives.", self.up),
+            ("up", "Whether the site's process is running.", self.up),
             ("ok", "Whether the site can take part.", self.ok),
             ("jobs_running", "Jobs with a live process.", len(self.running)),
             ("jobs_unclosed", "Jobs that no process runs and that are not closed.", len(self.unclosed)),
@@ -316,5 +316,5 @@ def _unclosed(site: str, log: LogFacts, accounts: tuple[Account, ...], processes
 
 
 def process_check(processes: LiveProcesses) -> Check:
-    """Whether the site's own process lives."""
-    return first("site process", (not processes.site, "no process of this kit lives", "run startup/start.sh"))
+    """Whether the site's process is running."""
+    return first("site process", (not processes.site, "no process of this kit is running", "run startup/start.sh"))

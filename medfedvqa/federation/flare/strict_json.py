@@ -35,7 +35,7 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
         raise NotAllowed("a file of the job is missing, is a link or cannot be read") from None
     with os.fdopen(file, "rb") as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise NotAllowed("a file of the job is no plain file")
+            raise NotAllowed("a file of the job is not a plain file")
         content = stream.read(most + 1)
     if len(content) > most:
         raise NotAllowed("a file of the job is too large")
@@ -55,7 +55,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise NotAllowed("the configuration is not valid JSON") from None
     if not isinstance(parsed, dict):
-        raise NotAllowed("the configuration is no JSON object")
+        raise NotAllowed("the configuration is not a JSON object")
     _check(parsed, 0)
     return parsed
 

@@ -26,7 +26,7 @@ _reports: list[Report] = []
 
 
 def report_refusals(report: Report) -> None:
-    """Have this process call `report` for each job that it refuses; sites do so."""
+    """Make this process call `report` for each job that it refuses; used at sites."""
     _reports.append(report)
 
 

@@ -1,4 +1,4 @@
-"""Four distillation losses in FedP3's frame (M. Lao et al., ACM MM 2023, Sec. 4.3): the rows ST, SP, CRD and DKD.
+"""The four distillation losses that FedP3 compares itself with: ST, SP, CRD and DKD (M. Lao et al., ACM MM 2023, 4.3).
 
 Weights and temperatures are those of the papers, as the library mdistiller has them; FedP3's paper gives none.
 """

@@ -25,7 +25,7 @@ more. A site's policy has to allow `representations`.
 | the server's representation layers replace the sites' | its logits teach them | models of many sizes share no layer |
 | sites of one size are averaged first | each site is a member of the ensemble | hospitals are few |
 | VGG-19, ResNet-34 at the server | a wide head on a frozen backbone, or `server_tuning` | few public rows |
-| logits as they are | cut to -30..30 | what steers an aggregation has a range |
+| logits without bounds | cut to -30..30 | values that affect an aggregation have a range |
 
 The paper was not at hand: its equations stand here as the field restates them.
 """
@@ -53,7 +53,7 @@ class FedETConfig(TaughtServerConfig, frozen=True):
 
 @register
 class FedET(TaughtServer[FedETConfig]):
-    """The server learns the consensus of sites, each weighed by how sure it is, and what the others say."""
+    """The server learns the sites' mean prediction, weighed by confidence, and also the dissenting predictions."""
 
     name = "fedet"
     config_type = FedETConfig

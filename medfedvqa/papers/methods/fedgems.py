@@ -24,7 +24,7 @@ nothing more. A site's policy has to allow `representations`.
 | logits of rows where the server is wrong | of all public rows | no shape may depend on answers |
 | right or wrong at each step | at the beginning of each round | one look at the sites' logits |
 | ResNet-20 to 56 at the server | a wide head on a frozen backbone, or `server_tuning` | few public rows |
-| logits as they are | cut to -30..30 | what steers an aggregation has a range |
+| logits without bounds | cut to -30..30 | values that affect an aggregation have a range |
 
 The paper was not at hand: its equations stand here as the field restates them.
 """
@@ -52,7 +52,7 @@ class FedGEMSConfig(TaughtServerConfig, frozen=True):
 
 @register
 class FedGEMS(TaughtServer[FedGEMSConfig]):
-    """The server learns public answers from itself where it is right, and from the sites that are right elsewhere."""
+    """The server is taught on public rows by itself where it is right, and elsewhere by the sites that are right."""
 
     name = "fedgems"
     config_type = FedGEMSConfig

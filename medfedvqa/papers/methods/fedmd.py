@@ -17,7 +17,7 @@ A site's policy has to allow `representations`.
 | 5000 random public rows a round | all public rows | there are a few hundred |
 | transfer learning to convergence | `transfer_epochs` passes | the benchmark counts passes |
 | weights of sites, if wished | all sites the same | row counts tell of a site |
-| logits as they are | cut to -30..30 | what steers an aggregation has a range |
+| logits without bounds | cut to -30..30 | values that affect an aggregation have a range |
 | digest ends a round | it begins the next one; nobody digests the last consensus | one message each way |
 
 The paper was not at hand: its equations stand here as the field restates them.
@@ -49,7 +49,7 @@ class FedMDConfig(PublicOutputsConfig, frozen=True):
 
 @register
 class FedMD(PublicOutputs[FedMDConfig]):
-    """Sites digest the mean of all sites' answers to public questions."""
+    """Sites train on the mean of all sites' answers to public questions."""
 
     name = "fedmd"
     config_type = FedMDConfig

@@ -33,7 +33,7 @@ class UniConConfig(SplitConfig, frozen=True):
     variant: Literal["reference", "paper"] = Field(
         "reference", description="InfoNCE: cosine, own key included, mean (code); or dot product, excluded, sum"
     )
-    mask_duplicates: bool = Field(True, description="rows with one answer are no negatives of each other (paper: are)")
+    mask_duplicates: bool = Field(True, description="rows with one answer are not negatives of each other (paper: are)")
     mask_padding: bool = Field(True, description="zeros beyond an answer's end take no part in the maximum (code: do)")
     answering: Literal["trained", "dot"] = Field("trained", description="similarity at test: as trained, or dot (code)")
     averaged: Literal["paper", "reference"] = Field(

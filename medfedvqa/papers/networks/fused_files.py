@@ -84,7 +84,7 @@ def word_pieces(name: str, path: Path, context: int, size: int) -> Callable[[lis
         tokenizer = BertWordPieceTokenizer(vocabulary, lowercase=True)
     except Exception as error:  # the library's own errors have no common type
         raise BackboneError(
-            f"vocab.txt of the backbone '{name}' is no vocabulary of {size} word pieces ({type(error).__name__})"
+            f"vocab.txt of the backbone '{name}' is not a vocabulary of {size} word pieces ({type(error).__name__})"
         ) from None
     tokenizer.enable_truncation(context)
     return partial(_tokenized, tokenizer, context)

@@ -61,7 +61,7 @@ def looked(
 
 
 def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Square pictures of ViLT's own size, [n, 3, size, size] in -1..1, to [n, patches + 1, width]."""
+    """Embeds pictures, [n, 3, size, size] in -1..1 at ViLT's input size; returns [n, patches + 1, width]."""
     embeddings = vilt.embeddings
     patches: torch.Tensor = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
     patches = torch.cat([embeddings.cls_token.expand(len(patches), -1, -1), patches], dim=1)
@@ -70,7 +70,7 @@ def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def embedded_words(vilt: Any, **words: torch.Tensor) -> torch.Tensor:
-    """Words as ViLT's text embeddings take them, `input_ids` or `inputs_embeds`, to [n, positions, width]."""
+    """Embeds words, given as `input_ids` or `inputs_embeds`; returns [n, positions, width]."""
     placed = vilt.embeddings.text_embeddings(**words)
     typed: torch.Tensor = placed + vilt.embeddings.token_type_embeddings.weight[WORDS]
     return typed

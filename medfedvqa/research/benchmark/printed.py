@@ -22,7 +22,7 @@ ABLATIONS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Selects the sites whose mean is shown beside a printed column: one by name or number, or all of a kind."""
+    """Selects the sites whose mean is compared with a printed column: one by name or number, or all of a kind."""
 
     site: str = ""
     of: Literal["all", "seen", "unseen", "none"] = "all"

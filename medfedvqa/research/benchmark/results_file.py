@@ -295,7 +295,7 @@ def append(path: Path, results: Iterable[Result]) -> None:
 def read(paths: Sequence[Path]) -> tuple[list[Result], list[str]]:
     """The results in the first line's setting, one for each system and seed, and remarks on lines left out.
 
-    A line is left out if it is no result, has another format or setting, names a system that has other options in an
+    A line is left out if it is not a result, has another format or setting, names a system that has other options in an
     earlier line, or if a later line repeats its run. Raises `ConfigError` if no line is left.
     """
     left_out: dict[tuple[str, str], list[int]] = {}

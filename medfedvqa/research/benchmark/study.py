@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def sign(self) -> int:
-        """1 if it is better, -1 if it is worse, 0 if the two are not told apart."""
+        """1 if it is better, -1 if it is worse, 0 if the difference is not significant."""
         return 0 if self.p >= LEVEL else 1 if self.gain.mean > 0 else -1
 
 
@@ -79,7 +79,7 @@ def systems_of(base: Grid, regime: Regime) -> Grid:
 
 
 def findings(results: Sequence[Result]) -> list[Finding]:
-    """A finding for each row that has the same model trained alone beside it. Raises `ConfigError` as `compared`."""
+    """A finding for each system whose model was also trained alone. Raises `ConfigError` where `compared` does."""
     by_regime: dict[str, list[Result]] = {}
     for result in results:
         by_regime.setdefault(result.regime, []).append(result)
@@ -120,7 +120,11 @@ def sentences(found: Sequence[Finding]) -> list[str]:
     by_regime: dict[str, list[Finding]] = {}
     for each in found:
         by_regime.setdefault(each.regime, []).append(each)
-    words = {1: "better than training alone", -1: "worse than training alone", 0: "not told apart from training alone"}
+    words = {
+        1: "better than training alone",
+        -1: "worse than training alone",
+        0: "not significantly different from training alone",
+    }
     texts = []
     for regime, part in by_regime.items():
         groups = {sign: [each for each in part if each.alone.sign == sign] for sign in words}

@@ -117,7 +117,7 @@ FEDDAT_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _fedp3(label: str, changes: dict[str, Any]) -> System:
-    """A line of FedP3's frame, with the list that its filter needs."""
+    """A line with FedP3's teacher, and the list of answers that its filter needs."""
     options = FEDP3 | PUBLIC | {"weight": WEIGHT} | changes
     return System(label, "fedp3", options, baseline=False, alone=BLOCKS_ALONE_PUBLIC, family=BLOCKS_ALONE)
 

@@ -176,7 +176,7 @@ def read_tuned(path: Path) -> Tuned:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        raise ConfigError("the file of --tuned is missing or is no JSON: `medfedvqa tune` writes tuned.json") from None
+        raise ConfigError("the file of --tuned is missing or is not JSON: `medfedvqa tune` writes tuned.json") from None
     fields = content if isinstance(content, dict) else {}
     if isinstance(fields.get("format"), int) and fields["format"] > FORMAT:
         raise ConfigError("the file of --tuned was written by a newer version of this software: use that version")

@@ -131,7 +131,7 @@ class Learner(nn.Module):
     def _contrast(
         self, pooled: torch.Tensor, pictures: Sequence[Picture], captions: Sequence[str], texts: FrozenTexts
     ) -> torch.Tensor:
-        """Symmetric cross-entropy over captions. Pictures of the same meaning are no negatives."""
+        """Symmetric cross-entropy over captions. Pictures of the same meaning are not negatives."""
         distinct = list(dict.fromkeys(captions))
         meanings: dict[str, set[tuple[object, ...]]] = {caption: set() for caption in distinct}
         for caption, picture in zip(captions, pictures, strict=True):

@@ -32,7 +32,7 @@ class DrawnRow:
 
 @styled()
 def draw_samples(samples: Sequence[DrawnRow]) -> bytes:
-    """A PNG with a column for each row: picture, question, right answer, and what a model makes of it."""
+    """A PNG with a column for each row: picture, question, right answer, and a model's answer."""
     figure = new_figure(2.7 * len(samples), 3.9)
     for axes, sample in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples, strict=True):
         axes.imshow(sample.picture[0].numpy(), cmap="gray", vmin=0, vmax=1)

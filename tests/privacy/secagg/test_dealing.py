@@ -70,7 +70,7 @@ BENDS: dict[str, Callable[[Parts, TensorLayout], Parts]] = {
         **p,
         "s1": added(p["s1"], CORRECTION, np.full(layout.size, 1 << 40)),
     },
-    "a bit of the correction of a site that is no member": lambda p, _: {**p, "s3": changed(p["s3"], CORRECTION)},
+    "a bit of the correction of a site that is not a member": lambda p, _: {**p, "s3": changed(p["s3"], CORRECTION)},
     "a wrong mask key to an owner": lambda p, _: {**p, "s3": changed(p["s3"], KEY_BYTES)},
     "a wrong correction at the last member": lambda p, _: {**p, "s2": changed(p["s2"], len(p["s2"]) - 1)},
     "parts of two sites exchanged": lambda p, _: {**p, "s0": p["s1"], "s1": p["s0"]},

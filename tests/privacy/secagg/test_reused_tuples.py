@@ -101,7 +101,7 @@ def test_a_mixture_on_corrections_of_an_earlier_attempt_is_noise_that_the_sites_
     def work(group: Group, taps: Any) -> Any:
         dealt = new[group.me][:keys] + old[group.me][keys:]
         mixture = secure_mix(group, taps, dealt, PROMPT, 0.5, LAYOUT, seeds.get(group.me, b""))
-        with pytest.raises(SecureAggregationError, match="longer than any upload"):
+        with pytest.raises(SecureAggregationError, match="above the limit for an upload"):
             LAYOUT.check_mixture(mixture, None)
         return "refused"
 

@@ -89,7 +89,7 @@ def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:
     """The relations of regions, [rows, relations, 4], and each pair's index into them, int64 [regions, regions].
 
     A relation is log(|x - x'| / w), log(|y - y'| / h), log(w' / w), log(h' / h), with distances of at least 0.001 of a
-    region. Raises `ConfigError` for regions of files without boxes, and for a number of cells that is no square.
+    region. Raises `ConfigError` for regions of files without boxes, and for a number of cells that is not a square.
     """
     values, boxes = regions.values, regions.boxes
     if boxes is None and regions.present is not None:
@@ -112,7 +112,7 @@ def grid_offsets(regions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct relations of a square grid's cells, [offsets, 4], and each pair's index, int64 [cells, cells].
 
     Their last two numbers are 0, since all cells are alike. `regions`: [rows, cells, width]. Raises `ConfigError` for a
-    number of cells that is no square.
+    number of cells that is not a square.
     """
     side = math.isqrt(regions.shape[1])
     if side**2 != regions.shape[1]:

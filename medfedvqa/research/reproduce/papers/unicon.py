@@ -35,7 +35,7 @@ SETTINGS = (
     PrintedSetting("decay_after", (10, 15), "passes before decays", "10 and 15", _4_2),
     PrintedSetting("norm", "batch", "normalisation of v_NHA", "batch", _4_2, None, _U),
     PrintedSetting("variant", "paper", "loss", "dot products, own key left out, a sum", "Eq. 1", None, _U),
-    PrintedSetting("mask_duplicates", False, "rows of one answer are no negatives", "they are", "Eq. 1", None, _U),
+    PrintedSetting("mask_duplicates", False, "rows of one answer are not negatives", "they are", "Eq. 1", None, _U),
     PrintedSetting("temperature", 0.07, "temperature", "0.07", _4_2, None, _U),
     PrintedSetting("width", 512, "width of the networks", "512", _4_2, None, _U),
     PrintedSetting("space", 256, "width of the shared space", "256", _4_2, None, _U),
