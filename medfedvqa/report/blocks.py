@@ -330,7 +330,7 @@ def sentence(text: str) -> Cell:
 
 
 def with_commas(parts: Sequence[Inline]) -> Cell:
-    """The parts separated by commas them."""
+    """The parts, separated by commas."""
     return tuple(piece for part in parts for piece in (", ", part))[1:] or (NONE,)
 
 
