@@ -142,7 +142,7 @@ def test_other_algorithms_payloads_and_trailing_bytes_are_refused(place: Path) -
         b"\x81" * 100_000,
     ]
     for number, encoded in enumerate(wrong):
-        with pytest.raises(NoteError, match="no receipt"):
+        with pytest.raises(NoteError, match="not a receipt"):
             Receipt.parse(encoded)
             pytest.fail(f"number {number} was read")
 
