@@ -74,7 +74,7 @@ _SENTENCES = {
     Refusal.FOLDER: "the job's folder holds more than the two configuration files of a job, or they are too large",
     Refusal.SCHEMA: "the job's configuration is not as this version writes it: make it by `medfedvqa jobs export`",
     Refusal.SIGNATURE: "the job is not signed by a submitter of this federation",
-    Refusal.SUBMITTER: "the site's policy does not list the job's submitter",
+    Refusal.SUBMITTER: "the site's policy does not allow the job's submitter",
     Refusal.FEDERATION: "the job was signed for another federation, or for other sites",
     Refusal.EXPIRED: "the job's signature has expired: export it anew with `medfedvqa jobs export`",
     Refusal.REPLAY: "the job's nonce was used before: export it anew with `medfedvqa jobs export`",

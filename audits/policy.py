@@ -79,6 +79,8 @@ class SitePolicy:
     """Names of backbones that jobs may use beside those that ship with the project or lie in the site's own files."""
     submitters: tuple[str, ...] = ()
     """SHA-256 fingerprints of the certificates of those who may submit jobs; none: whoever the federation admits."""
+    revoked_submitters: tuple[str, ...] = ()
+    """SHA-256 fingerprints of certificates whose jobs the site refuses, though the federation still admits them."""
     require_fresh: bool = True
     """Whether a job under differential privacy must be signed with a nonce and an expiry."""
     repeats: int = 3
@@ -290,6 +292,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_count": (_count, "a whole number, at least 1"),
     "allowed_backbones": (_texts, "a list of names"),
     "submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),
+    "revoked_submitters": (_fingerprints, "a list of SHA-256 fingerprints, 64 hex digits each"),
     "require_fresh": (_flag, "true or false"),
     "repeats": (_count, "a whole number, at least 1"),
     "data_refusals": (_count, "a whole number, at least 1"),

@@ -187,7 +187,8 @@ class Admission:
         policy, terms = self._config.policy, self._job.terms
         if not signature.actor:
             self.refuse(Refusal.SIGNATURE)
-        if policy.submitters and signature.actor not in policy.submitters:
+        listed = not policy.submitters or signature.actor in policy.submitters
+        if not listed or signature.actor in policy.revoked_submitters:
             self.refuse(Refusal.SUBMITTER)
         if history.ended or history.other:
             self.refuse(Refusal.REPLAY)

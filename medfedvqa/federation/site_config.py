@@ -132,6 +132,9 @@ policy:
   # federation admits).
   allowed_backbones: {allowed_backbones}
   submitters: {submitters}
+  # Certificates, by fingerprint, whose jobs you refuse from now on, though the federation still admits them: for a
+  # person who left, or a lost key. A run that has begun ends when it is next continued after a restart.
+  revoked_submitters: {revoked_submitters}
   # A job signed with a nonce and an expiry runs once. Whether jobs under differential privacy must be so signed; how
   # often a day the same job without a nonce may run; and after how many jobs a day that failed at this site's data it
   # takes no new one.
@@ -162,7 +165,7 @@ DEFAULTS: dict[str, Any] = {
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
     "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
     "min_committee": 3, "require_masks": False, "require_crypten": False, "min_difference": 2, "min_count": 10,
-    "allowed_backbones": [], "submitters": [],
+    "allowed_backbones": [], "submitters": [], "revoked_submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
     "max_mixture_share": 1.0, "require_audited_methods": False,
     "kinds": ["parameters", "statistic", "public"],

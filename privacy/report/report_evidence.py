@@ -72,6 +72,7 @@ class Policy(Frozen):
     data_refusals: int = 3
     allow_export: bool = False
     max_mixture_share: float = 1.0
+    revoked_submitters: tuple[str, ...] = ()
     require_audited_methods: bool = False
     epsilon_limit: float | None = None
     """The limit that holds where `max_epsilon` is not set."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -67,6 +68,8 @@ def fresh(job: JobSpec, federation: str = FEDERATION, sites: tuple[str, ...] = (
         ({"options": {"most_share": 0.8}}, {"max_mixture_share": 0.75}, Refusal.MIXTURE),
         ({"method": "fedavg", "options": BY_RELIABILITY}, FEDAVG | {"max_mixture_share": 0.75}, Refusal.MIXTURE),
         ({}, {"submitters": ["b" * 64]}, Refusal.SUBMITTER),
+        ({}, {"revoked_submitters": [ACTOR]}, Refusal.SUBMITTER),
+        ({}, {"submitters": [ACTOR], "revoked_submitters": [ACTOR]}, Refusal.SUBMITTER),
         ({}, {"device": "cuda:7"}, Refusal.DEVICE),
         ({}, {"root": "/nowhere"}, Refusal.ROOT),
         ({"dp": DP}, {"require_dp": True, "max_epsilon_per_job": 1e-3}, Refusal.EPSILON),
@@ -118,6 +121,18 @@ def test_terms_bind_federation_sites_and_time(
 def test_a_job_that_nobody_signed_is_refused(sites: Sites, quick_job: Job) -> None:
     """A server's own job does not run at a provisioned site."""
     assert ask(sites("chest")["chest"], fresh(quick_job()), signature=Signature("", FEDERATION)) is Refusal.SIGNATURE
+
+
+def test_a_run_whose_submitter_was_revoked_does_not_continue(sites: Sites, quick_job: Job) -> None:
+    """A restarted site reads `revoked_submitters` again, so that an admitted job ends there; others' jobs go on."""
+    config, job = sites("chest")["chest"], fresh(quick_job())
+    begun = SiteRuntime(config, job, "job-1", load=never, signature=SIGNED)
+    with pytest.raises(AssertionError):
+        begun.handle("start", 1, {})
+    begun.close(ended=False)
+    revoked = config.model_copy(update={"policy": replace(config.policy, revoked_submitters=(ACTOR,))})
+    assert ask(revoked, job, "job-1") is Refusal.SUBMITTER
+    assert ask(revoked, fresh(quick_job()), "job-2", Signature("c" * 64, FEDERATION)) is None
 
 
 def test_a_signed_job_runs_once(sites: Sites, quick_job: Job) -> None:
