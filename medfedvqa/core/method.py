@@ -347,15 +347,17 @@ class Method(ABC, Generic[Config]):
             )
 
     def check_rows(self, data: SiteData) -> None:
-        """Raises `DataError` if the site has no rows to train on.
+        """Raises `DataError` if fewer than half of the site's train rows have an answer of the answer space.
 
-        It is called only without differential privacy, where training reveals as much.
+        The other rows are not learned. A site calls it only without differential privacy, where training reveals as
+        much; whoever starts a job on data of this machine calls it always.
         """
-        answers = self.public_answers or data.answers
-        if not {data.answers[number] for number in data.train.answers.tolist() if number >= 0} & {*answers}:
+        answers, train = {*(self.public_answers or data.answers)}, data.train.answers.tolist()
+        learned = sum(number >= 0 and data.answers[number] in answers for number in train)
+        if self.trains and 2 * learned < max(1, len(train)):
             raise DataError(
-                "no train row of this site has an answer of the answer space: change the split or the list, or give "
-                "each site its own list and head ('own' as 'head')"
+                "fewer than half of the train rows have an answer of the answer space: list the classes or answers "
+                "in the option 'answers', change the split, or give each site its own list and head ('own' as 'head')"
             )
 
     def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:

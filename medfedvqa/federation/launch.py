@@ -179,7 +179,9 @@ def plan(
         except LedgerError as error:
             raise ConfigError(str(error)) from None
     for site in sites:
-        method.check_answers(data_of(job, root, site).public_answers)
+        data = data_of(job, root, site)
+        method.check_answers(data.public_answers)
+        method.check_rows(data)
     return launch
 
 

@@ -30,7 +30,7 @@ def test_rows_of_all_sites_without_a_listed_answer_are_refused(tmp_path: Path) -
     system = System("CT", "local", {"tuning": "classifier", "answers": ("left lobe", "right lobe")}, centralised=True)
     grid = Grid("phantom", None, tmp_path, (system,), 1, {"rounds": 1}, ("site-001",))
     data = {"site-001": load_site("phantom", None, "site-001", Split())}
-    with pytest.raises(DataError, match="change the split or the list"):
+    with pytest.raises(DataError, match="list the classes or answers"):
         centralised(grid.job(system, 0), tmp_path, data)
 
 

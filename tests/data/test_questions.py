@@ -112,7 +112,7 @@ def test_the_kind_of_each_test_row_stays_in_the_site_s_state(site: Callable[...,
 def test_a_list_without_any_answer_of_the_site_is_refused(site: Callable[..., Site]) -> None:
     """Without differential privacy, which would make of the refusal a statement about patients."""
     method = create("fedavg", {"answers": ["left lobe", "right lobe"]})
-    with pytest.raises(DataError, match="change the split or the list"):
+    with pytest.raises(DataError, match="list the classes or answers"):
         method.check_rows(site_of("all"))
     create("fedavg", {"answers": "public"}).check_rows(site_of("closed"))
 

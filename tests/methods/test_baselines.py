@@ -162,7 +162,7 @@ def test_fedavg_of_nothing_is_local_training(phantom_site: Site, small_method: S
 def test_a_job_without_training_rows_at_a_site_is_refused(phantom_site: Site, small_method: Small) -> None:
     """None of the site's answers is in the job's list: an error where the site is asked, and a round that ends."""
     method = small_method("fedavg", answers=("purple", "green"))
-    with pytest.raises(DataError, match="no train row"):
+    with pytest.raises(DataError, match="fewer than half of the train rows"):
         method.check_rows(phantom_site.data)
     before = method.setup(phantom_site)
     after, _ = method.start(phantom_site, before, {}, 1)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,20 @@ def test_a_damaged_table_is_refused_by_its_line_and_quotes_nothing(tmp_path: Pat
     with pytest.raises(DataError, match=sentence) as refusal:
         read("image-classes", tmp_path)
     assert not any(word in str(refusal.value) for word in ("maybe", "tset", "North West", "a.png"))
+
+
+@pytest.mark.parametrize("dp", [None, {"epsilon": 8.0}])
+def test_classes_that_the_list_lacks_are_refused_before_training(
+    films: Path, tmp_path: Path, dp: dict[str, float] | None
+) -> None:
+    """A head on a backbone answers from a public list that holds none of the classes: nothing would be learned."""
+    cracks = shutil.copytree(films, tmp_path / "cracks")
+    table = (cracks / "labels.csv").read_text("utf-8")
+    (cracks / "labels.csv").write_text(table.replace("bright", "crack").replace("dark", "dent"), "utf-8")
+    job = mv.Job("fedavg", schedule="stepwise", tuning="classifier", weighting="uniform", rounds=2, dp=dp)
+    with pytest.raises(DataError, match="list the classes or answers in the option 'answers'"):
+        mv.run(job, mv.load("image-classes", cracks), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_patients_pictures_stay_in_one_part(films: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_table_and_a_job_of_another_kind_do_not_meet(folder: Path, tmp_path: P
     with pytest.raises(FederationError, match="not those of the site's table"):
         trained(folder, tmp_path / "dense", network="DenseNet121", network_arguments={}, features=[])
     with pytest.raises(FederationError, match="the features of a table"):
-        mv.run(mv.Job("fedavg", **{**JOB, "answers": ["no", "yes"]}), mv.load("phantom"), out=tmp_path / "phantom")
+        mv.run(mv.Job("fedavg", **{**JOB, "answers": "closed"}), mv.load("phantom"), out=tmp_path / "phantom")
     with pytest.raises((FederationError, DataError), match="the rows of a table are not pictures"):
         mv.run(mv.Job("fedavg", rounds=1, answers=JOB["answers"]), mv.load("table", folder), out=tmp_path / "prompts")
     with pytest.raises(ConfigError, match="is one of hidden_channels"):
