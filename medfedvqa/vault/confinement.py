@@ -22,6 +22,8 @@ _READ, _WRITE, _RELINK, _TRUNCATE = 1 << 2, 1 << 1 | 0x1FF0, 1 << 13, 1 << 14
 _CAPABILITIES = 0b11011  # what the superuser keeps: other accounts' files, see `capabilities(7)`
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _LOOK_UPS = {f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo")}
+_SENDING = {"socket.connect", "socket.sendto", "socket.sendmsg"}
+_WATCHED = {"open", "socket.__new__", "os.kill", "os.killpg", "ctypes.dlsym", *_SENDING, *_LOOK_UPS}
 _NATIVE = {"syscall", "ptrace", "process_vm_readv", "process_vm_writev", "setns"}
 _noticed: set[str] = set()
 
@@ -43,6 +45,8 @@ def confine(
     _restrict([*(_beside(kit) if kit else [Path("/")]), *own], written)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _WATCHED:
+            return
         kind = _kind_of_file(arguments, kit, own, written) if event == "open" else _kind(event, arguments, log)
         if kind and kind not in _noticed:
             _noticed.add(kind)
@@ -81,8 +85,8 @@ def _beside(place: Path) -> Iterator[Path]:
 
 def _kind(event: str, arguments: tuple[Any, ...], log: Path | None) -> str | None:
     if event == "socket.__new__" and arguments[1] != socket.AF_UNIX or event in _LOOK_UPS:
-        return "the network"
-    if event in ("socket.connect", "socket.sendto", "socket.sendmsg") and arguments[-1] not in (None, str(log)):
+        return "the network: folders of a network must be mounted"
+    if event in _SENDING and arguments[-1] not in (None, str(log)):
         return "another process's socket"
     if event in ("os.kill", "os.killpg") and arguments[0] != os.getpid():
         return "another process"

@@ -24,7 +24,13 @@ SITES = ("chest", "head", "abdomen")
 SOURCE, NAME = Path(__file__).with_name("reaching.py"), "own-late"
 OPTIONS = {"tuning": "classifier", "hidden": 8, "weighting": "uniform", "rounds": 2}
 KINDS = {
-    *("the network", "another process's socket", "another process", "a call of the kernel", "a file of the courier"),
+    *(
+        "the network: folders of a network must be mounted",
+        "another process's socket",
+        "another process",
+        "a call of the kernel",
+        "a file of the courier",
+    ),
     "a file outside the site's folders",
 }
 
