@@ -11,7 +11,6 @@ import socket
 import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,13 +38,17 @@ def confine(
     if _noticed:
         return
     _noticed.add("confined")
-    shared = [Path(place) for place in ("/dev", tempfile.gettempdir()) if not (kit and kit.is_relative_to(place))]
-    written = [path.resolve() for path in (*written, *shared, Path(os.devnull))]
-    own = [*written, *(path.resolve() for path in read)]
+    shared = Path("/dev"), Path(os.environ.get("TMPDIR") or "/tmp")
+    installed = Path(sys.prefix), Path(os.path.expanduser("~/.cache"))  # either may lie in the kit
+    opened = [path.resolve() for path in (*shared, *read, *installed)]
+    around = [path for path in opened if kit and kit.is_relative_to(path)]  # these would open all of the kit
+    written = [path.resolve() for path in (*written, Path(os.devnull))]
+    written += [path for path in opened[: len(shared)] if path not in around]
+    own = [*written, *(path for path in opened if path not in around)]
     _restrict([*(_beside(kit) if kit else [Path("/")]), *own], written)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _WATCHED:
+        if event not in _WATCHED:  # most events are none of these
             return
         kind = _kind_of_file(arguments, kit, own, written) if event == "open" else _kind(event, arguments, log)
         if kind and kind not in _noticed:

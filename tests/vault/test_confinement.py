@@ -18,7 +18,8 @@ parent, reported = os.getppid(), []
 if how == "old kernel":
     confinement._CREATE = 100_000
 isolation.isolate()
-confinement.confine(kit, [kit / "local"], [kit / "state"], reported.append, None)
+os.environ["HOME"] = str(kit)
+confinement.confine(kit, [kit / "local", kit.parent], [kit / "state"], reported.append, None)
 def change(path):
     with path.open("a"):
         pass
@@ -31,6 +32,7 @@ ATTEMPTS = {
     "signal": lambda: os.kill(parent, 0),
     "read local": (kit / "local" / "site.yml").read_bytes,
     "read beside": (kit.parent / "rows" / "rows.csv").read_bytes,
+    "read the cache": (kit / ".cache" / "weights").read_bytes,
     "change state": lambda: change(kit / "state" / "model"),
     "move state": lambda: (kit / "state" / "model").rename(kit / "state" / "deep" / "model"),
     "null": lambda: change(Path(os.devnull)),
@@ -43,7 +45,7 @@ def succeeds(attempt):
     return True
 json.dump([[name for name, attempt in ATTEMPTS.items() if succeeds(attempt)], reported], sys.stdout)
 """
-NEEDED = ["read local", "read beside", "change state", "move state", "null"]
+NEEDED = ["read local", "read beside", "read the cache", "change state", "move state", "null"]
 BEYOND = ["read startup", "change startup", "change local", "change beside", "signal"]
 """And the environment of another process, which a name space closes as well."""
 REPORTED = ["a file of the courier", "a file outside the site's folders", "another process"]
@@ -54,7 +56,8 @@ def test_a_confined_process_has_what_a_job_needs_and_reports_what_it_tries_beyon
     """An account without rights: the site's own folders, and files outside of the kit to read. A kernel without
     Landlock leaves the rest open, and each kind is reported all the same, once."""
     kit = tmp_path / "kit"
-    for path in (kit / "startup" / "client.key", kit / "local" / "site.yml", tmp_path / "rows" / "rows.csv"):
+    names = ("kit/startup/client.key", "kit/local/site.yml", "kit/.cache/weights", "rows/rows.csv")
+    for path in (tmp_path / name for name in names):
         path.parent.mkdir(parents=True)
         path.write_text("text")
     (kit / "state" / "deep").mkdir(parents=True)
