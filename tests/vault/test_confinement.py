@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_isolation import ACCOUNT, PYTHON
+from accounts import ACCOUNT, PYTHON
 
 PROGRAM = """
 import json, os, sys
