@@ -91,6 +91,8 @@ class Vault:
                 self._turned_away(config, **frame.fields)
             else:
                 self._close(config, frame.fields["running"], frame.fields["ended"])
+        except FrameRefused:
+            raise
         except ACTIONABLE as error:
             _logger.error("the site's log lacks an entry: %s", error)
         wire.send("done")
