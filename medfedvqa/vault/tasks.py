@@ -38,6 +38,7 @@ from medfedvqa.federation.error_codes import ACTIONABLE, code_of
 from medfedvqa.federation.flare.job_folder import FILES, parse_job
 from medfedvqa.federation.flare.strict_json import MOST_BYTES, NotAllowed, parse_object
 from medfedvqa.federation.job import STATUS_JOB, JobSpec
+from medfedvqa.federation.job_budget import store_of
 from medfedvqa.federation.job_closing import RefusalEntries, close_ended
 from medfedvqa.federation.job_signature import federation_of, submitter
 from medfedvqa.federation.live_processes import end_work, working_on
@@ -45,6 +46,7 @@ from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import StatusRuntime
 from medfedvqa.plugins import PlugInRefused, allow
+from medfedvqa.vault.confinement import confine
 from medfedvqa.vault.frames import Frame, FrameRefused, Wire
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
 from medfedvqa.version import code_digest
@@ -89,6 +91,8 @@ class Vault:
                 self._turned_away(config, **frame.fields)
             else:
                 self._close(config, frame.fields["running"], frame.fields["ended"])
+        except FrameRefused:
+            raise
         except ACTIONABLE as error:
             _logger.error("the site's log lacks an entry: %s", error)
         wire.send("done")
@@ -156,6 +160,8 @@ class Vault:
             job = _job_in(files, signed=root is not None)
             if self.isolation is Isolation.NONE and config.isolation != "none":
                 raise JobRefused(Refusal.ISOLATION)
+            if self.isolation is not Isolation.NONE:
+                self._confine(config, job_id, job.get("dp") is not None)
             if job == STATUS_JOB:
                 if signature is not None and not signature.actor:
                     raise JobRefused(Refusal.SIGNATURE)
@@ -170,6 +176,22 @@ class Vault:
             raise self._logged(config, job_id, error.code) from None
         relays = mail.attempt if spec.secagg else None
         return SiteRuntime(config, spec, job_id, relays=relays, signature=signature, isolation=self.isolation)
+
+    def _confine(self, config: SiteConfig, job_id: str, private: bool) -> None:
+        """Before a job's code is imported, leave this process the site's own files alone; log what it tries beyond."""
+        AuditKey.at(config.audit_key, origin_of(config.name))  # made at its first use, as are these folders
+        for folder in (config.state, *([config.ledger] if private else ())):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        written = [config.state, config.audit, config.ledger, *filter(None, [store_of(config)])]
+        kept = [self.place.config.parent, self.place.root, config.audit_key, config.identity, config.data.root]
+        read = [*filter(None, [*kept, config.public_set]), *config.backbones.values()]
+
+        def report(kind: str) -> None:
+            with self._log(config) as log:
+                log.append(Event.FINDING, job=job_id, reason=f"code in this job's process tried to reach {kind}")
+
+        kit = self.place.root and self.place.root.resolve().parents[1]
+        confine(kit, read, written, report, config.system_log)
 
     def _logged(self, config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
         """Logs the refusal of a job whose text is not read further, and returns it. It quotes nothing of the text."""

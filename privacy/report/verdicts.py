@@ -206,7 +206,7 @@ def _agreed(facts: ReportFacts) -> RuleVerdict:
     if failures := [item for item in checks if item.state == BROKEN]:
         return BROKEN, f"{failures[0].part}: {failures[0].said}"
     if [item for item in facts.entries if item.event is Event.FINDING]:
-        return NOT_SHOWN, "the site itself logged findings about others' checkpoints"
+        return NOT_SHOWN, "the site itself logged findings: see 'audit show'"
     if [item for item in checks if item.state != SHOWN] or not checks:
         return NOT_SHOWN, "nobody else's copy was compared over all releases"
     return SHOWN, "nobody who was asked holds a checkpoint or key that contradicts the log"

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-ACCOUNT: Any = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-"""An account without rights: the superuser's own processes read everything, and need no user name space."""
-PYTHON = "/usr/bin/python3" if os.geteuid() == 0 else sys.executable
-"""An interpreter that such an account may start."""
+from accounts import ACCOUNT, PYTHON
 
 PROGRAM = """
 import ctypes, json, os, socket, sys

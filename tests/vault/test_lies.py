@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-from attackers import JOB, RANDOM, Attacked, Authority, Files, SocketLiar, down, started
+from attackers import JOB, OPTIONS, RANDOM, Attacked, Authority, Files, SocketLiar, down, started
 from lying_dealer import Deal, Parts, bent, mixed_layout
 from lying_server import Answer, attempt_message
 from vaults import SITES, processes, sites_of
@@ -33,6 +33,19 @@ def edited(files: Files) -> Files:
     return {path: content.replace(b'"rounds": 2', b'"rounds": 3') for path, content in files.items()}
 
 
+def saying(old: str, new: str) -> Callable[[Attacked], Files]:
+    """Signed files with other text in the job."""
+
+    def change(files: Files) -> Files:
+        assert any(old.encode() in content for content in files.values())
+        return {path: content.replace(old.encode(), new.encode()) for path, content in files.items()}
+
+    return lambda site: site.files(change=change)
+
+
+PRIVATE = JobSpec.from_dict(
+    {**JOB, "dp": {"noise": 1.0, "count_noise": 10.0}, "options": {**OPTIONS, "answers": "closed"}}
+)
 JOBS: dict[str, tuple[str, Callable[[Attacked], Files]]] = {
     "not signed": ("signature", lambda site: {p: c for p, c in site.files().items() if p.endswith(".json")}),
     "changed after the signature": ("signature", lambda site: edited(site.files())),
@@ -45,6 +58,15 @@ JOBS: dict[str, tuple[str, Callable[[Attacked], Files]]] = {
     "other code": ("schema", lambda site: site.files(change=other_code)),
     "of another federation": ("federation", lambda site: site.files(federation="SHA256" + ":FF" * 32)),
     "for another site": ("federation", lambda site: site.files(sites=("abdomen",))),
+    "a variable of the environment": ("schema", saying(RANDOM, "{$HOME}")),
+    "a backbone that the network would bring": ("backbone", saying(RANDOM, "hf-hub:hospital/clip")),
+    "a prompt of 50,000,000 tokens": ("schema", saying('"blocks": 1', '"blocks": 50000000')),
+    "a number of 400 digits": ("schema", saying('"blocks": 1', f'"blocks": 1{"0" * 400}')),
+    "data that the site does not have": ("reader", saying('"phantom"', '"slake"')),
+    "under privacy, without terms": (
+        "fresh",
+        lambda site: site.files(job={"terms": None, "dp": PRIVATE.dp, "options": PRIVATE.options}),
+    ),
     "expired": ("expired", lambda site: site.files(expires=datetime.now(UTC) - timedelta(days=1))),
 }
 
@@ -231,6 +253,16 @@ def test_a_server_that_lies_about_a_mixture_gets_none(
     server.close()
     assert deal.codes == expected == codes(server)
     assert deal.completed == ([] if expected else list(THREE))
+
+
+def test_a_round_has_one_mixture(federation: Callable[..., SocketLiar]) -> None:
+    """A second attempt at a round that was mixed is refused by all sites."""
+    server = federation()
+    server.tell("start", 1, THREE)
+    assert Deal(server, "start", 1, THREE, THREE).play().completed == list(THREE)
+    again = Deal(server, "start", 1, THREE, THREE, number=2).play()
+    server.close()
+    assert again.seeds == {} and again.codes == {"attempt"} == codes(server)
 
 
 def test_mail_of_another_attempt_or_site_is_no_mail(federation: Callable[..., SocketLiar]) -> None:

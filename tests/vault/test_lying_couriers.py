@@ -43,6 +43,9 @@ FRAMES: dict[str, bytes] = {
     "another version": encoded("job", id="job", code="0" * 64),
     "mail before a job": encoded("mail", attempt="a", site="head"),
     "a job's end before it begins": encoded("end"),
+    "a refusal that only a vault gives": encoded("turned away", id="job", digest="", reason="data", code=code_digest()),
+    "a refusal of no reason": encoded("turned away", id="job", digest="", reason="a name", code=code_digest()),
+    "a refusal of a path": encoded("turned away", id="../job", digest="", reason="schema", code=code_digest()),
     "what only a vault says": encoded("answer", round=1),
 }
 IDS = ("../x", "a/b", "/etc", "*", "[a-z]*", ".x", "", "a\0b", "job.lock", "x" * 129)

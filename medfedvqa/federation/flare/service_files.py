@@ -41,7 +41,7 @@ HARDENING = {
     "RestrictSUIDSGID": "yes",
     "SystemCallArchitectures": "native",
     "SystemCallErrorNumber": "EPERM",
-    "SystemCallFilter": "@system-service",
+    "SystemCallFilter": "@system-service landlock_create_ruleset landlock_add_rule landlock_restrict_self",
     "UMask": "0077",
 }
 """Directives of every unit. `MemoryDenyWriteExecute` is left out: torch writes machine code where it compiles."""

@@ -1,0 +1,74 @@
+"""What `confine` leaves a process, with and without Landlock, and what it reports of Python code that wants more."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accounts import ACCOUNT, PYTHON
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from medfedvqa.vault import confinement, isolation
+kit, how = Path(sys.argv[1]), sys.argv[2]
+parent, reported = os.getppid(), []
+if how == "old kernel":
+    confinement._CREATE = 100_000
+isolation.isolate()
+os.environ["HOME"] = str(kit)
+confinement.confine(kit, [kit / "local", kit.parent], [kit / "state"], reported.append, None)
+def change(path):
+    with path.open("a"):
+        pass
+ATTEMPTS = {
+    "read startup": (kit / "startup" / "client.key").read_bytes,
+    "change startup": lambda: change(kit / "startup" / "new"),
+    "change local": lambda: change(kit / "local" / "site.yml"),
+    "change beside": lambda: change(kit.parent / "new"),
+    "environment": lambda: open(f"/proc/{parent}/environ", "rb").read(1),
+    "signal": lambda: os.kill(parent, 0),
+    "read local": (kit / "local" / "site.yml").read_bytes,
+    "read beside": (kit.parent / "rows" / "rows.csv").read_bytes,
+    "read the cache": (kit / ".cache" / "weights").read_bytes,
+    "change state": lambda: change(kit / "state" / "model"),
+    "move state": lambda: (kit / "state" / "model").rename(kit / "state" / "deep" / "model"),
+    "null": lambda: change(Path(os.devnull)),
+}
+def succeeds(attempt):
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+json.dump([[name for name, attempt in ATTEMPTS.items() if succeeds(attempt)], reported], sys.stdout)
+"""
+NEEDED = ["read local", "read beside", "read the cache", "change state", "move state", "null"]
+BEYOND = ["read startup", "change startup", "change local", "change beside", "signal"]
+"""And the environment of another process, which a name space closes as well."""
+REPORTED = ["a file of the courier", "a file outside the site's folders", "another process"]
+
+
+@pytest.mark.parametrize("how", ["landlock", "old kernel"])
+def test_a_confined_process_has_what_a_job_needs_and_reports_what_it_tries_beyond(tmp_path: Path, how: str) -> None:
+    """An account without rights: the site's own folders, and files outside of the kit to read. A kernel without
+    Landlock leaves the rest open, and each kind is reported all the same, once."""
+    kit = tmp_path / "kit"
+    names = ("kit/startup/client.key", "kit/local/site.yml", "kit/.cache/weights", "rows/rows.csv")
+    for path in (tmp_path / name for name in names):
+        path.parent.mkdir(parents=True)
+        path.write_text("text")
+    (kit / "state" / "deep").mkdir(parents=True)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chmod(path, 0o777)
+    for path in tmp_path.parents[:2]:
+        os.chmod(path, 0o755)
+    launch = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+    command: list[Any] = [PYTHON, "-c", launch, PROGRAM, str(kit), how]
+    result = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60, **ACCOUNT)
+    succeeded, reported = json.loads(result.stdout)
+    assert reported == REPORTED
+    beyond = [] if how == "landlock" else [*BEYOND]
+    assert {*succeeded} == {*NEEDED, *beyond}
