@@ -1,4 +1,4 @@
-"""`medfedvqa data check`: what a folder of a public data set holds, from its tables and its files' headers alone."""
+"""`medfedvqa data check`: what a folder of a data set holds, from its tables and its files' headers alone."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,21 +13,22 @@ from medfedvqa.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from medfedvqa.data.layouts import SetLayout
-    from medfedvqa.data.schema import Row
+    from medfedvqa.data.schema import Row, VQAData
 
+NO_ROW = "no row is read: download the set again"
 MOST = 20
 """The most answers, and the most missing pictures, that are shown without --all."""
 
 
 def check_command(
-    root: Annotated[Path, typer.Argument(help="The folder of a public data set.", metavar="ROOT")],
+    root: Annotated[Path, typer.Argument(help="The folder of a data set.", metavar="ROOT")],
     data: Annotated[
         str, typer.Option(metavar="NAME", help="Which set it is, where the folder has the form of several.")
     ] = "",
     show_all: Annotated[bool, typer.Option("--all", help="Name all missing pictures and all answers.")] = False,
 ) -> None:
-    """Say what a folder of questions about pictures holds, before any training: its form, languages, parts, missing
-    pictures, questions in two parts, answers."""
+    """Say what a folder of questions about pictures, of captions or of a table of patients holds, before any training:
+    its form, languages, parts, missing pictures, questions in two parts, answers."""
     from medfedvqa.data import slake
     from medfedvqa.public_answers import fold
 
@@ -36,22 +37,26 @@ def check_command(
         _public_set(console, root)
         return
     layout = _layout(root, data)
-    rows = list(layout.read(root).rows)
+    data_set = layout.read(root)
+    rows, patients = list(data_set.rows), len({row.patient for row in data_set.rows})
     words = f"form: {layout.title}; train with `--data {layout.reader} --data-root {sentence(root)}`"
     console.print(words, soft_wrap=True)
-    _counts(console, "questions by part", (row.split for row in rows))
-    _counts(console, "questions by site", (row.organ for row in rows))
-    _counts(console, "languages", (_script(row.question) for row in rows))
+    _counts(console, f"{layout.rows} by part", (row.split for row in rows))
+    _counts(console, f"{layout.rows} by site", (row.organ for row in rows))
+    if not data_set.features:
+        _counts(console, "languages", (_script(row.question) for row in rows))
     if layout.reader == "slake" and (skipped := slake.other_languages(root)):
         console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
-    units = len({row.patient for row in rows})
-    console.print(f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {units}")
+    pictures = f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {patients}"
+    features = f"features: {len(data_set.features)}, {', '.join(map(plain, data_set.features))}; patients: {patients}"
+    console.print(features if data_set.features else pictures, soft_wrap=True)
     answers = Counter(fold(row.answer) for row in rows)
     frequent = _listed(answers.most_common(None if show_all else MOST))
-    console.print(f"answers: {len(answers)} different ones; most frequent: {frequent}", soft_wrap=True)
+    title = "answers" if layout.rows == "questions" else layout.rows
+    console.print(f"{title}: {len(answers)} different ones; most frequent: {frequent}", soft_wrap=True)
     for note in (*_repeated(rows), *_dotted(answers)):
         console.print(f"note: {sentence(note)}", soft_wrap=True, highlight=False)
-    problems = list(_absent(rows, layout, root, show_all)) if rows else ["no row is read: download the set again"]
+    problems = [*_absent(rows, layout, root, show_all), *_untrained(data_set)] if rows else [NO_ROW]
     for problem in problems:
         console.print(f"[bold red]problem:[/] {sentence(problem)}", soft_wrap=True, highlight=False)
     if problems:
@@ -100,7 +105,7 @@ def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) 
     """A sentence on pictures that are missing, empty or still packed; a run would report one at a time."""
     from medfedvqa.data import layouts
 
-    absent = [] if layout.reader == "parquet" else list(layouts.absent(rows))
+    absent = [] if layout.reader in ("parquet", "table") else list(layouts.absent(rows))
     if not absent:
         return
     names = ", ".join(row.image.relative_to(root).as_posix() for row in absent[: None if show_all else MOST])
@@ -108,6 +113,14 @@ def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) 
     packed = layouts.archives(root)
     unpack = f" {', '.join(packed)} is still packed: unpack it." if packed else ""
     yield f"{len(absent)} pictures are missing or empty:{unpack} {names}{more}"
+
+
+def _untrained(data: "VQAData") -> Iterable[str]:
+    """A sentence on each site with test rows alone."""
+    trained = {row.organ for row in data.rows if row.split == "train"}
+    for site in dict.fromkeys(row.organ for row in data.rows):
+        if site not in trained:
+            yield f"the site '{site}' has no rows for training: give it some, or leave the site out"
 
 
 def _repeated(rows: "list[Row]") -> Iterable[str]:

@@ -96,16 +96,18 @@ def reproduce(
         *(tuned, questions or asked.questions, sites or asked.sites),
     )
     grid = replace(grid, files=options.check_backbone_file(backbone, backbone_file))
-    grid = on_paper_s_sites(with_budget(grid, protocol, changes), protocol)
+    all_sites, grid = grid.organs, on_paper_s_sites(with_budget(grid, protocol, changes), protocol, as_printed)
     if unseen:
         grid = replace(grid, regime=regime_with(unseen, grid))
     if as_printed:
         grid = replace(printed_settings.as_printed(grid, settings, changes), fractions=asked.fractions)
+    grid = printed_settings.fitted(grid, settings, changes)
     if isinstance(protocol, Scale):
         path = scaled(progress, list(protocol.counts), replace(grid, organs=()), workers)
         Terminal(quiet=quiet).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
     else:
-        _write(asked, grid, progress, workers, quiet, settings, changes if as_printed else None)
+        left_out = [] if grid.reader == "phantom" else [site for site in all_sites if site not in grid.organs]
+        _write(asked, grid, progress, workers, quiet, settings, changes if as_printed else None, left_out)
 
 
 def list_command(
@@ -176,8 +178,9 @@ def _write(
     quiet: bool,
     settings: "Sequence[PrintedSetting]",
     changes: "Mapping[str, Any] | None",
+    left_out: Sequence[str],
 ) -> None:
-    """Run what is missing, write the page or the pictures, and show the page."""
+    """Run what is missing, write the page or the pictures, and show the page. `left_out`: sites that do not run."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.cli.benchmark import complete
     from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
@@ -201,6 +204,8 @@ def _write(
     else:
         assert isinstance(protocol, PaperTable | Trunks)
         grid, remarks = tables.runnable(grid)
+        if left_out:
+            remarks.append(f"Left out: the sites {', '.join(left_out)}, since the paper has {len(grid.organs)}.")
         complete(progress, grid, workers)
         comparison = compared(results(grid))
         text = tables.page(entry, protocol, comparison, remarks, grid, settings, changes)

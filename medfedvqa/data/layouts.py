@@ -1,4 +1,4 @@
-"""The folder layouts of public data sets, each with the files that identify it. Loads no torch."""
+"""The folder layouts of data sets, each with the files that identify it. Loads no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class SetLayout:
     """Patterns of files: a folder that has one of each has this form."""
     place: str
     """The module and the name of the function that reads the set, which are imported when it is read."""
+    rows: str = "questions"
+    """What a row is, for a sentence."""
 
     def fits(self, folder: Path) -> bool:
         """Whether a folder has this form."""
@@ -44,6 +46,8 @@ LAYOUTS = (
     SetLayout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), _COCO_VQA),
     SetLayout("parquet", "parquet files with pictures in them", ("*.parquet",), _PARQUET),
     SetLayout("parquet", "parquet files with pictures in them", ("data/*.parquet",), _PARQUET),
+    SetLayout("captions", "pictures with captions", ("captions.csv",), "medfedvqa.data.captions:read", "captions"),
+    SetLayout("table", "patients as rows of features", ("table.csv",), "medfedvqa.data.table:read", "labels"),
 )
 
 

@@ -211,6 +211,8 @@ def read_public(folder: Path) -> tuple[str, FolderPairs]:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[str]]:
+    if not path.is_file():
+        raise DataError(f"the public set has no {path.name}: give it one with the columns {', '.join(columns)}")
     try:
         lines = read_bounded(path, MAX_DOCUMENT).decode("utf-8-sig").splitlines()
     except (OSError, ValueError):

@@ -20,8 +20,6 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         **{layout.reader: layout.place for layout in LAYOUTS},
         "store": "medfedvqa.data.store_reader:read",
         "image-classes": "medfedvqa.data.image_classes:read",
-        "captions": "medfedvqa.data.captions:read",
-        "table": "medfedvqa.data.table:read",
     }
 )
 """By reader, the `module:name` of the function that reads a set from its folder, in a published layout or as the store

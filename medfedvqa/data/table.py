@@ -9,13 +9,17 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from medfedvqa.bounds import feature_range
 from medfedvqa.data.image_classes import labelled_rows, read_lines
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 QUESTION = "Which label does the patient have?"
 TABLE = "table.csv"
@@ -32,10 +36,10 @@ def read(root: Path) -> VQAData:
             "for each finding"
         )
     rows: list[Row] = []
-    vectors: dict[str, torch.Tensor] = {}
+    vectors: dict[str, np.ndarray] = {}
     for number, line in enumerate(lines, 2):
-        vector = torch.tensor([*_scaled(line, features, number)])[:, None, None]
-        name = hashlib.sha256(b"%d\n" % number + vector.numpy().tobytes()).hexdigest()
+        vector = np.array([*_scaled(line, features, number)], dtype=np.float32)[:, None, None]
+        name = hashlib.sha256(b"%d\n" % number + vector.tobytes()).hexdigest()
         vectors[name] = vector
         rows += labelled_rows(line, targets, f"line {number} of '{TABLE}'", len(rows), Path(name), QUESTION)
     if not rows:
@@ -45,11 +49,13 @@ def read(root: Path) -> VQAData:
     return VQAData("table", sites, rows, partial(_load, vectors), None, validates, tuple(features))
 
 
-def _load(vectors: Mapping[str, torch.Tensor], row: Row, size: int) -> torch.Tensor:
+def _load(vectors: Mapping[str, np.ndarray], row: Row, size: int) -> "torch.Tensor":
     """The row's features as a picture of one pixel, [features, 1, 1] in 0..1. Raises `DataError` for a larger one."""
+    import torch  # which a check of tables does not need
+
     if size != 1:
         raise DataError("the rows of a table are not pictures: give the job a 'network' and its 'features'")
-    return vectors[row.image.name]
+    return torch.from_numpy(vectors[row.image.name])
 
 
 def _scaled(line: Mapping[str, str], features: Mapping[str, tuple[float, float]], number: int) -> Iterator[float]:

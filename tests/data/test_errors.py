@@ -40,7 +40,7 @@ def test_a_missing_data_root_is_named_by_its_option(reader: str, root: Path | No
 
 def test_an_unknown_data_set_lists_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match="vqa-rad, slake, path-vqa, vqa-med, coco-vqa, parquet, store, image-classes, captions, table"
+        ConfigError, match="vqa-rad, slake, path-vqa, vqa-med, coco-vqa, parquet, captions, table, store"
     ):
         read("imagenet", None)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 from PIL import Image
+from public_folder import write_captions
 from pyarrow.parquet import ParquetWriter
 
 from medfedvqa.data import Split, load_site, read
@@ -264,3 +265,61 @@ def test_data_check_lists_the_forms_and_says_where_one_is(tmp_path: Path) -> Non
     assert all(layout.title in printed for layout in LAYOUTS)
     put(tmp_path / "Slake1.0" / "train.json", "[]")
     assert "its folder 'Slake1.0' holds SLAKE as published (--data slake)" in check(tmp_path, code=1)
+
+
+def test_data_check_counts_captions_and_names_the_pictures_that_are_missing(tmp_path: Path) -> None:
+    """By part and by site, with the captions by frequency; a pair whose picture is absent stops a run."""
+    write_captions(tmp_path / "ward", 4)
+    printed = check(tmp_path / "ward", code=0)
+    for words in (
+        "form: pictures with captions; train with `--data captions", "captions by part: train 12, test 4",
+        "captions by site: ward 16", "pictures: 16; patients or pictures as units: 16",
+        "captions: 4 different ones; most frequent: a black film 4", "no problem was found",
+    ):  # fmt: skip
+        assert words in printed
+    (tmp_path / "ward" / "3.png").unlink()
+    assert "1 pictures are missing or empty: 3.png" in check(tmp_path / "ward", code=1)
+
+
+ROWS = "patient,site,split,age 18..95,weight 0..200,label"
+
+
+def test_data_check_counts_the_labels_features_and_patients_of_a_table(tmp_path: Path) -> None:
+    """Its rows have no pictures that could be missing; a site with test rows alone stops a run."""
+    put(tmp_path / "table.csv", f"{ROWS}\np1,north,train,40,70,ill\np1,north,train,41,,well\np2,north,test,99,80,ill\n")
+    printed = check(tmp_path, code=0)
+    for words in (
+        "form: patients as rows of features; train with `--data table", "labels by part: train 2, test 1",
+        "labels by site: north 3", "features: 2, age 18..95, weight 0..200; patients: 2",
+        "labels: 2 different ones; most frequent: ill 2, well 1",
+    ):  # fmt: skip
+        assert words in printed
+    put(tmp_path / "table.csv", f"{ROWS}\np1,north,train,40,70,ill\np2,south,test,99,80,ill\n")
+    assert "problem: the site 'south' has no rows for training" in check(tmp_path, code=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("table.csv", "a,b\n", "'table.csv' has the columns patient, site, features with their range"),
+        ("table.csv", f"{ROWS}\np1,north,train,old,70,ill\n", "line 2 of 'table.csv': a feature is a number or empty"),
+        ("table.csv", f"{ROWS}\n,north,train,40,70,ill\n", "line 2 of 'table.csv' names no patient"),
+        ("captions.csv", "picture,patient\n", "'captions.csv' has the columns picture, patient, site and caption"),
+        (
+            "captions.csv",
+            "picture,patient,site,caption\n../a.png,p1,ward,a\n",
+            "line 2 of 'captions.csv' names no picture",
+        ),
+        (
+            "captions.csv",
+            "picture,patient,site,caption\na.png,p1,ward,\n",
+            "line 2 of 'captions.csv': a caption has 1 to",
+        ),
+    ],
+)
+def test_data_check_refuses_a_table_by_its_line_and_shows_nothing_of_it(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    put(tmp_path / name, content)
+    printed = " ".join(check(tmp_path, code=1).split())
+    assert words in printed and "p1" not in printed

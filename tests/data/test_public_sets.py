@@ -93,6 +93,14 @@ def test_a_folder_with_a_fault_is_refused_by_the_line(lines: dict[str, str], sen
         digest_of(make(**lines))
 
 
+def test_a_folder_without_captions_is_refused(make: Make) -> None:
+    """Questions alone are no public set."""
+    folder = make()
+    (folder / "pairs.csv").unlink()
+    with pytest.raises(DataError, match="has no pairs.csv: give it one with the columns picture, caption"):
+        digest_of(folder)
+
+
 def test_a_site_names_its_folder_in_its_file(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative to `site.yml`, as other places are; the vault, whose environment is empty, knows it by this alone."""
     from medfedvqa.federation.site_config import site_yaml

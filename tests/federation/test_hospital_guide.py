@@ -98,7 +98,15 @@ def test_the_guide_runs_as_it_is_written_and_leaves_no_process(ran: Ran) -> None
         Path(place).write_text(INTRODUCTION + guide.transcript(PAGE, ran.printed, hidden), encoding="utf-8")
 
 
-def test_the_first_job_trains_at_all_three_and_the_second_is_aborted(ran: Ran) -> None:
+def test_the_shipped_private_job_trains_at_all_three_and_its_report_is_shown(ran: Ran) -> None:
+    """Private by patient, and on shares of three sites: by the log and the report of chest."""
+    printed = ran.output("The first job")
+    assert "Verdict on 1 log: shown" in printed and "\nVerdict: shown\n" in printed
+    assert "is differentially private by patient with epsilon 3.000 at delta 1e-05" in printed
+    assert "on shares: shown, 3 sites" in printed and "nothing unprotected: shown" in printed
+
+
+def test_the_first_job_ends_and_the_second_is_aborted(ran: Ran) -> None:
     """By FLARE's own list of jobs."""
     assert "FINISHED:COMPLETED" in ran.output("The first job")
     assert "FINISHED:ABORTED" in ran.output("The first job")

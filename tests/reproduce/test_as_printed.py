@@ -1,5 +1,6 @@
 """`--as-printed`, and the column "what differs", which follow from each paper's table of settings and the run's job."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from medfedvqa.research.benchmark.systems import systems_named
 from medfedvqa.research.reproduce.catalogue import PAPERS
 from medfedvqa.research.reproduce.entries import FACT, PaperTable, Trunks
 from medfedvqa.research.reproduce.papers import feddat, fedp3, prompt_pfl, unicon
-from medfedvqa.research.reproduce.printed_settings import as_printed, common, differences, sentences
-from medfedvqa.research.reproduce.tables import labels_of, with_budget, with_differences
+from medfedvqa.research.reproduce.printed_settings import as_printed, common, differences, fitted, sentences
+from medfedvqa.research.reproduce.tables import labels_of, on_paper_s_sites, with_budget, with_differences
 
 TABLES = [
     pytest.param(paper, entry, id=f"{paper.name}-{entry.name}")
@@ -53,6 +54,39 @@ def test_fedp3_s_lambda_is_that_of_the_paper_but_in_the_figure_over_lambda() -> 
     assert [after[label].get("top") for label in labels] == [20, 20, 5, None]
     own = {each.label: each.options for each in as_printed(before, fedp3.SETTINGS, {"weight": 0.2}).systems}
     assert [own[label].get("weight") for label in labels] == [0.2, 0.5, 0.2, None]
+
+
+def test_a_backbone_with_fewer_blocks_than_printed_is_tuned_in_those_that_it_has_and_the_page_says_so() -> None:
+    """Of six blocks, four; not a number that the user gives, nor one that makes a row its own."""
+    settings = [replace(each, value=6, printed="6") if each.option == "blocks" else each for each in fedp3.SETTINGS]
+    before = as_printed(grid_of(fedp3.PAPER.entries[1].protocol, ["FedP3", "prompt_pfl r = 9", "ridge"]), settings, {})
+    after = fitted(before, settings, {})
+    assert [each.options.get("blocks") for each in before.systems] == [6, 9, None]
+    assert [each.options.get("blocks") for each in after.systems] == [4, 9, None]
+    own = differences(replace(after, systems=after.systems[:1]), settings)["FedP3"]
+    assert "tuned layers: 4 in place of 6 (section 4.2)" in map(str, own)
+    assert fitted(before, settings, {"blocks": 6}) == before
+
+
+def test_as_printed_a_table_has_the_paper_s_sites_and_leaves_the_others_out() -> None:
+    """Of seven organs four train and two are unseen; without it all take part."""
+    protocol = fedp3.PAPER.entries[1].protocol
+    grid = replace(grid_of(protocol, ["FedP3"]), organs=tuple("abcdefg"))
+    printed = on_paper_s_sites(grid, protocol, printed=True)
+    assert printed.sites == tuple("abcdef") and printed.regime.unseen == ("e", "f")
+    assert on_paper_s_sites(grid, protocol).sites == tuple("abcdefg")
+    assert not [each for each in differences(printed, fedp3.SETTINGS)["FedP3"] if "sites" in each.setting.words]
+
+
+def test_what_differs_names_an_option_that_is_left_as_it_is() -> None:
+    """UniCon's warm-up: printed steps that no run here reaches are no setting of the run; its own number is named."""
+    grid = as_printed(grid_of(unicon.PAPER.entries[1].protocol, ["UniCon butd"], regime=Regime()), unicon.SETTINGS, {})
+    (system,) = grid.systems
+    assert "warmup" not in system.options
+    warm = replace(grid, systems=(replace(system, options=system.options | {"warmup": 37}),))
+    for each, steps in ((grid, 0), (warm, 37)):
+        words = f"steps of warm-up: {steps} in place of 10,000 of 693,400 (section 4.2)"
+        assert words in map(str, differences(each, unicon.SETTINGS)["UniCon butd"])
 
 
 def test_what_differs_is_computed_from_the_run() -> None:

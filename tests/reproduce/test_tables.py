@@ -106,6 +106,9 @@ def test_rows_are_named_by_their_numbers_and_by_names_that_hold_commas() -> None
             assert labels_of(protocol, f"{rows[-1].name},1") == list(dict.fromkeys(reversed(pair)))
     table = next(entry.protocol for entry in fedp3.PAPER.entries if entry.name == "table4")
     assert labels_of(table, "KP, T = 1,FedAvg") == ["KP T = 1", "FedAvg last 3 blocks (public answers)"]
+    for twice in ("1,1", "1,FedAvg", "KP, T = 1,2"):
+        with pytest.raises(ConfigError, match="is named twice in --rows: name it once"):
+            labels_of(table, twice)
     for wrong in ("KP", "0", "99", "1,,2"):
         with pytest.raises(ConfigError, match="1 FedAvg; 2 KP, T = 1"):
             labels_of(table, wrong)

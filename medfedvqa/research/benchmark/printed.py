@@ -76,7 +76,7 @@ PRINTED = {
         (
             PrintedRow("VGG+SAN", (76.92, 72.34, 74.41, 75.89), "SAN", _SIZE),
             PrintedRow("PMCLIP", (79.12, 80.85, 76.74, 82.98), "PubMedCLIP-style", _SIZE),
-            PrintedRow("M2I2", (79.12, 68.09, 74.42, 81.56), "", "not built here"),
+            PrintedRow("M2I2", (79.12, 68.09, 74.42, 81.56), "", "not built: a decoder ranks its answers"),
             PrintedRow("AS1", (79.12, 70.92, 81.40, 83.69), ABLATIONS["AS1"], _BACKBONE),
             PrintedRow("AS2", (81.32, 72.34, 79.07, 82.98), ABLATIONS["AS2"], _BACKBONE),
             PrintedRow("AS3", (80.22, 73.76, 81.84, 82.27), ABLATIONS["AS3"], _BACKBONE),
@@ -91,7 +91,7 @@ PRINTED = {
         (
             PrintedRow("MEVF", (68.63, 66.67, 60.61), "MEVF-style", _SIZE),
             PrintedRow("PMCLIP", (73.53, 70.00, 62.12), "PubMedCLIP-style", _SIZE),
-            PrintedRow("M2I2", (64.38, 71.11, 63.64), "", "not built here"),
+            PrintedRow("M2I2", (64.38, 71.11, 63.64), "", "not built: a decoder ranks its answers"),
             PrintedRow("AS1", (74.24, 67.78, 61.76), ABLATIONS["AS1"], f"split, {_BACKBONE}"),
             PrintedRow("AS2", (68.18, 63.33, 61.76), ABLATIONS["AS2"], f"split, {_BACKBONE}"),
             PrintedRow("AS3", (74.24, 67.78, 61.76), ABLATIONS["AS3"], f"split, {_BACKBONE}"),

@@ -73,7 +73,7 @@ def tests(comparison: Comparison) -> str:
     return (
         f"Contrast on all rows against UniCon, overall, by trunk. In the paper {_tested(*printed)}; the 1.357 that it "
         f"calls paired is the unpaired one. Here {_tested(*pairs(comparison))}. The paper has VQA v2's questions about "
-        "photographs, a detector's regions and two clients; here sites are organs, and the trunk reads a frozen "
+        "photographs, a detector's regions and two clients; here the sites are the run's, and the trunk reads a frozen "
         "backbone's grid, or region files that --backbone names."
     )
 

@@ -17,7 +17,8 @@ class PrintedSetting:
     """A setting that a paper prints."""
 
     option: str
-    """The option that sets it, or `FACT` and a property's name; empty if nothing sets it here."""
+    """The option that sets it; `FACT` and the name of a property, or of an option that `--as-printed` does not set;
+    empty if nothing here corresponds to it."""
     value: Any
     """The option's value that matches the paper; for a property that is text, a part of the text suffices."""
     words: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from medfedvqa.core import method_type
+from medfedvqa.models import load_backbone
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.systems import System
 from medfedvqa.research.reproduce.entries import FACT, PrintedSetting
@@ -45,6 +46,27 @@ def _of(settings: Settings, method: str) -> list[PrintedSetting]:
     return [each for each in settings if not each.methods or method in each.methods]
 
 
+def fitted(grid: Grid, settings: Settings, changes: Mapping[str, Any]) -> Grid:
+    """The grid with at most as many tuned blocks as each tower of its backbone has; `differences` states the number.
+
+    A number in `changes`, or one that sets a row apart, stays: a backbone without these blocks refuses it.
+    """
+    printed = {each.value for each in settings if each.option == "blocks" and "blocks" not in changes}
+    if not any(each.options.get("blocks") in printed for each in grid.systems):
+        return grid
+    towers = load_backbone(grid.job(grid.systems[0], 0).backbone, grid.files).shape.towers.values()
+    most = min((tower.layers for tower in towers), default=1)
+    return replace(
+        grid,
+        systems=tuple(
+            replace(each, options=each.options | {"blocks": min(most, each.options["blocks"])})
+            if each.options.get("blocks") in printed
+            else each
+            for each in grid.systems
+        ),
+    )
+
+
 def differences(grid: Grid, settings: Settings) -> dict[str, list[Difference]]:
     """For each row's system, by label, the settings in which its job differs from the paper."""
     return {system.label: list(_differences(grid, system, settings)) for system in grid.systems}
@@ -52,15 +74,20 @@ def differences(grid: Grid, settings: Settings) -> dict[str, list[Difference]]:
 
 def _differences(grid: Grid, system: System, settings: Settings) -> Sequence[Difference]:
     job, unseen = grid.job(system, 0), len(grid.regime.unseen)
-    facts = job.build().config.model_dump(mode="json") | {
-        f"{FACT}data": grid.reader,
-        f"{FACT}backbone": job.backbone.partition("@")[0],
-        f"{FACT}questions": grid.questions,
-        f"{FACT}split": grid.split,
-        f"{FACT}cut": grid.regime.cut,
-        f"{FACT}training sites": len(grid.sites) - unseen,
-        f"{FACT}unseen sites": unseen,
-    }
+    options = job.build().config.model_dump(mode="json")
+    facts = (
+        options
+        | {FACT + name: value for name, value in options.items()}
+        | {
+            f"{FACT}data": grid.reader,
+            f"{FACT}backbone": job.backbone.partition("@")[0],
+            f"{FACT}questions": grid.questions,
+            f"{FACT}split": grid.split,
+            f"{FACT}cut": grid.regime.cut,
+            f"{FACT}training sites": len(grid.sites) - unseen,
+            f"{FACT}unseen sites": unseen,
+        }
+    )
     differing = []
     for setting in _of(settings, system.method):
         if not setting.option:

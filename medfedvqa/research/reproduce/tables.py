@@ -60,6 +60,8 @@ def _chosen(text: str, names: Sequence[str]) -> list[str]:
             name = names[int(name) - 1]
         rows = "; ".join(f"{number} {row}" for number, row in enumerate(names, 1))
         check_name("row", name, names, f"its rows are {rows or 'none'}", " of this table")
+        if name in chosen:
+            raise ConfigError(f"the row '{name}' is named twice in --rows: name it once")
         chosen.append(name)
         parts = parts[length:]
     return chosen
@@ -100,12 +102,17 @@ def with_budget(grid: Grid, protocol: Protocol, changes: Mapping[str, Any]) -> G
     return replace(grid, budget={**BUDGET, **own, **changes})
 
 
-def on_paper_s_sites(grid: Grid, protocol: Protocol) -> Grid:
-    """The grid with the paper's numbers of sites and of unseen sites, as far as the data allow them."""
+def on_paper_s_sites(grid: Grid, protocol: Protocol, printed: bool = False) -> Grid:
+    """The grid with the paper's numbers of sites and of unseen sites, as far as the data allow them.
+
+    `printed`: of a set with more sites than the paper, only the first ones take part.
+    """
     if not isinstance(protocol, PaperTable):
         return grid
     if protocol.sites and grid.reader == PHANTOM:
         grid = replace(grid, organs=phantom.organs(protocol.sites))
+    elif protocol.sites and printed:
+        grid = replace(grid, organs=grid.organs[: protocol.sites])
     unseen = min(protocol.unseen, max(1, len(grid.organs) // 3)) if protocol.unseen else 0
     begin = 0 if protocol.first_unseen else len(grid.organs) - unseen
     return replace(grid, regime=replace(grid.regime, unseen=grid.organs[begin : begin + unseen]))

@@ -40,7 +40,7 @@ SETTINGS = (
     PrintedSetting("width", 512, "width of the networks", "512", _4_2, None, _U),
     PrintedSetting("space", 256, "width of the shared space", "256", _4_2, None, _U),
     PrintedSetting("words", 8, "words of an answer", "8", _4_2, None, _U),
-    PrintedSetting("", None, "warm-up", "10,000 of 693,400 steps", _4_2, "none: these sets have fewer steps in all"),
+    PrintedSetting(f"{FACT}warmup", 10000, "steps of warm-up", "10,000 of 693,400", _4_2),
     PrintedSetting("", None, "words", "GloVe", _4_2, "the backbone's, unless --backbone-file gives them"),
 )
 SCHEME = Absent("a drawing of the idea, nothing is measured")
