@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import cv2
@@ -25,15 +25,15 @@ from medfedvqa.ingest.find_list import (
     surroundings,
 )
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
-from medfedvqa.ingest.text_gate import CELL, TextGate
+from medfedvqa.ingest.text_gate import CELL, TextGate, network
 from medfedvqa.ingest.text_lines import (
     Array,
+    Look,
     bridge,
     detected_lines,
     grown,
     line_gap,
     short_side,
-    small_lines,
     thin_structures,
 )
 
@@ -47,6 +47,8 @@ READER_HEIGHT = 48
 LEAST_WIDTH = 96
 """The width in pixels to which a short line is padded for the reader. RapidOCR's default of 320 takes 2.3 times as
 long for the finds of a film, most of which are short."""
+STEP = 32
+"""The detector's pictures have sides that are multiples of this."""
 READER_REACH = 21
 """The reach in pixels of the filter that isolates a line's thin structures."""
 
@@ -73,19 +75,18 @@ class LineReader:
     """The text detector and the line reader. Their results are cached until `forget`."""
 
     def __init__(self) -> None:
-        from rapidocr_onnxruntime import RapidOCR
+        import rapidocr_onnxruntime
 
-        # Sizes are chosen here: the detector must not enlarge small pictures to 736 pixels by itself.
-        self._ocr = RapidOCR(
+        self._ocr = rapidocr_onnxruntime.RapidOCR(
             intra_op_num_threads=1,
             inter_op_num_threads=1,
-            det_limit_side_len=32,
-            det_limit_type="min",
             det_thresh=PIXEL_THRESHOLD,
             det_box_thresh=BOX_THRESHOLD,
-            max_side_len=8192,
             rec_img_shape=[3, READER_HEIGHT, LEAST_WIDTH],
         )
+        # RapidOCR's own session of the detector gives its memory back after each tile, which takes as long again.
+        models = Path(rapidocr_onnxruntime.__file__).with_name("models")
+        self._detector = network(models / "ch_PP-OCRv4_det_infer.onnx", keeps_memory=True)
         self.detect = _Memo(self._detected)
         """The corners of each line in a picture, uint8 [height, width]: float32 [4, 2]."""
         self._read_upright = _Memo(self._upright)
@@ -108,8 +109,14 @@ class LineReader:
         return max(reading, self._read_upright(thin_structures(line, READER_REACH)), key=_rank)
 
     def _detected(self, view: Array) -> list[Array]:
-        quadrangles, _ = self._ocr(_coloured(view), use_cls=False, use_rec=False)
-        return [np.asarray(corners, np.float32) for corners in quadrangles or ()]
+        # The detector's own preparation would enlarge small pictures, and stretch others to multiples of its step.
+        missing = 0, -view.shape[0] % STEP, 0, -view.shape[1] % STEP
+        whole = cv2.copyMakeBorder(view, *missing, cv2.BORDER_CONSTANT, value=float(np.median(view)))
+        planes = np.repeat((whole / np.float32(127.5) - 1)[None, None], 3, axis=1)
+        (values,) = self._detector.run(None, {"x": planes})
+        detector = self._ocr.text_det
+        quadrangles, _ = detector.postprocess_op(values, whole.shape)
+        return [np.asarray(corners, np.float32) for corners in detector.filter_tag_det_res(quadrangles, view.shape)]
 
     def _upright(self, line: Array) -> Reading:
         """The best reading in both polarities, upright and turned by 180 degrees; stops at the first certain one."""
@@ -207,15 +214,12 @@ MAX_BLANKED = 0.25
 """The largest share of the picture that may be text."""
 
 
-class Look(Enum):
-    """How a pass looks for text."""
-
-    PLAIN = "as the picture is"
-    SMALL = "where small text may be, among thin structures, much enlarged"
-    THIN = "among thin structures, enlarged"
-
-
-LOOKS = tuple(Look)
+# The gate's network knows letters of 4 to 18 pixels at level 1, and twice as large ones at each further level. In plain
+# views they have 4 to 72 pixels, in the others 8 to 72.
+PLAIN = Look(((1 | 2, 1.0), (4 | 8, 0.5)), faint=False, turned=True)
+SMALL = Look(((1, 4.0),), faint=True, turned=True)
+THIN = Look(((1 | 2, 2.0), (4, 1.0), (8, 0.5)), faint=True, turned=False)
+LOOKS = PLAIN, SMALL, THIN
 """The looks of the passes, which take turns."""
 
 
@@ -309,7 +313,7 @@ class TextFinder:
         for number in range(PASSES):
             look = LOOKS[number % len(LOOKS)]
             if number == len(LOOKS):
-                where = np.maximum(where, self._gate(searched))
+                where |= self._gate(searched)
             hits = _no_part_of_marker(self._search(searched, where, look, is_known, blank_unread), stays)
             hits += (
                 [] if number else [_Hit(corners, FindKind.CODE, Decision.BLANKED) for corners in code_corners(searched)]
@@ -325,10 +329,12 @@ class TextFinder:
             searched = blanked(searched, [_enlarged(box, factors) for box in boxes])
             stored = blanked(stored, boxes)
             for left, top, right, bottom in (_enlarged(box, factors) for box in boxes):
-                where[-(-top // CELL) : bottom // CELL, -(-left // CELL) : right // CELL] = 0
+                where[round(top / CELL) : round(bottom / CELL), round(left / CELL) : round(right / CELL)] = 0
             if number + 1 >= len(LOOKS) and not any(find.is_text for find in new):
                 break
         else:
+            raise Quarantined(Reason.TEXT_REMAINS)
+        if any(stored[find.box[1] : find.box[3], find.box[0] : find.box[2]].any() for find in finds if find.is_text):
             raise Quarantined(Reason.TEXT_REMAINS)
         picture = CleanPicture(stored, tuple(_not_covered(finds)))
         if picture.share_of_text > MAX_BLANKED:
@@ -339,9 +345,7 @@ class TextFinder:
         self, searched: Array, where: Array, look: Look, is_known: Callable[[str], bool], blank_unread: bool
     ) -> list[_Hit]:
         """The lines that a pass finds, without those that count as nothing."""
-        detect, faint = self._reader.detect, look != Look.PLAIN
-        is_small = look == Look.SMALL
-        lines = small_lines(searched, where, detect) if is_small else detected_lines(searched, where, detect, faint)
+        lines, faint = detected_lines(searched, where, look, self._reader.detect), look.faint
         hits = []
         for corners in lines:
             box, reading = _box(corners), self._reader.read(searched, corners)
@@ -350,7 +354,7 @@ class TextFinder:
             kind, decision = decide(reading, is_known, is_off_anatomy(box, searched), unread_goes, square, faint)
             is_low = short_side(corners) < LINE_HEIGHT * min(searched.shape)
             # A row of marks in which the detector sees a line is something, whether or not it is legible.
-            nothing = look != Look.SMALL and is_nothing(kind, decision, reading, faint)
+            nothing = look is not SMALL and is_nothing(kind, decision, reading, faint)
             if (kind != FindKind.UNREAD or is_low) and not nothing:
                 hits.append(_Hit(corners, kind, decision, reading))
         return hits

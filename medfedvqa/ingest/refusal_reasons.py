@@ -63,7 +63,7 @@ class Reason(_WithMeaning):
     )
     SET_ASIDE = "set_aside", "a person who reviewed it set it aside"
     TEXT_NOT_FOUND = "text_not_found", "the header says that text is burned in, and none was found"
-    TEXT_REMAINS = "text_remains", "text is still found after six searches"
+    TEXT_REMAINS = "text_remains", "text is still found after seven searches"
     MOSTLY_TEXT = "mostly_text", "text covers more than a quarter of the picture"
 
 

@@ -4,6 +4,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,8 +14,9 @@ CELL = 8
 """The side, in pixels, of the square cells that the network decides about."""
 LEVELS = (1, 2, 4, 8)
 """How many times a picture is reduced. The network knows capitals of 4 to 18 pixels at each level."""
-LEAST = 0.2
-"""The network's least value, 0 to 1, in a cell that may hold text."""
+LEAST, SURE = 0.2, 0.3
+"""The network's least value, 0 to 1, in a cell that may hold text, and the least largest one among cells that touch:
+letters stand in rows, and at least one of them is clear where all of them are."""
 STRIP, HALO = 512, 128
 """Rows that it sees at once, and those above and below that it sees with them; multiples of `CELL`."""
 CONTEXT, GRAIN, STRONG, MOST = 33, 3.0, 30.0, 4.0
@@ -26,25 +28,19 @@ class TextGate:
     """The network that finds where text may stand, loaded once."""
 
     def __init__(self) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = False
-        path = str(Path(__file__).with_name("text_gate.onnx"))
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = network(Path(__file__).with_name("text_gate.onnx"), keeps_memory=False)
 
     def __call__(self, picture: Array) -> Array:
-        """Where text may stand in a picture, uint8 [height, width]: 2 small text, 1 larger text, 0 none, as uint8
-        [height / CELL, width / CELL], rounded up."""
+        """Where text may stand in a picture, uint8 [height, width], as uint8 [height / CELL, width / CELL], rounded up:
+        the sum of those of `LEVELS` at which it may."""
         rows, columns = (-(-length // CELL) for length in picture.shape)
         cells = np.zeros((rows, columns), np.uint8)
-        for level in reversed(LEVELS):
+        for level in LEVELS:
             size = picture.shape[1] // level, picture.shape[0] // level
             if min(size) >= CELL:
-                view = cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
-                may_hold = np.kron(self._values(view) >= LEAST, np.ones((level, level), bool))[:rows, :columns]
-                cells[: may_hold.shape[0], : may_hold.shape[1]][may_hold] = 2 if level == 1 else 1
+                marks = may_hold(self._values(cv2.resize(picture, size, interpolation=cv2.INTER_AREA)))
+                marks = np.kron(marks, np.full((level, level), level, np.uint8))[:rows, :columns]
+                cells[: marks.shape[0], : marks.shape[1]] |= marks
         return cells
 
     def _values(self, view: Array) -> Array:
@@ -55,6 +51,24 @@ class TextGate:
             (strip,) = self._session.run(None, {"picture": evened(view[first : top + STRIP + HALO])[None]})
             values.append(strip[0, 0, (top - first) // CELL : (top - first + STRIP) // CELL])
         return np.concatenate(values)
+
+
+def network(path: Path, keeps_memory: bool) -> Any:
+    """A session of an ONNX network on one thread. `keeps_memory`: it keeps what it used for its next run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = keeps_memory
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def may_hold(values: Array) -> Array:
+    """Which cells may hold text, uint8 0 or 1, by the network's values [rows, columns]."""
+    marks = (values >= LEAST).astype(np.uint8)
+    groups = np.asarray(cv2.connectedComponents(cv2.dilate(marks, np.ones((3, 3), np.uint8)))[1])
+    clear: Array = marks * np.isin(groups, groups[values >= SURE])
+    return clear.astype(np.uint8)
 
 
 def evened(view: Array) -> Array:

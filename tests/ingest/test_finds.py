@@ -98,7 +98,7 @@ def test_nothing_unread_is_blanked_in_the_centre_and_legible_text_is(finder: Tex
     """On black ground beside anatomy, between a fifth and a quarter of the width from the side."""
     picture = np.zeros((400, 400), np.uint8)
     for left, top in ((74, 120), (26, 200)):
-        heights = (0, 12, 4, 10, 2, 12, 5, 9)  # a regular zigzag is read as MM, which is a unit, and kept
+        heights = (0, 12, 4, 10, 2, 12, 5, 9, 1, 11, 3, 12)  # a regular zigzag is read as MM, which is a unit, and kept
         zigzag = np.array([(left + 4 * step, top + height) for step, height in enumerate(heights)])
         cv2.polylines(picture, [zigzag], False, 220, 2)
     cv2.putText(picture, "SMITH", (60, 290), cv2.FONT_HERSHEY_SIMPLEX, 0.7, 255, 2)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from medfedvqa.ingest import text_gate
-from medfedvqa.ingest.burned_in_text import TextFinder
-from medfedvqa.ingest.text_gate import CELL, STRIP, TextGate
-from medfedvqa.ingest.text_lines import TILE, marked_tiles, small_lines
+from medfedvqa.ingest.burned_in_text import SMALL, TextFinder
+from medfedvqa.ingest.text_gate import CELL, STRIP, TextGate, may_hold
+from medfedvqa.ingest.text_lines import TILE, detected_lines, marked_tiles, regions
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,20 @@ def test_letters_are_marked_and_tissue_grain_and_edges_are_not(
     assert cells[letters].mean() > 0.8 and cells[~near].mean() < 0.05
 
 
-def test_small_letters_and_larger_ones_are_told_apart(gate: TextGate) -> None:
-    """Only small ones are worth the look that enlarges four times."""
-    for capitals, is_small in ((6, True), (60, False)):
+def test_letters_are_marked_at_the_levels_of_their_size(gate: TextGate) -> None:
+    """Small ones at full resolution, the only ones worth the look that enlarges four times; large ones reduced."""
+    for capitals, level in ((6, 1), (30, 4), (60, 8)):
         film, letters = written(capitals)
-        values = np.kron(gate(film), np.ones((CELL, CELL)))[: film.shape[0], : film.shape[1]][letters]
-        assert (values > 0).mean() > 0.8 and ((values == 2).mean() > 0.8) == is_small
+        values = np.kron(gate(film), np.ones((CELL, CELL), np.uint8))[: film.shape[0], : film.shape[1]][letters]
+        assert ((values & level) > 0).mean() > 0.8
+
+
+def test_cells_that_touch_count_if_one_of_them_is_clear() -> None:
+    """A faint end of a line stays with its clear letters; a doubtful cell by itself is no text."""
+    values = np.zeros((5, 12), np.float32)
+    values[1, 1:6], values[1, 3], values[3, 9] = 0.22, 0.9, 0.22
+    marks = may_hold(values)
+    assert marks[1, 1:6].all() and marks.sum() == 5
 
 
 def test_strips_have_the_values_of_the_whole(gate: TextGate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +91,26 @@ def test_every_marked_cell_is_in_a_tile_with_its_surroundings_and_little_else_is
     for (x, y), tile in marked_tiles(columns.astype(np.uint8), where, scale):
         height, width = (round(length / scale) for length in tile.shape)
         seen[int(y) : int(y) + height, int(x) : int(x) + width] = True
-        assert max(tile.shape) <= TILE and abs(float(tile.mean()) - (x + width / 2) / 8) < 2
+        inside = tile[:, : round((2000 - x) * scale)]
+        assert max(tile.shape) <= TILE and abs(float(inside.mean()) - (x + inside.shape[1] / scale / 2) / 8) < 2
     assert seen[marked(cv2.dilate(where, np.ones((3, 3))), columns.shape)].all() and seen.mean() < 0.2
+
+
+def test_a_frame_of_marks_is_searched_along_its_sides_and_not_within() -> None:
+    """Text along two sides of a film: rectangles that hold every mark, and a fifth of what lies between them."""
+    where = np.zeros((100, 140), np.uint8)
+    where[96:, :], where[:, 1:3] = 1, 1
+    held = np.zeros(where.shape, bool)
+    for top, left, bottom, right in regions(where, 2):
+        held[top:bottom, left:right] = True
+    assert held[where > 0].all() and held.mean() < 0.2
+
+
+def test_letters_cut_by_the_edge_of_a_picture_are_blanked() -> None:
+    """They get ground around them: the detector sees nothing of letters that touch the edge of what it is shown."""
+    film = np.full((200, 320), 20, np.uint8)
+    cv2.putText(film, "DOE", (100, 8), cv2.FONT_HERSHEY_SIMPLEX, 0.8, 250, 2)
+    assert not (TextFinder().clean(film, 320).grey > 200).any()
 
 
 def _whole_view(view: np.ndarray) -> list[np.ndarray]:
@@ -100,13 +126,14 @@ def test_only_places_of_small_text_are_enlarged_and_lines_come_back_where_they_l
     """The detector sees a part of the picture; its boxes have the picture's own coordinates, also if upright."""
     film, row = (np.ascontiguousarray(np.rot90(array, turned)) for array in written(6))
     views, where = list[np.ndarray](), gate(film)
-    lines = small_lines(film, where, lambda view: (views.append(view), _whole_view(view))[1])
+    lines = detected_lines(film, where, SMALL, lambda view: (views.append(view), _whole_view(view))[1])
     assert views and sum(view.size for view in views) < 2 * 16 * film.size / 3
     (top, left), (bottom, right) = np.argwhere(row).min(axis=0), np.argwhere(row).max(axis=0)
     inside = [line for line in lines if line[:, 0].min() <= left + 8 and line[:, 0].max() >= right - 8]
     assert any(line[:, 1].min() <= top + 8 and line[:, 1].max() >= bottom - 8 for line in inside)
-    assert all((line >= -1).all() and (line <= np.array(film.shape[::-1]) + 8).all() for line in lines)
-    assert not small_lines(film, np.minimum(where, 1), _whole_view)
+    margin = 3 * CELL
+    assert all((line >= -margin).all() and (line <= np.array(film.shape[::-1]) + margin).all() for line in lines)
+    assert not detected_lines(film, where & ~np.uint8(1), SMALL, _whole_view)
 
 
 def test_the_detector_sees_nothing_of_an_even_picture_and_little_of_tissue() -> None:

@@ -119,7 +119,7 @@ def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> No
     picture[10:50, 150:158] = 255
     picture[20:26, 20:90] = 255
 
-    where, seen = np.arange(8 * 25, dtype=np.uint8).reshape(8, 25), list[np.ndarray]()
+    where, seen = np.ones((8, 25), np.uint8), list[np.ndarray]()
 
     def level_lines(view: np.ndarray, cells: np.ndarray) -> list[np.ndarray]:
         seen.append(cells if view.shape == picture.shape else np.rot90(cells, -1))
@@ -129,6 +129,10 @@ def test_upright_lines_of_the_turned_picture_count_and_level_ones_do_not() -> No
     assert np.array_equal(level, line(20, 90, 20, 6)) and np.array_equal(seen[0], where)
     assert not seen[1][2:4, 2:12].any() and np.array_equal(seen[1][:, 12:], where[:, 12:])
     assert upright.min(axis=0).tolist() == [150, 10] and upright.max(axis=0).tolist() == [158, 50]
+    row = np.zeros_like(where)
+    row[2:4, 1:12], row[1:7, 18] = 1, 1
+    level_and_upright(picture, row, level_lines)
+    assert not seen[3][:, :12].any() and np.array_equal(seen[3][:, 12:], row[:, 12:])
 
     def coarse_if_turned(view: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
         return [box + np.float32(2 * (view.shape != picture.shape)) for box in bright_boxes(view)]
