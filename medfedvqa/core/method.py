@@ -343,7 +343,7 @@ class Method(ABC, Generic[Config]):
         if site.data.captioned:
             raise ConfigError(
                 f"the method '{self.name}' answers questions, and this site has pictures with captions: name a method "
-                "with retrieval, such as 'creamfl'"
+                "with retrieval, 'creamfl' or 'feddat'"
             )
 
     def check_rows(self, data: SiteData) -> None:

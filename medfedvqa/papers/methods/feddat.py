@@ -2,6 +2,10 @@
 
 Only the shared adapter A_s travels. At each site, a step of A_s learns from the answers and from the teacher, then a
 step of the local adapter A_c learns from the answers and from the student as it was before its own step.
+
+At a site of captions projections into a common space stand in the head's place. There the contrast of a batch's
+pictures and captions replaces the cross-entropy, and the distillations compare, for each picture, the softmax of its
+similarities to the batch's captions: without answers the paper's logits are not defined.
 """
 
 import math
@@ -12,16 +16,22 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from medfedvqa.bounds import MOST_ROUNDS, Temperature, Weight
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import AveragingConfig
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import HEAD, OTHER, AnswerModel, Values, divergence
+from medfedvqa.models import HEAD, OTHER, AnswerModel, PairedModel, Values, check_apart, divergence
+from medfedvqa.models.paired import PROJECTION
+from medfedvqa.papers.caption_sites import CaptionSites, contrast_of, similarities
 from medfedvqa.training import Rows, Site, Trainer
 from privacy import Chance, DPSettings, Secagg
 
 LOCAL, FROZEN = "local", "frozen"
 """Keys of a site's state: the local adapter, and the shared adapter at the start of the last round."""
+ANSWERING = (HEAD, PROJECTION)
+"""What names begin with of values that are no adapter: the answer head's, and the projections of a site of captions."""
+SPACE, CONTRAST = 256, 0.07
+"""At a site of captions: the width of the common space, and the temperature of the contrast. Both are CreamFL's."""
 
 
 class FedDATConfig(AveragingConfig, frozen=True):
@@ -59,7 +69,7 @@ class FedDATConfig(AveragingConfig, frozen=True):
 
 
 @register
-class FedDAT(Averaging[FedDATConfig]):
+class FedDAT(CaptionSites[FedDATConfig]):
     """Averaged adapters, each taught by a teacher that stays at its site."""
 
     name = "feddat"
@@ -75,6 +85,23 @@ class FedDAT(Averaging[FedDATConfig]):
         """Student and teacher each take a step. Without a local adapter, the teacher has nothing to train."""
         return 1 if self.config.ablation == "local" else 2
 
+    def check_kind(self, site: Site) -> None:
+        """See `CaptionSites.check_kind`. A site of captions has no head to share, and needs a tower for texts."""
+        super().check_kind(site)
+        if site.data.captioned:
+            check_apart(site.backbone.shape)
+            if self.config.own != "head":
+                raise ConfigError("a site of captions has no answer head to share: give 'own' as 'head'")
+
+    def model(self, site: Site) -> AnswerModel:
+        """See `Averaging.model`."""
+        return self.paired(site) if site.data.captioned else super().model(site)
+
+    def paired(self, site: Site) -> PairedModel:
+        """The model of a site of captions, whose answer head is not used."""
+        plain = self.model_of(site, self.config.tuned)
+        return PairedModel(plain.backbone, plain.tuning, plain.head, space=SPACE)
+
     def setup(self, site: Site) -> State:
         """The state of `Averaging`, and a local adapter."""
         state = super().setup(site)
@@ -82,13 +109,15 @@ class FedDAT(Averaging[FedDATConfig]):
         generator = torch.Generator().manual_seed(seed)
         local = self.config.tuned.initial(site.backbone.shape, site.backbone, generator)
         frozen = {name: value for name, value in state["values"].items() if not name.startswith(HEAD)}
+        if site.data.captioned:
+            state["values"] |= self.projection(site)
         return {**state, LOCAL: {name: value.to(site.device) for name, value in local.items()}, FROZEN: frozen}
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:
         """For each batch, a step of the shared adapter and the head, then a step of the local adapter and the head."""
         config, model = self.config, trainer.model
-        frozen = {name: value for name, value in start.items() if not name.startswith(HEAD)}
-        answer_head = {name: value for name, value in start.items() if name.startswith(HEAD)}
+        frozen = {name: value for name, value in start.items() if not name.startswith(ANSWERING)}
+        answer_head = {name: value for name, value in start.items() if name.startswith(ANSWERING)}
         shared, own = self.shared_part(trainer, frozen, round), {LOCAL: state[LOCAL]}
         if config.own == "head":
             own["head"] = answer_head
@@ -140,8 +169,10 @@ class FedDAT(Averaging[FedDATConfig]):
 
         `chance`: the random source of dropout in the model that is trained.
         """
-        config, logits = self.config, model.logits(values, rows.batch, chance)
-        if config.loss == "ce":
+        config, logits = self.config, _logits(model, values, rows, chance)
+        if isinstance(model, PairedModel):
+            losses = contrast_of(logits, rows.answers)
+        elif config.loss == "ce":
             losses = F.cross_entropy(logits, rows.answers, reduction="none")
         else:
             right = F.one_hot(rows.answers, logits.shape[1]).to(logits)
@@ -149,9 +180,16 @@ class FedDAT(Averaging[FedDATConfig]):
         if not weight:
             return losses
         with torch.no_grad():
-            target = model.logits(other, rows.batch, _teacher_chance(rows))
+            target = _logits(model, other, rows, _teacher_chance(rows))
         pair = (logits, target) if config.direction == "paper" else (target, logits)
         return losses + weight * divergence(*pair, config.temperature)
+
+
+def _logits(model: AnswerModel, values: Values, rows: Rows, chance: Chance | None) -> torch.Tensor:
+    """The logits of the answers, [rows, answers]; at a site of captions, of the batch's captions, [rows, rows]."""
+    if isinstance(model, PairedModel):
+        return similarities(model, values, rows, CONTRAST)
+    return model.logits(values, rows.batch, chance)
 
 
 def _teacher_chance(rows: Rows) -> Chance | None:

@@ -28,17 +28,6 @@ def inter_modal(local: torch.Tensor, other: torch.Tensor, items: torch.Tensor, t
     return F.cross_entropy(local @ other.T / temperature, items, reduction="none")
 
 
-def of_pairs(image: torch.Tensor, text: torch.Tensor, captions: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The contrast of a batch's pictures and captions in both directions, halved, [rows].
-
-    `image`, `text`: [rows, space]. Rows with the same number in `captions`, int64 [rows], are positives of each other.
-    """
-    cosines, same = image @ text.T / temperature, (captions[:, None] == captions).to(image)
-    positives = same / same.sum(dim=1, keepdim=True)
-    to_text, to_image = (F.cross_entropy(each, positives, reduction="none") for each in (cosines, cosines.T))
-    return (to_text + to_image) / 2
-
-
 def scores(
     local: torch.Tensor, other: torch.Tensor, temperature: float, positive: Positive = "included", block: int = BLOCK
 ) -> torch.Tensor:

@@ -30,18 +30,17 @@ from medfedvqa.bounds import (
     Weight,
     Width,
 )
-from medfedvqa.core.averaging import Averaging, AveragingConfig
+from medfedvqa.core.averaging import AveragingConfig
 from medfedvqa.core.hub import Hub
-from medfedvqa.core.method import Answering, Handler, Probe, State, arrays_of, tensors_of
+from medfedvqa.core.method import Handler, State, arrays_of, tensors_of
 from medfedvqa.core.registry import register
 from medfedvqa.core.scores import counts, validated
-from medfedvqa.data import Examples, PublicPairs, SiteData, held_out_pairs, public_pairs
+from medfedvqa.data import PublicPairs, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import ServerScore
 from medfedvqa.evaluation.retrieval import found_first
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import (
-    HEAD,
     IMAGE,
     TEXT,
     Backbone,
@@ -51,14 +50,13 @@ from medfedvqa.models import (
     Values,
     check_apart,
 )
-from medfedvqa.papers.methods.creamfl.caption_pairs import pair_losses, places_of_captions
+from medfedvqa.papers.caption_sites import CaptionSites, numbers, pair_losses
 from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, inter_modal, mean
 from medfedvqa.papers.methods.creamfl.server_model import (
     EnsembleServer,
     ServerConfig,
     features,
     network,
-    numbers,
     pairs_of,
     untuned,
 )
@@ -290,7 +288,7 @@ class CreamFLConfig(AveragingConfig, frozen=True):
 
 
 @register
-class CreamFL(Averaging[CreamFLConfig]):
+class CreamFL(CaptionSites[CreamFLConfig]):
     """Local training with two contrasts on the public set; the server learns from an ensemble weighed item by item."""
 
     name = "creamfl"
@@ -352,37 +350,20 @@ class CreamFL(Averaging[CreamFLConfig]):
             head = replace(head, fusion="concat", question="tower")
         return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
-    def check_kind(self, site: Site) -> None:
-        """See `Method.check_kind`. A site of captions contrasts pairs of different patients, and answers nothing."""
-        if not site.data.captioned:
-            return
-        if self.dp is not None:
-            raise ConfigError(
-                "the contrast of captions compares rows of different patients, so no single patient's part in it can "
-                "be bounded: a site of captions does not train under differential privacy"
-            )
-        if self.config.of(site.name).sees != "multimodal":
-            raise ConfigError("a site of captions sees pictures and texts: leave its 'sees' at 'multimodal'")
-        if self.config.finish_epochs:
-            raise ConfigError("a site of captions has no answers to train on with 'finish_epochs': leave it out")
+    def paired(self, site: Site) -> PairedModel:
+        """The site's model: every site's has projections."""
+        return self.model(site)
 
-    def check_rows(self, data: SiteData) -> None:
-        """See `Method.check_rows`. The pairs of a site of captions need no answer space."""
-        if not data.captioned:
-            super().check_rows(data)
+    def check_kind(self, site: Site) -> None:
+        """See `CaptionSites.check_kind`. A site of captions sees both modalities."""
+        super().check_kind(site)
+        if site.data.captioned and self.config.of(site.name).sees != "multimodal":
+            raise ConfigError("a site of captions sees pictures and texts: leave its 'sees' at 'multimodal'")
 
     def setup(self, site: Site) -> State:
-        """The initial model of local training, and projections. A site of captions has no answer head.
-
-        Raises `ConfigError`.
-        """
-        self.check_kind(site)
+        """The initial model of local training, and projections. Raises `ConfigError`."""
         check_trunk(self.config.trunk, site)
-        projection = self.model(site).projection(torch.Generator().manual_seed(site.task_seed("projection", 0)))
-        state = {**super().setup(site), "projection": projection}
-        if site.data.captioned:
-            state["values"] = {name: each for name, each in state["values"].items() if not name.startswith(HEAD)}
-        return state
+        return {**super().setup(site), "projection": self.projection(site)}
 
     @property
     def silent(self) -> bool:
@@ -404,44 +385,9 @@ class CreamFL(Averaging[CreamFLConfig]):
         state |= validated(state, self.right(trainer, self.tested(site, state, {}), site.data.validate))
         return state, arrays_of(public.represent(self.trained(state)))
 
-    @property
-    def scores(self) -> tuple[str, ...]:
-        """See `Alone.scores`. Recall@1 and 5 of a site of captions, and a site's answers among the first five."""
-        return (*super().scores, "first_five")
-
-    def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """See `Alone.evaluate`. Rows whose right answer, or caption, is among the first five are counted, too."""
-        state, reply = super().evaluate(site, state, received, round)
-        five = self._within(5, self.trainer(site), self.tested(site, state, {}), site.data.test)
-        return state, {**reply, "first_five": np.array(int(five.sum()), np.int64)}
-
-    def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
-        """See `Alone.right`. At a site of captions, whether each picture finds its own caption first."""
-        return self._within(1, trainer, values, examples)
-
-    def _within(self, first: int, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:
-        if trainer.site.data.captioned:
-            return places_of_captions(trainer, self.model(trainer.site), values, examples) < first
-        return trainer.right(values, examples, first=first)
-
     def tested(self, site: Site, state: State, received: Values) -> Values:
         """See `Averaging.tested`. A site of captions tests with its projections, too."""
         return dict(self.trained(state)) if site.data.captioned else super().tested(site, state, received)
-
-    def answering_with(self, site: Site, state: State, received: Values) -> Answering:
-        """See `Alone.answering_with`. Raises `ConfigError` at a site of captions."""
-        if site.data.captioned:
-            raise ConfigError("a site of captions has no answer head: there is no model to ask")
-        return super().answering_with(site, state, received)
-
-    def probe(self, site: Site, state: State, received: Tensors) -> Probe:
-        """See `Method.probe`. Raises `ConfigError` at a site of captions."""
-        if site.data.captioned:
-            raise ConfigError("the loss of a caption compares it with other rows, so it cannot be attacked by row")
-        return super().probe(site, state, received)
-
-    def _space(self, site: Site) -> tuple[str, ...]:
-        return site.data.answers if site.data.captioned else super()._space(site)
 
     def without_others(self, local_epochs: int | None = None) -> "CreamFL":
         """See `Alone.without_others`. The contrast, which needs the server's representations, is left out."""

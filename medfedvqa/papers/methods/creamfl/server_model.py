@@ -10,7 +10,7 @@ from torch import nn
 
 from medfedvqa.data import PublicPairs
 from medfedvqa.models import Backbone, Depth, Tuning, Values, check_apart
-from medfedvqa.papers.methods.creamfl.ensemble import of_pairs
+from medfedvqa.papers.caption_sites import contrast_of, numbers
 from medfedvqa.papers.public_server import one_thread
 from medfedvqa.training.frozen_rows import FrozenRows
 
@@ -63,7 +63,7 @@ class EnsembleServer:
 
         def loss(items: torch.Tensor) -> torch.Tensor:
             image, text = self._represent(items).values()
-            return of_pairs(image, text, self._captions[items], self.config.server_temperature).mean()
+            return contrast_of(image @ text.T / self.config.server_temperature, self._captions[items]).mean()
 
         self._train(self.config.server_epochs, loss)
 
@@ -123,9 +123,3 @@ def features(backbone: Backbone, rows: FrozenRows) -> Values:
     towers = backbone.shape.towers
     joined = backbone.features(rows.batch(torch.arange(len(rows))), Tuning())
     return dict(zip(towers, torch.split(joined, [facts.width for facts in towers.values()], dim=-1), strict=True))
-
-
-def numbers(captions: tuple[str, ...]) -> torch.Tensor:
-    """The number of each caption, int64 [items]; equal captions have the same number."""
-    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
-    return torch.tensor([numbers[caption] for caption in captions])
