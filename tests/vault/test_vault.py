@@ -113,7 +113,12 @@ def test_vaults_give_the_bits_of_the_engine_in_process(tmp_path: Path, files: di
         entries = log_of(tmp_path / "vaults", site)
         assert (entries[0].event, entries[0].isolation, entries[-1].event) == (Event.OPEN, "namespace", Event.CLOSE)
         left = [e.nbytes for e in entries if (e.event, e.outcome, e.peer) == (Event.RELEASE, Outcome.SENT, "server")]
-        assert engine.answered[site] == sum(left) > 0 < engine.audit_bytes[site]
+        assert engine.answered[site] == sum(left) > 0
+        windows = [entry.wire for entry in entries if entry.wire]
+        counted = sum(result["nbytes"] + result["beside"] for window in windows for result in window["results"])
+        courier, mailed = engine.couriers[site], sum(window["mailed"] for window in windows)
+        assert (courier.answered, courier.mailed) == (counted, mailed) and counted > sum(left)
+        assert (mailed > 0) is job.secagg
 
 
 @pytest.mark.slow
