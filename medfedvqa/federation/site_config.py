@@ -72,6 +72,9 @@ audit_peers: {audit_peers}
 # without network, or a filter of sockets: whichever this machine permits), or none, if it may have one.
 isolation: {isolation}
 
+# How many jobs may work here at once, each with about 1 GB of memory; further ones wait in the vault.
+jobs: {jobs}
+
 # The socket of the machine's own log, as in /dev/log (syslog, journald), which receives refused jobs and findings
 # by their codes; null: it receives nothing.
 system_log: {system_log}
@@ -163,7 +166,7 @@ DEFAULTS: dict[str, Any] = {
     "require_dp": False, "max_epsilon": None, "max_epsilon_per_job": None, "delta": 1e-5,
     "colluders": None,
     "require_secagg": False, "min_sites": 1, "identity": "identity.key", "peers": {}, "provisioned_peers": {},
-    "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "system_log": None,
+    "committee": [], "audit_key": "audit.key", "audit_peers": {}, "isolation": "kernel", "jobs": 4, "system_log": None,
     "min_committee": 3, "require_masks": False, "require_crypten": False, "min_difference": 2, "min_count": 10,
     "allowed_backbones": [], "submitters": [], "revoked_submitters": [],
     "require_fresh": True, "repeats": 3, "data_refusals": 3, "allow_export": False,
@@ -233,6 +236,8 @@ class SiteConfig(BaseModel):
     """Verifier keys of other sites' logs and of the server's, by name."""
     isolation: Literal["kernel", "none"] = "kernel"
     """Whether rows are read only by a process from which the kernel keeps the network: see `medfedvqa.vault`."""
+    jobs: int = Field(4, ge=1)
+    """The most jobs that work at once: by default as many as FLARE's server runs."""
     system_log: Path | None = None
     """The socket of the machine's log that receives refusals and findings."""
     backbones: dict[str, Path] = Field(default_factory=dict)

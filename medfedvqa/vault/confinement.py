@@ -86,8 +86,13 @@ def _beside(place: Path) -> Iterator[Path]:
             yield from (path for path in folder.iterdir() if path != inner and not path.is_symlink())
 
 
+def opens_network(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether this audit event is of Python code that makes a socket of a network, or looks up a name."""
+    return event in _LOOK_UPS or event == "socket.__new__" and arguments[1] != socket.AF_UNIX
+
+
 def _kind(event: str, arguments: tuple[Any, ...], log: Path | None) -> str | None:
-    if event == "socket.__new__" and arguments[1] != socket.AF_UNIX or event in _LOOK_UPS:
+    if opens_network(event, arguments):
         return "the network: folders of a network must be mounted"
     if event in _SENDING and arguments[-1] not in (None, str(log)):
         return "another process's socket"

@@ -69,6 +69,10 @@ class JobCourier:
     mail: "Callable[[str], Relay] | None" = None
     """Makes the transport to other sites for the attempt of a name, and drops what earlier attempts left."""
     isolation: str = ""
+    answered: int = 0
+    """Bytes of the answers that came from the vault: the values of their arrays, and audit bytes."""
+    mailed: int = 0
+    """Bytes of sealed mail for other sites that came from it."""
     _wire: Wire | None = None
     _attempt: "tuple[str, Relay] | None" = None
 
@@ -80,6 +84,7 @@ class JobCourier:
                 wire.send(kind, arrays, data, **fields)
                 while (frame := wire.receive("answer", "refused", "mail", "wait")).kind not in ("answer", "refused"):
                     self._carry(wire, frame)
+                self.answered += sum(array.nbytes for array in frame.arrays.values()) + len(frame.data)
                 return frame
             except (EOFError, ConnectionError):
                 self._drop()
@@ -103,6 +108,7 @@ class JobCourier:
             self._attempt = name, self.mail(name)
         relay = self._attempt[1]
         if frame.kind == "mail":
+            self.mailed += len(frame.data)
             relay.send(site, frame.data)
             return
         try:

@@ -7,13 +7,14 @@ import logging
 import os
 import re
 import secrets
+import select
 import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from audits import (
     AuditError,
@@ -30,7 +31,8 @@ from audits import (
 )
 from audits.announcements import announce_to
 from audits.byte_ledger import VAULT, ResultCount, WireWindow
-from audits.log_files import running_jobs
+from audits.log_files import RUNNING, running_jobs
+from medfedvqa.atomic_files import hold
 from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, MedfedvqaError
 from medfedvqa.federation.admission import Signature, admission_lock
@@ -50,6 +52,9 @@ from medfedvqa.vault.confinement import confine
 from medfedvqa.vault.frames import Frame, FrameRefused, Wire
 from medfedvqa.vault.place import JOB_FILE, VaultPlace
 from medfedvqa.version import code_digest
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.aggregation_attempt import Relays
 
 _SILENCE = 20.0
 """Seconds after which a connection ends that has not said what it is for: the vault serves a bounded number at once."""
@@ -141,7 +146,9 @@ class Vault:
             return
         with working_on(config.audit, job_id):
             sent = SentBytes(partial(self._log_bytes, config, job_id))
-            tasks = JobTasks(lambda: self._runtime(config, job_id, files, _Mail(wire, sent)), sent)
+            turn = cache(partial(self._wait_for_turn, config, job_id, wire))  # the process keeps it until its end
+            mail = partial(_AttemptMail, wire, sent)
+            tasks = JobTasks(lambda: self._runtime(config, job_id, files, mail, turn), sent)
             try:
                 tasks.serve(wire)
             finally:
@@ -149,8 +156,24 @@ class Vault:
             tasks.close()
             wire.send("done")
 
+    def _wait_for_turn(self, config: SiteConfig, job_id: str, wire: Wire) -> int:
+        """The lock by which this process is one of the `jobs` of `site.yml`; the kernel frees it when it ends."""
+        gone, waits = select.poll(), False
+        gone.register(wire.connection, 0)  # which reports only that the courier hangs up
+        while not gone.poll(500 * waits):  # milliseconds
+            for number in range(config.jobs):
+                if (lock := hold(self.place.folder / f"job-{number}.lock")) is not None:
+                    if waits:
+                        _logger.warning("job %s has its turn", job_id)
+                    return lock
+            if not waits:
+                _logger.warning("job %s waits: no more than %d work at once (`jobs` in site.yml)", job_id, config.jobs)
+            waits = True
+        (config.audit / RUNNING / job_id).unlink(missing_ok=True)  # as `working_on` does
+        os._exit(os.EX_TEMPFAIL)
+
     def _runtime(
-        self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "_Mail"
+        self, config: SiteConfig, job_id: str, files: dict[str, bytes], mail: "Relays", turn: Callable[[], int]
     ) -> SiteRuntime | StatusRuntime:
         """The runtime that answers the job's tasks. Raises `JobRefused`, once logged, for an invalid job."""
         signature, root = None, self.place.root
@@ -158,6 +181,8 @@ class Vault:
             if root is not None:
                 signature = Signature(submitter(files, root), federation_of(root))
             job = _job_in(files, signed=root is not None)
+            if job != STATUS_JOB:
+                turn()
             if self.isolation is Isolation.NONE and config.isolation != "none":
                 raise JobRefused(Refusal.ISOLATION)
             if self.isolation is not Isolation.NONE:
@@ -174,7 +199,7 @@ class Vault:
             raise self._logged(config, job_id, Refusal.SCHEMA) from None
         except JobRefused as error:
             raise self._logged(config, job_id, error.code) from None
-        relays = mail.attempt if spec.secagg else None
+        relays = mail if spec.secagg else None
         return SiteRuntime(config, spec, job_id, relays=relays, signature=signature, isolation=self.isolation)
 
     def _confine(self, config: SiteConfig, job_id: str, private: bool) -> None:
@@ -310,24 +335,14 @@ class SentBytes:
             self._answers, self.mailed, self._entries = [], 0, self._entries + 1
 
 
-class _Mail:
-    """Sealed mail to other sites, which the courier carries: whoever reads it sees sealed bytes."""
-
-    def __init__(self, wire: Wire, sent: SentBytes) -> None:
-        self._wire, self._sent = wire, sent
-
-    def attempt(self, name: str) -> "_AttemptMail":
-        """See `aggregation_attempt.Relays`: the courier drops the mail of other attempts at the first frame of one."""
-        return _AttemptMail(self._wire, name, self._sent)
-
-
 @dataclass(frozen=True)
 class _AttemptMail:
-    """See `privacy.secagg.Relay`. If the courier is gone, the process ends within the attempt, as if it was killed."""
+    """Sealed mail to other sites (`privacy.secagg.Relay`): the courier, which carries it, sees sealed bytes, and drops
+    that of other attempts at the first frame of one. If it is gone, the process ends, as if it was killed."""
 
     wire: Wire
-    name: str
     sent: SentBytes
+    name: str
 
     def send(self, to: str, message: bytes) -> None:
         """Send a message; returns before it is delivered."""

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, sam
 from audits import Event, Isolation, Outcome, Refusal, read
 from audits.log_files import RUNNING
 from medfedvqa.errors import FederationError
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.job import STATUS_JOB, JobSpec
 from medfedvqa.federation.live_processes import working_on
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.vault.courier import JobCourier, reach
@@ -113,7 +115,12 @@ def test_vaults_give_the_bits_of_the_engine_in_process(tmp_path: Path, files: di
         entries = log_of(tmp_path / "vaults", site)
         assert (entries[0].event, entries[0].isolation, entries[-1].event) == (Event.OPEN, "namespace", Event.CLOSE)
         left = [e.nbytes for e in entries if (e.event, e.outcome, e.peer) == (Event.RELEASE, Outcome.SENT, "server")]
-        assert engine.answered[site] == sum(left) > 0 < engine.audit_bytes[site]
+        assert engine.answered[site] == sum(left) > 0
+        windows = [entry.wire for entry in entries if entry.wire]
+        counted = sum(result["nbytes"] + result["beside"] for window in windows for result in window["results"])
+        courier, mailed = engine.couriers[site], sum(window["mailed"] for window in windows)
+        assert (courier.answered, courier.mailed) == (counted, mailed) and counted > sum(left)
+        assert (mailed > 0) is job.secagg
 
 
 @pytest.mark.slow
@@ -301,6 +308,64 @@ def test_a_second_vault_and_strangers_are_turned_away_and_another_code_replaces_
     finally:
         for process in processes(place):
             process.kill()
+
+
+@pytest.mark.slow
+def test_a_job_waits_until_as_many_as_the_site_allows_have_ended(tmp_path: Path, files: dict[str, Path]) -> None:
+    """`jobs: 1`: a second job's first task is answered, with the same bits, once the first job has ended or its
+    process was killed; a job that goes on after that waits as well. `vault.log` says so. The status job has no turn to
+    wait for, and a job whose courier leaves before its turn ends."""
+    place = place_of(sites_of(tmp_path, job_of(), files, jobs=1)["chest"])
+    text = place.config.read_text().replace("methods: [prompt_pfl]", "methods: [prompt_pfl, site_status]")
+    place.config.write_text(text)
+    job, status = (json.dumps(each).encode() for each in (job_of().to_dict(), STATUS_JOB))
+    couriers = {name: JobCourier(place, name, {JOB_FILE: job}) for name in ("one", "two", "three")}
+
+    def start(name: str) -> list[bytes]:
+        arrays = couriers[name].ask("task", task="start", round=1).arrays
+        return [array.tobytes() for _, array in sorted(arrays.items()) if array.size > 1]
+
+    def said(words: str, times: int = 1) -> None:
+        end = time.monotonic() + 120
+        while (place.folder / "vault.log").read_text().count(words) < times:
+            assert time.monotonic() < end, words
+            time.sleep(0.1)
+
+    with ThreadPoolExecutor() as pool:
+        try:
+            first = start("one")
+            (working,) = processes(place)[1:]
+            second = pool.submit(start, "two")
+            said("job two waits: no more than 1 work at once")
+            asked = JobCourier(place, "status", {JOB_FILE: status})
+            assert pool.submit(asked.ask, "task", task="status", round=1).result(120).kind == "answer"
+            asked.close()
+            assert not second.done()
+            working.kill()
+            assert second.result(120) == first and len(first) > 1
+            others = {name: pool.submit(start, name) for name in ("one", "three")}
+            left = Wire(place.connect())
+            left.send("job", {JOB_FILE: np.frombuffer(job, np.uint8)}, id="left", code=code_digest())
+            left.send("task", task="start", round=1)
+            for name in ("one", "three", "left"):
+                said(f"job {name} waits")
+            left.close()
+            couriers["two"].close()
+            while others:
+                done, _ = wait(others.values(), 120, FIRST_COMPLETED)
+                (name,) = [name for name, future in others.items() if future in done]
+                assert others.pop(name).result() == first
+                couriers[name].close()
+            said("has its turn", 3)
+            assert psutil.wait_procs(processes(place)[1:], 60)[1] == []
+            assert not [*(tmp_path / "sites" / "chest" / "audit" / RUNNING).iterdir()]
+            assert {entry.job for entry in log_of(tmp_path, "chest")} == {"one", "two", "three", "status"}
+        finally:  # a thread that still waits gets its turn from another vault
+            place.config.write_text(f"{text}jobs: 9\n")
+            for process in processes(place):
+                process.kill()
+    for process in processes(place):
+        process.kill()
 
 
 def test_a_vault_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ class VaultEngine:
             site: JobCourier(place, JOB, files, lambda attempt, site=site: relays[attempt].of(site))
             for site, place in self.places.items()
         }
-        self.answered, self.audit_bytes = dict.fromkeys(paths, 0), dict.fromkeys(paths, 0)
-        """By site, the bytes that came from its vault: values of arrays, and audit bytes."""
+        self.answered = dict.fromkeys(paths, 0)
+        """By site, the bytes of values that came from its vault."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +74,6 @@ class VaultEngine:
                 return None
             call.answered(site)
             self.answered[site] += sum(array.nbytes for array in frame.arrays.values())
-            self.audit_bytes[site] += len(frame.data)
             return site, Reply(dict(frame.arrays), 0.0, frame.data)
 
         with ThreadPoolExecutor(len(call.messages)) as pool:

@@ -6,6 +6,7 @@ A check is a list of conditions, each with a problem and a remedy: see `first`. 
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from audits import AuditError
 from audits.errors import PolicyError
 from audits.policy import MOST_EPSILON, SitePolicy
 from audits.secrets import SECRET_BYTES
-from medfedvqa.data import READERS, check_reviewed, read, reader_function
+from medfedvqa.data import READERS, check_reviewed, is_built_in, read, reader_function
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
 from medfedvqa.federation.flare.doctor_checks import (
@@ -57,6 +58,7 @@ from medfedvqa.federation.flare.site_health import budget_and_jobs, clock, log_c
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.plugins import PlugInRefused, allow, installed
+from medfedvqa.vault.confinement import opens_network
 from medfedvqa.vault.isolation import REMEDY, permitted
 
 SITE, SERVER, ADMIN = "fed_client.json", "fed_server.json", "fed_admin.json"
@@ -211,16 +213,25 @@ def _data(config: SiteConfig) -> Iterator[Check]:
         yield check
         if not check.ok:
             return
+    opened: list[str] = []
+    if config.isolation == "kernel" and not is_built_in(reader):  # a hook stays until the process ends
+        sys.addaudithook(lambda event, given: opened.append(event) if opens_network(event, given) else None)
+    remedy = "mount the network's folder, and name a reader that opens its files"
+    outside = Check("data", "the reader opens a connection, which the vault refuses", remedy)
     try:
         data = read(reader, root, organ)
         if config.data.require_review and root is not None:
             check_reviewed(root)
     except (DataError, OSError, ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, DataError) else "it cannot be read"
-        yield Check("data", problem, "put right `data` in local/site.yml, or the data set in its folder")
+        remedy = "put right `data` in local/site.yml, or the data set in its folder"
+        yield outside if opened else Check("data", problem, remedy)
         return
     other = f"the data set has no such organ; it has {', '.join(data.organs)}"
     closed = any(row.closed and row.organ == organ for row in data.rows)
+    if opened:
+        yield outside
+        return
     yield first(
         "data",
         (organ not in data.organs, other, "name one of them as `organ` in local/site.yml"),

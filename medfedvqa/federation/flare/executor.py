@@ -62,6 +62,8 @@ class SiteExecutor(Executor):
                 self._mail.close()
             if self._courier is not None:
                 self._courier.close()
+                counts = f"{self._courier.answered} bytes of answers and {self._courier.mailed} of sealed mail"
+                self.log_info(fl_ctx, f"passed on from the vault: {counts}")
 
     def _new_courier(self, fl_ctx: FLContext) -> JobCourier:
         job_id, mail = fl_ctx.get_job_id(), self._mail
