@@ -21,13 +21,10 @@ from audits.checkpoint import (
 )
 from audits.entry import Event, LogLine, Outcome
 from audits.errors import LogError, NoteError
-from audits.log_files import segments
+from audits.log_files import RECEIPTS, segments
 from audits.signed_note import Note, VerifierKey
 from audits.verifier import Walk
 from audits.witness import EVIDENCE, KEYS, WITNESSED, read_keys
-
-RECEIPTS = "receipts"
-"""The folder, in a run's output, of the server's log of messages that it received."""
 
 
 @dataclass

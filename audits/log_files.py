@@ -141,6 +141,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+RECEIPTS = "receipts"
+"""The folder, in a run's output, of the server's log of messages that it received."""
 RUNNING = "running"
 """The folder of the jobs' lock files, next to the log."""
 _MOST = 10_000  # files that are looked at

@@ -25,7 +25,7 @@ from audits import (
     Witness,
     origin_of,
 )
-from audits.external_evidence import RECEIPTS
+from audits.log_files import RECEIPTS
 from medfedvqa.federation.checkpoint_exchange import WITNESSES, Down, Proofs, Relayed, Up
 
 SERVER_KEYS = "notary"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from audits import JobRefused, Kind, Refusal, SitePolicy, read, verify
 from audits.errors import PolicyError
-from audits.external_evidence import RECEIPTS
+from audits.log_files import RECEIPTS
 from medfedvqa.cli import app
 from medfedvqa.core import EVALUATE, withheld
 from medfedvqa.data import Examples, Part, SiteData, load_site
