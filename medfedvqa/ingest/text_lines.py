@@ -12,7 +12,7 @@ Array = np.ndarray
 Box = tuple[int, int, int, int]
 Detector = Callable[[Array], list[Array]]
 """Detects lines in a picture, uint8 [height, width]: the corners of each, float32 [4, 2]."""
-AROUND = 36
+AROUND = 48
 """Pixels around marked cells, at the scale of the search, that the detector sees with them."""
 CUT = 0.7
 """Marked cells are searched in two rectangles instead of one if that leaves at most this share of the area."""
