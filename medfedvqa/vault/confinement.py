@@ -38,6 +38,8 @@ def confine(
     if _noticed:
         return
     _noticed.add("confined")
+    with suppress(ImportError):  # which networks of MONAI import later: it makes a socket to see whether there is IPv6
+        import urllib3.util.connection  # noqa: F401
     shared = Path("/dev"), Path(os.environ.get("TMPDIR") or "/tmp")
     installed = Path(sys.prefix), Path(os.path.expanduser("~/.cache"))  # either may lie in the kit
     opened = [path.resolve() for path in (*shared, *read, *installed)]

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +80,19 @@ def test_a_confined_process_has_what_a_job_needs_and_reports_what_it_tries_beyon
     assert reported == REPORTED
     beyond = [] if how == "landlock" else [*BEYOND]
     assert {*succeeded} == {*NEEDED, *beyond}
+
+
+LIBRARY = """
+import json, sys
+from medfedvqa.vault import confinement
+reported = []
+confinement.confine(None, [], [], reported.append, None)
+from monai.networks.nets import DenseNet121
+json.dump(reported, sys.stdout)
+"""
+
+
+def test_a_network_of_monai_is_no_attempt() -> None:
+    """A library that it imports makes a socket to see whether there is IPv6: no site's log has a finding of it."""
+    result = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, check=True, text=True, timeout=240)
+    assert json.loads(result.stdout) == []
