@@ -91,10 +91,10 @@ def test_no_identifier_can_be_read_in_the_pixels(film: Path, result: Dataset) ->
 
 
 def test_little_of_the_picture_is_blanked(film: Path, result: Dataset) -> None:
-    """The text stands in the corners, and a mark at the right edge; the lungs stay as they are."""
+    """The text stands in the corners; the lungs stay as they are."""
     plain = cv2.resize(render(pydicom.dcmread(film), Options()).grey, (384, 316), interpolation=cv2.INTER_AREA)
     changed = plain != result.pixel_array
-    assert changed.mean() < 0.06 and not changed[50:, :370].any()
+    assert changed.mean() < 0.06 and not changed[50:].any()
 
 
 def test_codes_say_what_was_done(result: Dataset) -> None:

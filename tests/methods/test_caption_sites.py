@@ -101,7 +101,7 @@ def test_recall_rises_far_above_chance_while_other_sites_answer(
     before = found(method, ward, method.setup(ward))
     received = next(down for task, _, who, down in job.received if (task, who) == ("evaluate", "ward"))
     right = method.answered(ward, job.states["ward"], received, ward.data.test)
-    assert before <= 3 and int(right.sum()) == counts["ward"]["correct"] >= 5
+    assert before <= 3 and int(right.sum()) == counts["ward"]["correct"] >= (6 if name == "creamfl" else 5)
     assert counts["ward"]["correct"] <= counts["ward"]["first_five"] <= counts["ward"]["rows"] == 8
     assert counts["ward"]["majority_correct"] == counts["ward"]["prior_correct"] == 1
     assert counts["here"]["prior_correct"] > 1

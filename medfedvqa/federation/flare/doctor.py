@@ -216,22 +216,21 @@ def _data(config: SiteConfig) -> Iterator[Check]:
     opened: list[str] = []
     if config.isolation == "kernel" and not is_built_in(reader):  # a hook stays until the process ends
         sys.addaudithook(lambda event, given: opened.append(event) if opens_network(event, given) else None)
-    remedy = "mount the network's folder, and name a reader that opens its files"
-    outside = Check("data", "the reader opens a connection, which the vault refuses", remedy)
+    problem, remedy = "", "put right `data` in local/site.yml, or the data set in its folder"
     try:
         data = read(reader, root, organ)
         if config.data.require_review and root is not None:
             check_reviewed(root)
     except (DataError, OSError, ValueError, RecursionError) as error:
         problem = str(error) if isinstance(error, DataError) else "it cannot be read"
-        remedy = "put right `data` in local/site.yml, or the data set in its folder"
-        yield outside if opened else Check("data", problem, remedy)
+    if opened:
+        problem = "the reader opens a connection, which the vault refuses"
+        remedy = "mount the network's folder, and name a reader that opens its files"
+    if problem:
+        yield Check("data", problem, remedy)
         return
     other = f"the data set has no such organ; it has {', '.join(data.organs)}"
     closed = any(row.closed and row.organ == organ for row in data.rows)
-    if opened:
-        yield outside
-        return
     yield first(
         "data",
         (organ not in data.organs, other, "name one of them as `organ` in local/site.yml"),
