@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -70,7 +71,8 @@ class TappedFederation(Phantoms):
 
     def forget(self) -> None:
         """Drop what was recorded so far."""
-        for kind in (FRAMES, vault_tap.SECRETS):
-            for path in self.taps.glob(f"{kind}.*"):
-                path.unlink()
+        for path in self.taps.glob(f"{FRAMES}.*"):
+            path.unlink()
+        for path in self.taps.glob(f"{vault_tap.SECRETS}.*"):
+            os.truncate(path, 0)  # vaults hold them open
         (self.taps / DONE).unlink(missing_ok=True)

@@ -5,8 +5,8 @@ A vault keeps neither components nor most of its environment, so that Python its
 
 import hashlib
 import json
+import os
 from collections.abc import MutableMapping
-from os import pathsep
 from pathlib import Path
 
 MESSAGE_TIMEOUT = 10.0  # seconds; the sites' own would make tests slow
@@ -31,9 +31,9 @@ def install(taps: Path, environment: MutableMapping[str, str]) -> None:
     folder = taps / "customize"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(_CUSTOMIZE.format(folder=str(taps)))
-    places = environment.get("PYTHONPATH", "").split(pathsep)
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
     if str(folder) not in places:
-        environment["PYTHONPATH"] = pathsep.join([str(folder), *filter(None, places)])
+        environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, places)])
 
 
 def record_secrets(folder: str) -> None:
@@ -44,12 +44,13 @@ def record_secrets(folder: str) -> None:
     assert aggregation_attempt.MESSAGE_TIMEOUT > MESSAGE_TIMEOUT
     aggregation_attempt.MESSAGE_TIMEOUT = MESSAGE_TIMEOUT
     seal = Session.seal
+    # Opened here: the process of a job, which is forked later, may not open files outside of the site's folders.
+    file = (Path(folder) / f"{SECRETS}.{os.getpid()}").open("ab", buffering=0)
 
     def recorded(session: Session, message: bytes) -> bytes:
         sealed = seal(session, message)
-        with (Path(folder) / f"{SECRETS}.{session.me}").open("a") as file:
-            digest = hashlib.sha256(sealed).hexdigest()
-            file.write(json.dumps([session.me, session.peer, bytes(message).hex(), digest]) + "\n")
+        digest = hashlib.sha256(sealed).hexdigest()
+        file.write(json.dumps([session.me, session.peer, bytes(message).hex(), digest]).encode() + b"\n")
         return sealed
 
     Session.seal = recorded  # type: ignore[method-assign]
