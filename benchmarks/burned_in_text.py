@@ -437,7 +437,8 @@ def main() -> None:
     for title, paths in sets.items():
         order = np.random.default_rng(arguments.seed).permutation(len(paths))[: arguments.images].tolist()
         work = functools.partial(one_picture, paths=paths, show=arguments.show)
-        print_anatomy(title, list(run(work, order, kind=title)))
+        if order:
+            print_anatomy(title, list(run(work, order, kind=title)))
     films = range(-(-arguments.texts // USUAL_LINES))
     work = functools.partial(one_film, paths=[path for paths in sets.values() for path in paths], seed=arguments.seed)
     print_identifiers(list(run(work, films, kind=f"films of seed {arguments.seed}")))

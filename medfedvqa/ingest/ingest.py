@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import stat
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -56,9 +57,12 @@ from medfedvqa.ingest.table_finds import TableOptions
 from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
+FINDER = (
+    ("rapidocr-onnxruntime", "opencv-python") if sys.version_info < (3, 13) else ("rapidocr", "opencv-python-headless")
+)
 TOOLS = (
-    "pydicom", "numpy", "dicom-anonymizer", "rapidocr-onnxruntime", "onnxruntime", "opencv-python", "pylibjpeg",
-    "pylibjpeg-openjpeg", "pylibjpeg-rle", "python-gdcm", "pillow",
+    "pydicom", "numpy", "dicom-anonymizer", *FINDER, "onnxruntime", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
+    "python-gdcm", "pillow",
 )  # fmt: skip
 Decisions = list[dict[str, Any]]
 """What persons decided about the finds in a picture."""
@@ -154,9 +158,7 @@ def tool_versions() -> dict[str, str]:
     try:
         tools = {name: version(name) for name in TOOLS}
     except PackageNotFoundError:
-        raise ConfigError(
-            "ingestion needs more packages: pip install 'medfedvqa[ingest]', under Python 3.11 or 3.12"
-        ) from None
+        raise ConfigError("ingestion needs more packages: pip install 'medfedvqa[ingest]'") from None
     return {"python": platform.python_version(), "medfedvqa": code_version(), **tools}
 
 

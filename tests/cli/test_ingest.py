@@ -48,7 +48,7 @@ def hospital(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_store_is_made_and_a_method_trains_on_it(medfedvqa, hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From DICOM to results and a report that says how it was de-identified; nothing names a file or a patient."""
-    pytest.importorskip("rapidocr_onnxruntime")
+    pytest.importorskip("dicomanonymizer")
     monkeypatch.chdir(hospital)
     done = medfedvqa("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_store_is_not_taken_for_one(medfedvqa, hospital: Pat
 @pytest.mark.slow
 def test_a_person_blanks_more_by_command_and_accepts_all(medfedvqa, hospital: Path, monkeypatch) -> None:
     """From the sheet's ids to a store whose pictures are all reviewed; what is mistyped ends with one sentence."""
-    pytest.importorskip("rapidocr_onnxruntime")
+    pytest.importorskip("dicomanonymizer")
     monkeypatch.chdir(hospital)
     command = ("ingest", "in", "--questions", "questions.csv", "--out", "mine", *LIMITS)
     Path("masks.script").write_text("{ Rows.equals(SECRET) } (0, 0, 9, 9)")

@@ -99,7 +99,7 @@ def test_what_questions_name_is_fetched_from_an_archive_and_ingested(archive: st
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *files.values()))
     assert all((dcmread(files[f"{d.SOPInstanceUID}.dcm"]).pixel_array == d.pixel_array).all() for d in images[:2])
     assert "2 in the folder before" in run()
-    pytest.importorskip("rapidocr_onnxruntime")
+    pytest.importorskip("dicomanonymizer")
     limits = ("--side", "64", "--memory", "2048", "--workers", "1")
     places = [str(folder), "--questions", str(questions), "--out", str(tmp_path / "store"), *limits, "--json"]
     done = subprocess.run(

@@ -56,8 +56,7 @@ def identifying(original: Dataset) -> set[str]:
 
 def read_out(grey: np.ndarray) -> str:
     """All that an OCR reads, as it is, enlarged, and turned."""
-    from rapidocr_onnxruntime import RapidOCR
-
+    RapidOCR = pytest.importorskip("rapidocr_onnxruntime").RapidOCR  # its defaults, for Python below 3.13
     reader, words = RapidOCR(intra_op_num_threads=1, inter_op_num_threads=1, det_limit_side_len=32), []
     large = cv2.resize(grey, None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
     for picture in (grey, large, np.rot90(large)):
