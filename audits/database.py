@@ -19,7 +19,7 @@ BUSY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Layout:
+class Tables:
     """The tables of one kind of file, and what its errors say."""
 
     name: str
@@ -65,7 +65,7 @@ class Database:
     Every method raises the layout's error if the file cannot be used.
     """
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: Tables) -> None:
         self._path, self._layout = path, layout
         with self._layout.errors("opened"):
             if not path.exists():

@@ -81,7 +81,7 @@ CENTRAL_LETTERS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     """A line to draw."""
 
     text: str
@@ -98,7 +98,7 @@ class Line:
     turn: int
 
     @classmethod
-    def drawn_by(cls, index: int, generator: np.random.Generator) -> tuple["Line", Dataset]:
+    def drawn_by(cls, index: int, generator: np.random.Generator) -> tuple["DrawnLine", Dataset]:
         """The line of this number, and its patient's header. All pairs of height and contrast take turns."""
         language = str(generator.choice(list(NAMES)))
         last, first = str(generator.choice(NAMES[language])).split("^")
@@ -131,20 +131,20 @@ def _patient(last: str, first: str, generator: np.random.Generator) -> tuple[Dat
     }  # fmt: skip
 
 
-def letters(line: Line) -> Array:
+def letters(line: DrawnLine) -> Array:
     """The coverage of a line's pixels, float32 [height, width] in 0..1, turned."""
     mask = _strokes(line) if line.font == STROKES else _outlines(line)
     return np.asarray(Image.fromarray(mask).rotate(line.turn, Image.Resampling.BICUBIC, True), np.float32) / 255
 
 
-def _strokes(line: Line) -> Array:
+def _strokes(line: DrawnLine) -> Array:
     scale, thickness = line.height / 21, max(1, round(line.height / 10))
     (width, height), below = cv2.getTextSize(line.text, cv2.FONT_HERSHEY_SIMPLEX, scale, thickness)
     mask = np.zeros((height + below + 6, width + 6), np.uint8)
     return cv2.putText(mask, line.text, (3, height + 3), cv2.FONT_HERSHEY_SIMPLEX, scale, 255, thickness, cv2.LINE_AA)
 
 
-def _outlines(line: Line) -> Array:
+def _outlines(line: DrawnLine) -> Array:
     path = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{line.font}.ttf")
     capital = -ImageFont.truetype(path, 200).getbbox("H", anchor="ls")[1]
     typeface = ImageFont.truetype(path, 200 * line.height / capital)
@@ -163,7 +163,7 @@ def film(path: Path, generator: np.random.Generator, sizes: tuple[int, ...] = SI
     return np.clip(grey + grain, 0, 255).astype(np.uint8)
 
 
-def place_of(line: Line, cover: Array, taken: Array, generator: np.random.Generator) -> tuple[slice, slice] | None:
+def place_of(line: DrawnLine, cover: Array, taken: Array, generator: np.random.Generator) -> tuple[slice, slice] | None:
     """A free place: in a corner's ninth of the film, or anywhere else; None if there is none."""
     (height, width), (rows, columns) = cover.shape, taken.shape
     for _ in range(50):
@@ -183,7 +183,9 @@ def place_of(line: Line, cover: Array, taken: Array, generator: np.random.Genera
     return None
 
 
-def draw(picture: Array, line: Line, cover: Array, where: tuple[slice, slice], generator: np.random.Generator) -> float:
+def draw(
+    picture: Array, line: DrawnLine, cover: Array, where: tuple[slice, slice], generator: np.random.Generator
+) -> float:
     """Draws the line and its plate into the picture; returns the contrast that the grey levels left room for."""
     bright = bool(generator.integers(2))
     if line.plate:
@@ -212,7 +214,7 @@ def outcome(cleaned: CleanPicture, mask: Array) -> str:
     return "flagged" if shares[Decision.FLAGGED] >= 0.1 and sum(shares.values()) >= 0.5 else "left"
 
 
-Drawn = tuple[Line, float, Array]
+Drawn = tuple[DrawnLine, float, Array]
 """A line, the contrast that it reached, and its pixels in the film, bool."""
 
 
@@ -225,7 +227,7 @@ def drawn_film(
     picture, taken, lines, forms = plain.copy(), np.zeros(plain.shape, bool), list[Drawn](), set[str]()
     first = number * MOST_LINES
     for index in range(first, first + (count or max(picture.shape) // SPACING)):
-        line, header = Line.drawn_by(index, generator)
+        line, header = DrawnLine.drawn_by(index, generator)
         cover = letters(line)
         where = place_of(line, cover, taken, generator)
         if where is None:

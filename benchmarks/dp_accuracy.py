@@ -58,7 +58,7 @@ Figures = dict[tuple[str, float | None], dict[str, tuple[float, float, float]]]
 
 
 @dataclass
-class Federation:
+class PrivateFederation:
     """The sites of one seed, in this process."""
 
     sites: dict[str, Site]
@@ -67,7 +67,7 @@ class Federation:
     """The last message to each site."""
 
     @classmethod
-    def of(cls, data: str, root: Path | None, seed: int, backbone: Backbone) -> "Federation":
+    def of(cls, data: str, root: Path | None, seed: int, backbone: Backbone) -> "PrivateFederation":
         """The sites of a data set, each with the rows of its organ."""
         split = Split("official", seed)
         names = organs(data, root)
@@ -111,7 +111,7 @@ def answers_of(folder: Path, data: str, root: Path | None, seed: int) -> dict[st
         if record["options"] == OPTIONS:
             by_epsilon: dict[str, Answers] = record["answers"]
             return by_epsilon
-    federation = Federation.of(data, root, seed, load_backbone(bundled_for(data)))
+    federation = PrivateFederation.of(data, root, seed, load_backbone(bundled_for(data)))
     by_epsilon, alone = {}, {}
     for epsilon in reversed(EPSILONS):
         method = method_of(epsilon)

@@ -77,7 +77,7 @@ FASTER = {SITE_PATIENCE: "60"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class Kill:
     """What became of one kill."""
 
     mode: str
@@ -131,7 +131,7 @@ class Killing:
         self._models = self._kept(job_id)
         return seconds
 
-    def trial(self, party: str, site: str, moment: float) -> Trial | None:
+    def trial(self, party: str, site: str, moment: float) -> Kill | None:
         """Kill the party at the moment, or as soon as it has a process after it; None if the job was over before."""
         name, is_own = SERVER if party.startswith("server") else site, party in ("site", "server")
         began = time.monotonic()
@@ -152,7 +152,7 @@ class Killing:
         seconds = time.monotonic() - began
         if not status.startswith("FINISHED"):
             faults = (f"the job has not ended after {PATIENCE:.0f} seconds",)
-            return Trial(self.mode, party, name, round(killed, 1), round(seconds, 1), status, 0, faults)
+            return Kill(self.mode, party, name, round(killed, 1), round(seconds, 1), status, 0, faults)
         results = json.loads((self._federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
         plain = self.mode.startswith("shares") and any(end in str(results["notes"]) for end in PLAIN_ENDS)
         ends = {"FINISHED:COMPLETED": "results"} if results["status"] == "finished" else {}
@@ -165,7 +165,7 @@ class Killing:
         if end == "results" and not missed and not redrawn and model not in ("the same bits", "alike"):
             faults_found.append(f"nobody missed a round, and the sites' models are {model}")
         times, codes = (round(killed, 1), round(seconds, 1)), tuple(sorted(self._codes(job_id)))
-        return Trial(self.mode, party, name, *times, end, missed, tuple(faults_found), model, codes)
+        return Kill(self.mode, party, name, *times, end, missed, tuple(faults_found), model, codes)
 
     def _configs(self) -> dict[str, SiteConfig]:
         paths = {name: self._federation.kits / name / "local" / "site.yml" for name in self._launch.sites}
@@ -279,7 +279,7 @@ def _closed(entries: list[Entry]) -> bool:
 
 def run(
     mode: str, parties: Sequence[str], trials: int, rounds: int, rng: random.Random, over: Callable[[], bool]
-) -> Iterator[Trial]:
+) -> Iterator[Kill]:
     """Trials of one mode. A federation in which a site fell out of a sum is left: its sites refuse the next one."""
     left, absent = trials, Counter[str]()
     while left and not over():

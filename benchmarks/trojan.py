@@ -117,7 +117,7 @@ def attacked(data: SiteData, patch: torch.Tensor, share: float, seed: int) -> Si
     return replace(data, train=train, validate=targets, pictures=with_patch(data.pictures, patch))
 
 
-class Federation:
+class AttackedFederation:
     """A hub over sites in this process, which are tested twice: on their test rows, and on the triggered ones."""
 
     def __init__(self, method: Method[Any], sites: Mapping[str, Site], seed: int) -> None:
@@ -165,7 +165,7 @@ def trained(name: str, trigger: str, share: float, seed: int) -> dict[str, Any]:
     for organ, data in clean_data.items():
         poisoned = attacked(data, patch, share if organ == attacker else 0.0, seed)
         sites[organ] = Site(organ, poisoned, backbone, "cpu", seed)
-    federation = Federation(method, sites, seed)
+    federation = AttackedFederation(method, sites, seed)
     clean = method.serve(federation)
 
     def shares(counted: Mapping[str, Tensors]) -> dict[str, float]:

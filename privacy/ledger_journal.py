@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from audits import canonical
 from audits.bounded_files import read_bounded
-from audits.database import Database, Layout
+from audits.database import Database, Tables
 from audits.secrets import place_new
 from privacy.errors import PrivacyError
 
@@ -123,7 +123,7 @@ def _from_0_2_0(connection: sqlite3.Connection) -> None:
 
 
 _REMEDY = "stop training on this site and restore the ledger from its latest export"
-LAYOUT = Layout(
+LAYOUT = Tables(
     name="the budget ledger",
     until="nothing may be trained until it can",
     remedy=_REMEDY,

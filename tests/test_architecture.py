@@ -158,3 +158,10 @@ def test_no_file_is_longer_than_600_lines_and_no_class_than_300() -> None:
         classes = (node for node in nodes(path) if isinstance(node, ast.ClassDef))
         long = {node.name for node in classes if (node.end_lineno or 0) - node.lineno >= 300}
         assert not long - LONGER, (path, long)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """In the packages and in `benchmarks`: a name in an error or a search means one class."""
+    places = [*SOURCES, *sorted((ROOT / "benchmarks").glob("*.py"))]
+    names = [node.name for path in places for node in nodes(path) if isinstance(node, ast.ClassDef)]
+    assert not {name for name in names if names.count(name) > 1 and not name.startswith("_")}

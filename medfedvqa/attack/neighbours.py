@@ -77,7 +77,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Transcript:
+class TaskTranscript:
     """The recorded steps, counts and messages of a site's training tasks."""
 
     steps: tuple[Step, ...]
@@ -145,11 +145,11 @@ class Neighbours:
         self,
         method: Method[Any],
         without: str | None = None,
-        after: Transcript | None = None,
+        after: TaskTranscript | None = None,
         randomness: Randomness | None = None,
         share_of_noise: float = 1.0,
         watched: Collection[str] = (),
-    ) -> Transcript:
+    ) -> TaskTranscript:
         """Runs the method's training tasks at the site. Each step continues from the release in `after`, if given.
 
         `randomness`: the mechanism's, the same in every run if None. `share_of_noise`: the share of it that is added,
@@ -168,7 +168,7 @@ class Neighbours:
         return recording.transcript
 
     def moves(
-        self, method: Method[Any], reference: Transcript, without: str, other: Transcript | None = None
+        self, method: Method[Any], reference: TaskTranscript, without: str, other: TaskTranscript | None = None
     ) -> list[Move]:
         """This patient's changes in each step, against the run with everybody. `other`: the run without the patient."""
         assert method.dp is not None
@@ -227,7 +227,7 @@ def _copies(values: Iterator[torch.Tensor] | Collection[torch.Tensor]) -> Values
 class Recording:
     """The private steps and counts of one run, taken while `taken` is open."""
 
-    def __init__(self, after: Transcript | None, share_of_noise: float, watched: Collection[str]) -> None:
+    def __init__(self, after: TaskTranscript | None, share_of_noise: float, watched: Collection[str]) -> None:
         """See `Neighbours.run`."""
         self.received, self.sent = list[Tensors](), list[Tensors]()
         self._after, self._share, self._watched = after, share_of_noise, watched
@@ -235,9 +235,9 @@ class Recording:
         self._passed, self._own = 0, dict[str, Values]()
 
     @property
-    def transcript(self) -> Transcript:
+    def transcript(self) -> TaskTranscript:
         """What has been recorded."""
-        return Transcript(tuple(self._steps), tuple(self._counts), tuple(self.received), tuple(self.sent))
+        return TaskTranscript(tuple(self._steps), tuple(self._counts), tuple(self.received), tuple(self.sent))
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -148,7 +148,7 @@ Labels = Mapping[str, Mapping[int, str | int]]
 
 
 @dataclass(frozen=True)
-class Group:
+class PatientGroup:
     """Patients with a common characteristic."""
 
     by: str
@@ -158,15 +158,15 @@ class Group:
     """Their numbers."""
 
 
-def groups_of(labels: Labels) -> list[Group]:
+def groups_of(labels: Labels) -> list[PatientGroup]:
     """The groups by each characteristic. Small groups are joined: neighbouring ages, otherwise the smallest ones."""
-    groups: list[Group] = []
+    groups: list[PatientGroup] = []
     for by, label_of in labels.items():
         parts = _joined(Counter(label_of.values()))
         if len(parts) > 1 or by == WHOLE:
             names = _ages(parts) if by == AGE else [str(part[0]) if len(part) == 1 else "others" for part in parts]
             members = [frozenset(patient for patient, label in label_of.items() if label in part) for part in parts]
-            groups += [Group(by, name, patients) for name, patients in zip(names, members, strict=True)]
+            groups += [PatientGroup(by, name, patients) for name, patients in zip(names, members, strict=True)]
     return groups
 
 
@@ -198,7 +198,7 @@ def _ages(parts: Sequence[Sequence[int]]) -> list[str]:
 
 
 def figures_of(
-    group: Group, owners: torch.Tensor, right: torch.Tensor, without: torch.Tensor | None = None
+    group: PatientGroup, owners: torch.Tensor, right: torch.Tensor, without: torch.Tensor | None = None
 ) -> dict[str, Any]:
     """A group's accuracy, that of the same job without privacy, and the cost of privacy: the second minus the first.
 

@@ -20,7 +20,7 @@ from medfedvqa.data import is_built_in as is_built_in_reader
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation import approvals
-from medfedvqa.federation.approvals import ApprovalError, Decision
+from medfedvqa.federation.approvals import ApprovalError, JobDecision
 from medfedvqa.federation.job import ANY_DATA, LONGEST, JobSpec, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import is_bundled, outside_architecture
@@ -98,7 +98,7 @@ class Admission:
             if (self._signature is not None or permit is not None) and not history.admitted:
                 self._remember(history, permit)
 
-    def require_approval(self, used: Collection[str] = ()) -> Decision | None:
+    def require_approval(self, used: Collection[str] = ()) -> JobDecision | None:
         """Require a person's approval where the site demands it. Raises `JobRefused` without, also in later rounds.
 
         `used`: the permits of other jobs.
@@ -154,7 +154,7 @@ class Admission:
         named = {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
         return named | {"isolation": self._isolation}
 
-    def _remember(self, history: _History, permit: Decision | None) -> None:
+    def _remember(self, history: _History, permit: JobDecision | None) -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
         approved: dict[str, str] = {}

@@ -38,7 +38,7 @@ class ApprovalError(ConfigError):
     """A decision cannot be made, read or trusted."""
 
 
-class Decision(BaseModel, frozen=True, extra="forbid"):
+class JobDecision(BaseModel, frozen=True, extra="forbid"):
     """One person's decision about one job definition of one submitter."""
 
     site: SiteName
@@ -69,7 +69,7 @@ class Waiting(BaseModel, frozen=True, extra="forbid"):
 
 def decide(
     config: SiteConfig, waiting: Waiting, answer: Literal["yes", "no"], person: str, key: Path, valid: timedelta
-) -> Decision:
+) -> JobDecision:
     """Signs and stores a decision. Raises `ApprovalError` for `valid` over 366 days, or a key of no approver."""
     try:
         signer = AuditKey.at(key, person)
@@ -82,7 +82,7 @@ def decide(
     if not timedelta(0) < valid <= LONGEST:
         raise ApprovalError("an approval lasts more than 0 and at most 366 days")
     now = datetime.now(UTC)
-    decision = Decision(
+    decision = JobDecision(
         site=config.name,
         definition=waiting.definition,
         submitter=waiting.submitter,
@@ -103,7 +103,7 @@ def approvers(config: SiteConfig) -> tuple[VerifierKey, ...]:
     return tuple(map(VerifierKey.parse, config.approvers))
 
 
-def decisions(config: SiteConfig) -> list[Decision]:
+def decisions(config: SiteConfig) -> list[JobDecision]:
     """All decisions of this site's approvers, oldest first. Ignores notes that none of them signed.
 
     Raises `ApprovalError` for one that cannot be read: it may have been a no.
@@ -114,7 +114,7 @@ def decisions(config: SiteConfig) -> list[Decision]:
         keys = approvers(config)
         for text in notes:
             note = Note.parse(text)
-            decision = Decision.model_validate_json(note.text.removeprefix(_HEAD))
+            decision = JobDecision.model_validate_json(note.text.removeprefix(_HEAD))
             signed = any(key.name == decision.person and key.signed(note) for key in keys)
             if signed and decision.site == config.name and note.text.startswith(_HEAD):
                 made.append(decision)
@@ -125,14 +125,14 @@ def decisions(config: SiteConfig) -> list[Decision]:
     return sorted(made, key=lambda decision: (decision.made, decision.permit))
 
 
-def decisions_on(config: SiteConfig, definition: str, submitter: str) -> list[Decision]:
+def decisions_on(config: SiteConfig, definition: str, submitter: str) -> list[JobDecision]:
     """The decisions on one job by one submitter, oldest first. Raises `ApprovalError`."""
     return [each for each in decisions(config) if (each.definition, each.submitter) == (definition, submitter)]
 
 
 def permit(
     config: SiteConfig, definition: str, submitter: str, used: Collection[str] = (), own_permit: str = ""
-) -> tuple[Decision | None, Refusal]:
+) -> tuple[JobDecision | None, Refusal]:
     """The approval under which the job may run now, or None and the code to refuse it with.
 
     `used`: other jobs' permits. `own_permit`: the one under which this job was admitted; then no other counts.
@@ -143,7 +143,7 @@ def permit(
         return None, Refusal.APPROVAL
     if made and made[-1].answer == "no":
         return None, Refusal.DECLINED
-    standing: list[Decision] = []
+    standing: list[JobDecision] = []
     for decision in made:
         standing = [] if decision.answer == "no" else [*standing, decision]
     free = [each for each in standing if (each.permit == own_permit if own_permit else each.permit not in used)]
@@ -212,7 +212,7 @@ def _take_over(connection: Connection, path: Path, content: bytes) -> None:
     """Raises `ValueError` or `NoteError` for a file that is damaged."""
     if path.suffix == ".note":
         note = Note.parse(content.decode())
-        answer = Decision.model_validate_json(note.text.removeprefix(_HEAD)).answer
+        answer = JobDecision.model_validate_json(note.text.removeprefix(_HEAD)).answer
         connection.execute("INSERT OR IGNORE INTO decision VALUES (?, ?, ?)", (path.stem, answer, str(note)))
     else:
         _insert_waiting(connection, Waiting.model_validate_json(content))

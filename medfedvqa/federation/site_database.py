@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from audits.database import Database, Layout
+from audits.database import Database, Tables
 from medfedvqa.errors import SiteDatabaseError
 
 SITE_DATABASE = "site.db"
-LAYOUT = Layout(
+LAYOUT = Tables(
     name="the site's database",
     until="no job runs here until it can",
     remedy="stop the site, move `site.db` in its folder `state` aside, and restore the site's backup",

@@ -54,7 +54,7 @@ from medfedvqa.ingest.store import (
     write_manifest,
 )
 from medfedvqa.ingest.table_finds import TableOptions
-from medfedvqa.ingest.worker_pool import Task, WorkerProcess, handled
+from medfedvqa.ingest.worker_pool import FileTask, WorkerProcess, handled
 from medfedvqa.version import code_digest, code_version
 
 FINDER = (
@@ -299,11 +299,11 @@ def _tasks(
     names: ImageNames,
     reviews: Mapping[str, Decisions],
     keys: Pseudonyms,
-) -> list[Task]:
+) -> list[FileTask]:
     """A task for every content that has no verdict yet."""
     new = {source: paths for source, paths in survey.paths.items() if source not in journal.records}
     return [
-        Task(folder / paths[0], source, names.by_name(paths), _keyed_names(paths, keys), reviews[source])
+        FileTask(folder / paths[0], source, names.by_name(paths), _keyed_names(paths, keys), reviews[source])
         for source, paths in new.items()
     ]
 

@@ -24,7 +24,7 @@ START_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Task:
+class FileTask:
     """A file to read."""
 
     path: Path
@@ -65,7 +65,7 @@ class WorkerProcess:
         self._setup = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def handle(self, task: Task) -> Answer:
+    def handle(self, task: FileTask) -> Answer:
         """The worker's answer. A worker that is lost over the file puts it into quarantine.
 
         Raises `ConfigError` if no worker can be started.
@@ -128,14 +128,16 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
         return process.stdout.readline() if selector.select(seconds) else None
 
 
-def handled(tasks: Iterable[Task], start: Callable[[], WorkerProcess], workers: int) -> Iterator[tuple[Task, Answer]]:
+def handled(
+    tasks: Iterable[FileTask], start: Callable[[], WorkerProcess], workers: int
+) -> Iterator[tuple[FileTask, Answer]]:
     """Each task with its answer, in the order in which workers finish."""
     processes = [start() for _ in range(workers)]
     idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
     for process in processes:
         idle.put(process)
 
-    def handle(task: Task) -> tuple[Task, Answer]:
+    def handle(task: FileTask) -> tuple[FileTask, Answer]:
         process = idle.get()
         try:
             return task, process.handle(task)

@@ -70,7 +70,7 @@ class Lines:
 
 
 @dataclass
-class Part:
+class SectionLines:
     """The lines of one section."""
 
     anchor: str
@@ -79,13 +79,13 @@ class Part:
 
 
 @cache
-def parts(listing: Listing) -> tuple[Part, ...]:
+def parts(listing: Listing) -> tuple[SectionLines, ...]:
     """The sections of a list, without the first page."""
-    found: list[Part] = []
+    found: list[SectionLines] = []
     for line in filter(None, listing.lines):
         if line.startswith("# "):
             anchor, _, title = line[2:].partition(" ")
-            found.append(Part(anchor, title))
+            found.append(SectionLines(anchor, title))
         elif line.startswith(("- ", "* ", "% ", "+ ", "=", "@ ")):
             title, *options = line[2:].split(" | ")
             found[-1].blocks.append(Lines(line[0], title, options))
@@ -106,7 +106,7 @@ class _Content:
     def __init__(self, report: Any, values: Mapping[str, Any]) -> None:
         self._report, self._values = report, values
 
-    def blocks(self, part: Part) -> Iterator[Block]:
+    def blocks(self, part: SectionLines) -> Iterator[Block]:
         for lines in part.blocks:
             needed = next((option[2:] for option in lines.options if option.startswith("? ")), None)
             if needed is None or _at(self._values, needed):

@@ -18,7 +18,7 @@ from medfedvqa.cli import app
 from medfedvqa.data import CLOSED_ANSWERS, load_site
 from medfedvqa.federation import approvals
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.approvals import ApprovalError, Decision, decide, decisions, permit, waiting_jobs
+from medfedvqa.federation.approvals import ApprovalError, JobDecision, decide, decisions, permit, waiting_jobs
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_database import site_database
@@ -38,7 +38,7 @@ def guarded(sites: Sites, tmp_path: Path) -> tuple[SiteConfig, Path]:
     return sites("chest", approvers=[str(AuditKey.at(key, "ada").public)])["chest"], key
 
 
-def yes(guarded: tuple[SiteConfig, Path], valid: timedelta = WEEK, answer: Any = "yes") -> Decision:
+def yes(guarded: tuple[SiteConfig, Path], valid: timedelta = WEEK, answer: Any = "yes") -> JobDecision:
     """Ada's decision on the only job that waits."""
     config, key = guarded
     (waiting,) = waiting_jobs(config)
@@ -143,7 +143,7 @@ def forged(config: SiteConfig, job: JobSpec, key: AuditKey, **changes: Any) -> N
     """A note as `decide` writes it, by another hand."""
     now = datetime.now(UTC)
     facts = {"site": "chest", "definition": job.definition, "submitter": ACTOR, "answer": "yes", "permit": "0" * 16}
-    decision = Decision(**facts | {"person": "ada", "made": now, "until": now + WEEK} | changes)
+    decision = JobDecision(**facts | {"person": "ada", "made": now, "until": now + WEEK} | changes)
     written(config, str(key.sign(approvals._HEAD + json.dumps(decision.model_dump(mode="json")) + "\n")))
 
 

@@ -20,15 +20,15 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.refusal_reasons import Reason
-from medfedvqa.ingest.worker_pool import Task, WorkerProcess
+from medfedvqa.ingest.worker_pool import FileTask, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
 KEYS = Pseudonyms(bytes(32))
 Verdict = Callable[[bytes], str]
 
 
-def task(path: Path) -> Task:
-    return Task(path, KEYS.digest("source", sha256(path.read_bytes()).hexdigest()), True)
+def task(path: Path) -> FileTask:
+    return FileTask(path, KEYS.digest("source", sha256(path.read_bytes()).hexdigest()), True)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_file_that_is_too_large_is_not_read_whole(verdict: Verdict, tmp_path: 
     path = tmp_path / "sparse.dcm"
     with path.open("wb") as file:
         file.truncate(LIMITS.max_bytes + 1)
-    assert worker.handle(Task(path, "0" * 32, True))["reason"] == "too_large"
+    assert worker.handle(FileTask(path, "0" * 32, True))["reason"] == "too_large"
 
 
 def test_declared_text_that_is_not_found_is_doubtful(verdict: Verdict, make_dicom, encode) -> None:

@@ -23,7 +23,7 @@ from medfedvqa.ingest.pseudonyms import Pseudonyms
 from medfedvqa.ingest.questions import read_questions
 from medfedvqa.ingest.refusal_reasons import Reason
 from medfedvqa.ingest.resolve import PatientSources
-from medfedvqa.ingest.worker_pool import Task, WorkerProcess
+from medfedvqa.ingest.worker_pool import FileTask, WorkerProcess
 
 TESTS = Path(pydicom.__file__).parent / "data" / "test_files"
 SYNTAXES = (
@@ -109,7 +109,7 @@ def verdict(worker: WorkerProcess, path: Path, content: bytes) -> str:
     """What becomes of a file: `stored`, or the reason. The worker's answer repeats no name."""
     path.write_bytes(content)
     source = KEYS.digest("source", sha256(content).hexdigest())
-    answer = worker.handle(Task(path, source, True, [KEYS.digest("name", path.name)]))
+    answer = worker.handle(FileTask(path, source, True, [KEYS.digest("name", path.name)]))
     assert SECRET not in json.dumps(answer)
     return str(answer.get("reason") or answer["verdict"])
 

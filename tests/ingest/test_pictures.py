@@ -25,7 +25,7 @@ from medfedvqa.ingest.pseudonyms import Pseudonyms, load_pseudonyms
 from medfedvqa.ingest.questions import read_questions
 from medfedvqa.ingest.resolve import PatientSources
 from medfedvqa.ingest.store import read_store
-from medfedvqa.ingest.worker_pool import Task, WorkerProcess
+from medfedvqa.ingest.worker_pool import FileTask, WorkerProcess
 
 KEYS = Pseudonyms(bytes(32))
 NAME = "hostile.png"
@@ -208,7 +208,7 @@ def verdict(worker: WorkerProcess, tmp_path: Path) -> Callable[[bytes], str]:
         path = tmp_path / NAME
         path.write_bytes(content)
         source = KEYS.digest("source", sha256(content).hexdigest())
-        answer = worker.handle(Task(path, source, True, [KEYS.digest("name", NAME)]))
+        answer = worker.handle(FileTask(path, source, True, [KEYS.digest("name", NAME)]))
         return str(answer.get("reason") or answer["verdict"])
 
     return judge
@@ -267,7 +267,7 @@ def test_a_name_of_the_table_alone_is_blanked_where_a_marker_would_stay(
     for sources in (PatientSources({KEYS.digest("name", NAME): {"patient": ["P-1"]}}), None):
         process = WorkerProcess(LIMITS, KEYS, tmp_path, tmp_path, frozenset(), sources=sources) if sources else worker
         (tmp_path / NAME).write_bytes(content)
-        task = Task(
+        task = FileTask(
             tmp_path / NAME, KEYS.digest("source", sha256(content).hexdigest()), True, [KEYS.digest("name", NAME)]
         )
         answer = process.handle(task)

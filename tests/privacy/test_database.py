@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from audits.database import Database, Layout
+from audits.database import Database, Tables
 from medfedvqa.errors import ConfigError
 from medfedvqa.ingest.cohort_register import REGISTER, _extend, read_register
 from privacy import Ledger, LedgerError
@@ -31,9 +31,9 @@ def marks(folder: Path) -> tuple[list[str], list[str]]:
     return register.files, register.patients
 
 
-def other(**changes: object) -> Layout:
+def other(**changes: object) -> Tables:
     """The ledger's layout, changed."""
-    return Layout(**{**vars(LAYOUT), **changes})
+    return Tables(**{**vars(LAYOUT), **changes})
 
 
 @pytest.mark.parametrize(

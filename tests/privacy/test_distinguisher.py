@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from audits.epsilon_lower_bound import rate_interval
-from medfedvqa.attack.neighbours import Neighbours, Step, Transcript
+from medfedvqa.attack.neighbours import Neighbours, Step, TaskTranscript
 from medfedvqa.core import Method, create, method_type
 from medfedvqa.data import phantom
 from medfedvqa.models import Backbone
@@ -96,7 +96,7 @@ class Distinguisher:
         deviation = share_of_noise * method.noise.of_one_site * method.dp.clip
         return cls(directions, lengths, others, method.dp.sample_rate, deviation, method.dp.expected_patients)
 
-    def score(self, run: Transcript, patient: str) -> float:
+    def score(self, run: TaskTranscript, patient: str) -> float:
         """The logarithm of how much likelier the run is with the patient than without."""
         return sum(self._of_step(number, step, patient) for number, step in enumerate(run.steps))
 

@@ -24,7 +24,7 @@ MOST_TICKS = 20
 
 
 @dataclass(frozen=True)
-class Line:
+class SystemCurves:
     """The curves of one system in a plot."""
 
     places: Sequence[int]
@@ -49,7 +49,9 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
         validated = [run.validation_curve for run in runs if run.validated]
         if validated:
             curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
-    lines = {label: Line(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)}
+    lines = {
+        label: SystemCurves(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)
+    }
     if not lines:
         return None
     several = {label: line for label, line in lines.items() if len(line.places) > 1}
@@ -60,19 +62,20 @@ def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path
     """`scale.svg`: average test accuracy in 0..1 of each system by number of sites."""
     counts = sorted({count for by_count in accuracies.values() for count in by_count})
     lines = {
-        label: Line(counts, [[100 * by_count[count] for count in counts]]) for label, by_count in accuracies.items()
+        label: SystemCurves(counts, [[100 * by_count[count] for count in counts]])
+        for label, by_count in accuracies.items()
     }
     return _draw(out / "scale.svg", lines, "sites")
 
 
 @styled()
-def _draw(path: Path, lines: Mapping[str, Line], across: str) -> Path:
+def _draw(path: Path, lines: Mapping[str, SystemCurves], across: str) -> Path:
     """Draws all lines in one panel if there is a colour for each, else each line in its own panel."""
     draw = _in_one_panel if len(lines) <= len(COLOURS) else _in_panels
     return write_whole(path, svg_file(draw(lines, across)))
 
 
-def _in_one_panel(lines: Mapping[str, Line], across: str) -> "Figure":
+def _in_one_panel(lines: Mapping[str, SystemCurves], across: str) -> "Figure":
     figure = new_figure(7.0, 4.2)
     axes = figure.subplots()
     for (label, line), colour, marker in zip(lines.items(), COLOURS, MARKERS, strict=False):
@@ -88,7 +91,7 @@ def _in_one_panel(lines: Mapping[str, Line], across: str) -> "Figure":
     return figure
 
 
-def _in_panels(lines: Mapping[str, Line], across: str) -> "Figure":
+def _in_panels(lines: Mapping[str, SystemCurves], across: str) -> "Figure":
     """Draws a panel for each line, with the mean of all lines at the same x values in grey."""
     rows = -(-len(lines) // COLUMNS)
     figure = new_figure(1.9 * COLUMNS, 1.2 * rows + 0.5)
@@ -119,7 +122,7 @@ def _mean(curves: Curves) -> list[float]:
     return list(map(fmean, zip(*curves, strict=True)))
 
 
-def _draw_band(axes: "Axes", line: Line, colour: str) -> None:
+def _draw_band(axes: "Axes", line: SystemCurves, colour: str) -> None:
     """Fills the area from the worst seed to the best, if there are several seeds."""
     if len(line.curves) > 1:
         seeds = list(zip(*line.curves, strict=True))

@@ -39,7 +39,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Difference:
+class SystemDifference:
     """The difference between two systems' accuracies on the same test rows."""
 
     gain: Gain
@@ -59,11 +59,11 @@ class Finding:
     regime: str
     system: str
     accuracy: SeedSummary
-    alone: Difference
+    alone: SystemDifference
     """Against the same model trained alone with equal steps."""
-    pooled: Difference | None
+    pooled: SystemDifference | None
     """Against one model trained on all rows; None if it was not run."""
-    fedavg: Difference | None
+    fedavg: SystemDifference | None
     """Against `FEDAVG`; None for itself, and if it was not run."""
 
 
@@ -93,7 +93,7 @@ def findings(results: Sequence[Result]) -> list[Finding]:
     ]
 
 
-def _corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
+def _corrected(differences: Sequence[SystemDifference | None]) -> list[SystemDifference | None]:
     """The differences with p values corrected for all of them."""
     values = holm({str(place): each.p for place, each in enumerate(differences) if each})
     return [each and replace(each, p=values[str(place)]) for place, each in enumerate(differences)]
@@ -102,12 +102,12 @@ def _corrected(differences: Sequence[Difference | None]) -> list[Difference | No
 def _raw(regime: str, comparison: Comparison) -> Iterator[Finding]:
     """The findings of a regime, p values uncorrected."""
 
-    def difference(label: str, other: str | None) -> Difference | None:
+    def difference(label: str, other: str | None) -> SystemDifference | None:
         rows = comparison.rows
         if other is None or other == label or other not in rows or not paired(rows[label], rows[other]):
             return None
         over = gain(rows[label], rows[other])
-        return Difference(over, over.p)
+        return SystemDifference(over, over.p)
 
     for label, runs in comparison.rows.items():
         alone = difference(label, comparison.pair(label, comparison.alone))
@@ -154,7 +154,7 @@ def _is(group: Sequence[Finding]) -> str:
     return "is" if len(group) == 1 else "are"
 
 
-def _points(difference: Difference) -> str:
+def _points(difference: SystemDifference) -> str:
     return f"{gain_cell(difference.gain)} points, p {p_cell(difference.p).replace('<', '< ')}"
 
 
