@@ -71,7 +71,9 @@ class Database:
             if not path.exists():
                 place_new(path, self._make_empty)
             address = f"{path.absolute().as_uri()}?mode=rw"
-            self._connection = sqlite3.connect(address, BUSY_SECONDS, 0, None, check_same_thread=False, uri=True)
+            self._connection = sqlite3.connect(
+                address, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+            )
             try:
                 self._connection.execute("PRAGMA synchronous = FULL")
                 self._connection.execute("PRAGMA secure_delete = ON")  # no copy of the file has a secret that is gone
