@@ -116,7 +116,7 @@ class NoteFile:
                 lines.clear()
                 length = 0
             if len(lines) > MAX_LINES or length > MAX_NOTE + 1:
-                raise NoteError("the file of checkpoints holds a note longer than any that is written")
+                raise NoteError("a note in the file of checkpoints exceeds the length limit")
 
     def heads(self) -> Iterator[tuple[int, bytes]]:
         """Size and root of each note. Raises `NoteError`."""
@@ -207,7 +207,7 @@ class NoteFile:
             raise NoteError(f"the checkpoints cannot be read ({error.strerror})") from None
         ends = [match.end() for match in _END.finditer(block)]
         if begin and not ends:
-            raise NoteError("the file of checkpoints ends in what is not a note: have the log verified")
+            raise NoteError("the file of checkpoints does not end with a note: have the log verified")
         return block, ends if begin else [0, *ends]
 
 
@@ -237,10 +237,10 @@ class Succession:
         """Reads a succession. Raises `NoteError` unless the note is one that both keys have signed."""
         match = _TEXT.fullmatch(note.text)
         if match is None:
-            raise NoteError("this note is not a succession of keys")
+            raise NoteError("this note is not a change of keys")
         old, new = VerifierKey.parse(match[2]), VerifierKey.parse(match[3])
         if not (old.name == new.name == match[1] and old != new and old.signed(note) and new.signed(note)):
-            raise NoteError("a succession of keys is not signed by both of them")
+            raise NoteError("the change of keys is not signed by both keys")
         return cls(old, new, int(match[4]), note)
 
 

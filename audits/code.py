@@ -48,11 +48,11 @@ class CodePart:
     def __post_init__(self) -> None:
         forms = ((_NAME, self.name), (_VERSION, self.version), (_DIGEST, self.sha256))
         if not all(value is None or fits(value) for fits, value in forms):
-            raise ValueError("a distribution cannot have this name, version or digest")
+            raise ValueError("this is not a valid name, version or digest of a distribution")
         is_named = self.name is not None and self.version is not None and self.sha256 is not None
         is_bare = self.name is None and self.version is None
         if not (is_bare if self.kind is CodeKind.MODULE else is_named):
-            raise ValueError("all parts but a module have a name, a version and a digest")
+            raise ValueError("every part except a module needs a name, a version and a digest")
 
     @property
     def order(self) -> tuple[int, str, str, str]:
@@ -87,7 +87,7 @@ class JobCode:
             parts = tuple(CodePart(**{**part, "kind": CodeKind(part["kind"])}) for part in record["parts"])
             code = cls(parts)
         except (KeyError, TypeError, ValueError):
-            raise LogError("the entry does not name the job's code as this version does") from None
+            raise LogError("the entry's code parts do not have this version's format") from None
         if code.record() != record:
-            raise LogError("the entry does not name the job's code as this version does")
+            raise LogError("the entry's code parts do not have this version's format")
         return code

@@ -304,7 +304,7 @@ def parse_any(line: bytes) -> tuple[dict[str, Any], bool]:
         raise LogError("the line is not an entry") from None
     # The line without its hash must equal the body: one encoding serves both checks, and fixes every byte.
     if not fit or line.replace(member, b"", 1) != body + b"\n":
-        raise LogError("the line is not in the form of an entry")
+        raise LogError("the line does not have the form of an entry")
     if hashlib.sha256(b"\0" + body).hexdigest() != leaf:
         raise LogError("the entry does not match its hash")
     if "format" not in record:

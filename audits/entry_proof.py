@@ -82,7 +82,7 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
     """
     try:
         if len(bundle) > MAX_BUNDLE:
-            raise NoteError("this file is larger than a proof of an entry may be")
+            raise NoteError("this file exceeds the size limit of an entry's proof")
         bundle_json = json.loads(bundle)
         if not check_number(bundle_json["format"], FORMAT, "the proof"):
             raise NoteError("this is not a proof of an audit log's entry")
@@ -93,10 +93,10 @@ def check(bundle: bytes, keys: Collection[VerifierKey]) -> ProofResult:
         raise NoteError("this is not a proof of an audit log's entry") from None
     checkpoint = Checkpoint.parse(note.text)
     if not includes(bytes.fromhex(record["leaf_hash"]), record["seq"], checkpoint.size, proof, checkpoint.root):
-        raise NoteError("the proof does not show the entry to be in the log that was signed")
+        raise NoteError("the proof does not show that the signed log contains the entry")
     signers = tuple(key.name for key in keys if key.signed(note) or key.cosigned(note) is not None)
     if not keys or len(signers) != len(keys):
-        raise NoteError("the log's checkpoint is not signed with every key that was given")
+        raise NoteError("the log's checkpoint lacks a signature by a given key")
     return ProofResult(record, checkpoint, signers)
 
 
@@ -199,10 +199,10 @@ def check_receipt(encoded: bytes, entry: bytes, keys: Collection[VerifierKey]) -
     record = _record(entry, leaf)
     root = inclusion_root(leaf, receipt.index, receipt.size, receipt.path)
     if root is None or record["seq"] != receipt.index:
-        raise NoteError("the receipt's path is not one of this entry")
+        raise NoteError("the receipt's path does not belong to this entry")
     message = receipt.signed_bytes(root)
     if not keys or not all(key.hint == receipt.kid and key.verifies(receipt.signature, message) for key in keys):
-        raise NoteError("the receipt is not one of this entry, or not signed with every key that was given")
+        raise NoteError("the receipt does not belong to this entry, or lacks a signature by a given key")
     return record
 
 

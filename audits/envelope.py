@@ -57,7 +57,7 @@ def open_envelope(envelope: bytes, key: VerifierKey) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
         raise NoteError("this is not a signed envelope (DSSE)") from None
     if parts["payloadType"] != PAYLOAD_TYPE or not any(key.verifies(raw, signed_bytes) for raw in signatures):
-        raise NoteError("the envelope is not signed with the key that is asked for")
+        raise NoteError("the envelope is not signed with the required key")
     try:
         content = json.loads(payload)
         if content["_type"] == STATEMENT and isinstance(content["predicate"], dict) and subjects(content):

@@ -40,7 +40,7 @@ class Guesses:
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guessed <= self.canaries:
-            raise EmpiricalError("correct guesses are at most the guesses, and these at most the canaries: count again")
+            raise EmpiricalError("more correct guesses than guesses, or more guesses than canaries: check the counts")
 
     def __add__(self, other: "Guesses") -> "Guesses":
         """Guesses about other canaries: at another site, or in an independent run."""
@@ -55,9 +55,9 @@ def guess(scores: Sequence[float], members: Sequence[bool], share: float) -> Gue
     """
     values, truth = np.asarray(scores, np.float64), np.asarray(members, bool)
     if values.shape != truth.shape or values.ndim != 1 or not np.isfinite(values).all():
-        raise EmpiricalError("an attack gives each canary one finite score: check the attack")
+        raise EmpiricalError("each canary needs one finite score: check the attack")
     if not 0 < share <= 1:
-        raise EmpiricalError("the share of canaries to guess about lies in (0, 1]")
+        raise EmpiricalError("the share of canaries to guess about must lie in (0, 1]")
     each, order = int(share * len(values) / 2), np.argsort(values, kind="stable")
     lowest, highest = order[:each], order[len(order) - each :]
     return Guesses(len(values), 2 * each, int(truth[highest].sum() + (~truth[lowest]).sum()))
@@ -71,7 +71,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     2 m delta max_i P[v - i <= Binomial < v] / i. Raises `EmpiricalError` unless epsilon >= 0 and 0 <= delta <= 1.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0 and 0 <= delta <= 1):
-        raise EmpiricalError("epsilon is a finite number from 0, delta a probability")
+        raise EmpiricalError("epsilon must be finite and at least 0, delta a probability")
     likely = binomial(guesses.guessed, 1 / (1 + math.exp(-epsilon)))
     tail = math.fsum(likely[guesses.correct :])
     below = np.cumsum(likely[: guesses.correct][::-1])
@@ -109,7 +109,7 @@ def rate_interval(right: int, of: int, confidence: float) -> tuple[float, float]
     Raises `EmpiricalError` unless 0 <= right <= of and 0 < confidence < 1.
     """
     if not 0 <= right <= of:
-        raise EmpiricalError("a rate has more successes than trials: count again")
+        raise EmpiricalError("there are more successes than trials: check the counts")
     half = _level(confidence) / 2
     low = _root(lambda rate: math.fsum(binomial(of, rate)[right:]) < half) if right else 0.0
     high = _root(lambda rate: math.fsum(binomial(of, rate)[: right + 1]) >= half) if right < of else 1.0
@@ -131,7 +131,7 @@ def log_odds(rate: float) -> float:
 def binomial(trials: int, rate: float) -> NDArray[np.float64]:
     """The probability of 0 to `trials` successes, [trials + 1]. Raises `EmpiricalError` unless 0 <= rate <= 1."""
     if trials < 0 or not 0 <= rate <= 1:
-        raise EmpiricalError("a binomial has a number of trials from 0 and a rate from 0 to 1")
+        raise EmpiricalError("a binomial needs a number of trials from 0 and a rate from 0 to 1")
     if rate in (0, 1):
         certain = np.zeros(trials + 1)
         certain[trials if rate else 0] = 1.0
@@ -154,5 +154,5 @@ def _root(before: Callable[[float], bool]) -> float:
 
 def _level(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise EmpiricalError("confidence is a probability above 0 and below 1, such as 0.95")
+        raise EmpiricalError("confidence must be above 0 and below 1, such as 0.95")
     return 1 - confidence

@@ -511,5 +511,5 @@ def check_site(folder: Path, named: str) -> str:
     for line in Walk(folder):
         return line.site
     if not named:
-        raise LogError("the log is empty, and so does not name its site")
+        raise LogError("the log is empty, so its site is unknown")
     return named

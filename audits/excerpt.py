@@ -128,7 +128,7 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
     if key.name != origin_of(site) or head.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint is not signed by the site's key")
     if not 0 <= excerpt.first <= head.size:
-        raise NoteError("the oldest entry present is not in the log")
+        raise NoteError("the oldest entry in the excerpt is not in the log")
     before = excerpt.first - 1
     for entry in excerpt.entries:
         number = _check_entry(entry, site, head)
@@ -137,7 +137,7 @@ def check_excerpt(excerpt: Excerpt, site: str) -> ExcerptFacts:
         before = number
     if excerpt.cosigned is None:
         if excerpt.others:
-            raise NoteError("there are keys of parties that cosigned nothing")
+            raise NoteError("the excerpt has keys of parties that cosigned nothing")
         return ExcerptFacts(head, 0, ())
     return _check_cosigned(excerpt, excerpt.cosigned, key, head)
 
@@ -157,12 +157,12 @@ def _check_entry(entry: QuotedEntry, site: str, head: Checkpoint) -> int:
     except OlderFormat:
         raise
     except (LogError, ValueError, TypeError):
-        raise NoteError("an entry is not as it was written: its hash is another") from None
+        raise NoteError("an entry was changed: its hash does not match") from None
     number: int = record["seq"]
     if record["site"] != site:
-        raise NoteError(f"entry {number} is of another site's log")
+        raise NoteError(f"entry {number} belongs to another site's log")
     if not includes(bytes.fromhex(record["leaf_hash"]), number, head.size, _decode_proof(entry.proof), head.root):
-        raise NoteError(f"the proof of entry {number} does not show it to be in the log that was signed")
+        raise NoteError(f"the proof of entry {number} does not show that the signed log contains it")
     return number
 
 
@@ -172,7 +172,7 @@ def _check_cosigned(excerpt: Excerpt, newest: CosignedCheckpoint, key: VerifierK
     if old.origin != key.name or not key.signed(note):
         raise NoteError("the checkpoint that others cosigned is not signed by the site's key")
     if not consistent(old.size, head.size, old.root, head.root, _decode_proof(newest.proof)):
-        raise NoteError("the log is not shown to continue the checkpoint that others cosigned")
+        raise NoteError("nothing shows that the log continues the checkpoint that others cosigned")
     others = [VerifierKey.parse(cosigner) for cosigner in excerpt.others]
     if not others or not all(cosigner != key and cosigner.cosigned(note) is not None for cosigner in others):
         raise NoteError("a cosignature that is listed is missing from the checkpoint")

@@ -84,13 +84,13 @@ class TensorSpec:
         _check_names("tensor", (self.name,))
         _check_names("recipient", self.recipients)
         if not all(type(length) is int and length >= 0 for length in self.shape):
-            raise AuditError(f"tensor '{self.name}': a shape is a tuple of whole numbers, none negative")
+            raise AuditError(f"tensor '{self.name}': the shape must be a tuple of whole numbers from 0")
         if self.dtype not in ITEM_BYTES:
             raise AuditError(f"tensor '{self.name}': its dtype must be one of {', '.join(ITEM_BYTES)}")
         if not isinstance(self.kind, Kind) or not isinstance(self.protection, Protection):
-            raise AuditError(f"tensor '{self.name}': say its kind with `Kind` and its protection with `Protection`")
+            raise AuditError(f"tensor '{self.name}': give its kind as a `Kind` and its protection as a `Protection`")
         if not self.recipients or not isinstance(self.meaning, str) or not self.meaning.strip():
-            raise AuditError(f"tensor '{self.name}': it needs a recipient, and a sentence that says what it means")
+            raise AuditError(f"tensor '{self.name}': give a recipient and a sentence that explains the tensor")
         if self.bounds is not None:
             object.__setattr__(self, "bounds", _bounds(self.name, self.bounds))
 
@@ -142,7 +142,7 @@ class TaskSpec:
         _check_names("task", (self.name,))
         if self.most_norm is not None:
             if not _is_number(self.most_norm) or self.most_norm <= 0:
-                raise AuditError(f"task '{self.name}': the largest norm of an upload is a positive number")
+                raise AuditError(f"task '{self.name}': the largest norm of an upload must be positive")
             object.__setattr__(self, "most_norm", float(self.most_norm))
         _check_names(f"task '{self.name}', up: tensor", [spec.name for spec in self.up])
         _check_names(f"task '{self.name}', down: tensor", [spec.name for spec in self.down])
@@ -184,7 +184,7 @@ class Exchange:
         for task in self.tasks:
             if task.name == name:
                 return task
-        raise AuditError(f"the method '{self.method}' does not declare the task that was asked for")
+        raise AuditError(f"the method '{self.method}' does not declare the requested task")
 
     def check(
         self, task: str, direction: Literal["up", "down"], tensors: Mapping[str, Any], peer: str = "server"
@@ -268,7 +268,7 @@ def clip_to_norm(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tenso
 
 def _bounds(name: str, bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, tuple) or len(bounds) != 2 or not all(map(_is_number, bounds)) or bounds[0] > bounds[1]:
-        raise AuditError(f"tensor '{name}': bounds are two finite numbers, the smaller one first")
+        raise AuditError(f"tensor '{name}': bounds must be two finite numbers, the smaller one first")
     return float(bounds[0]), float(bounds[1])
 
 

@@ -49,9 +49,9 @@ class ExternalEvidence:
         evidence, taken = cls(), set()
         for place in places:
             if not place.exists():
-                raise LogError("one of the places to compare with does not exist: give a file of notes, or a folder")
+                raise LogError("a place of --against does not exist: give a file of notes, or a folder")
             if not (place.is_file() or place.is_dir()):
-                raise LogError("one of the places to compare with is neither a plain file nor a folder")
+                raise LogError("a place of --against is neither a plain file nor a folder")
             files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
             for path in files:
                 if path.resolve() not in taken and path.resolve().parent != but.resolve():

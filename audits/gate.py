@@ -85,7 +85,7 @@ class Gate:
 
     def __init__(self, exchange: Exchange, policy: SitePolicy, log: AuditLog, context: JobContext) -> None:
         if context.method != exchange.method:
-            raise AuditError("the job's method and the exchange's are not the same: build both from one method")
+            raise AuditError("the job and the exchange are of different methods: build both from one method")
         self._exchange, self._policy, self._log = exchange, policy, log
         facts = {name: value or None for name, value in vars(context).items() if name not in ("code", "isolation")}
         self._opened = {"code": context.code and context.code.record(), "isolation": context.isolation}

@@ -378,7 +378,7 @@ class AuditLog:
         if not self._head.entries:
             self._head = self._head_before()
         if not self._compared and signed_size(self.folder) > self._head.entries:
-            raise LogError("the audit log ends before its last signed checkpoint: it was cut, have it verified")
+            raise LogError("the audit log ends before its last signed checkpoint, so it was shortened: verify it")
         self._compared = True
         return self._head, status.st_size - self._head.size
 
@@ -473,7 +473,7 @@ def _check_readable(line: bytes) -> None:
     except LogError:
         readable = False
     if not readable:
-        raise ValueError("a field of the entry has a value that the log's format does not have")
+        raise ValueError("a field of the entry has a value that the log's format does not allow")
 
 
 @contextlib.contextmanager
@@ -481,4 +481,4 @@ def _log_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LogError(f"the audit log cannot be {what} ({error.strerror}): nothing leaves until it can") from None
+        raise LogError(f"the audit log cannot be {what} ({error.strerror}): nothing leaves until this works") from None

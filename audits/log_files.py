@@ -49,7 +49,7 @@ def present_segments(folder: Path) -> list[Path]:
     """Like `segments`. Raises `LogError` if there is no log."""
     files = segments(folder)
     if not files:
-        raise LogError("the audit log cannot be read: there is none in this folder")
+        raise LogError("this folder has no audit log")
     return files
 
 
@@ -79,7 +79,7 @@ def lines_from(folder: Path, begin: int) -> Iterator[bytes]:
     if growing is not None:
         files.append((growing, folder / LOG_NAME))
     if not files or files[0][0] > begin:
-        raise LogError("the audit log lacks entries that are needed: they are expired, or were removed")
+        raise LogError("the audit log lacks entries that are needed: they expired or were removed")
     rest = [file for file, after in zip(files, [*files[1:], None], strict=True) if not after or after[0] > begin]
     for first, path in rest:
         yield from lines_of(path, skip=max(0, begin - first))
@@ -163,7 +163,7 @@ class Snapshot:
             self._closed = list(closed_segments(folder).values())
             self.running = running_jobs(folder)
         if not self._closed and not self._growing:
-            raise LogError("the audit log cannot be read: there is none in this folder")
+            raise LogError("this folder has no audit log")
         if self._growing:
             weakref.finalize(self, self._growing.close)
 

@@ -101,9 +101,9 @@ class SitePolicy:
 
     def __post_init__(self) -> None:
         if not self.require_dp and (self.max_epsilon is not None or self.max_epsilon_per_job is not None):
-            raise PolicyError("a policy that limits epsilon also says 'require_dp: true': other jobs have no epsilon")
+            raise PolicyError("a policy that limits epsilon must set 'require_dp: true': other jobs have no epsilon")
         if self.require_masks and self.require_crypten:
-            raise PolicyError("means are computed under masks or with CrypTen: demand one, or leave both to the job")
+            raise PolicyError("a policy cannot demand both masks and CrypTen: demand one, or leave it to the job")
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> "SitePolicy":
@@ -113,7 +113,7 @@ class SitePolicy:
         """
         declared = {field.name: field for field in fields(cls)}
         if not isinstance(settings, Mapping) or not settings.keys() <= declared.keys():
-            raise PolicyError(f"the policy is a table with the keys {', '.join(declared)} and no others")
+            raise PolicyError(f"the policy must be a table with the keys {', '.join(declared)} and no others")
         for key, field in declared.items():
             if field.default is MISSING and key not in settings:
                 raise PolicyError(f"the policy lacks '{key}': give the list of what the site allows")

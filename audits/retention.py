@@ -129,7 +129,7 @@ def _count_proven(old: list[_Segment], times: CosignedTimes, days: int, now: dat
 
 def _check_date(date: calendar.date, now: datetime, times: CosignedTimes) -> None:
     if abs(now.date() - date) > _DAY:
-        raise LogError("the date that was given is not this machine's date: correct the one that is wrong")
+        raise LogError("the given date differs from this machine's date: correct the wrong one")
     if times.newest and times.newest.date() - date > _DAY:
         raise LogError("others signed this log's checkpoints after the given date: correct the date")
 
@@ -165,5 +165,5 @@ def _first_of_growing(log: AuditLog) -> int:
     """The number of the first entry that is in no closed segment."""
     first = first_entry(segments(log.folder)[-1])
     if first is None:
-        raise LogError("the audit log has nothing in its newest segment yet: expire it after the next entry")
+        raise LogError("the audit log's newest segment is empty: expire it after the next entry")
     return first

@@ -61,5 +61,5 @@ def read_secret(path: Path) -> bytes:
     """The 32 bytes in the file. Raises `SecretError` if others may read it or it holds no secret, and `OSError`."""
     secret = read_private(path, SECRET_BYTES + 1)
     if len(secret) != SECRET_BYTES:
-        raise SecretError(f"is damaged, its file does not hold {SECRET_BYTES} bytes: restore it from the site's backup")
+        raise SecretError(f"is damaged: its file must hold {SECRET_BYTES} bytes; restore it from the site's backup")
     return secret

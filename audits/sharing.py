@@ -67,7 +67,7 @@ class Sharing:
                 raise NewerFormat("the entry of a computation on shares")
             stage, private = Stage(stage), record["private"] is True
         except (KeyError, TypeError, ValueError):
-            raise LogError("the entry does not say among whom values are shared") from None
+            raise LogError("the entry does not name the sites that share values") from None
         return cls(attempt, protocol, sites, dealer, computed, stage, private)
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ Message = tuple[tuple[str, str], ...]
 
 
 class EarlierSums:
-    """The cohorts of all jobs without differential privacy in the log in `folder`, whatever their methods."""
+    """The cohorts that the log in `folder` records for jobs without differential privacy, of all methods."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -100,7 +100,7 @@ class EarlierSums:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the site's other processes out, so that a cohort is checked and logged before another one is checked.
+        """Locks the log's folder: this site's processes check and log one cohort at a time.
 
         Raises `LogError`.
         """
@@ -115,11 +115,11 @@ class EarlierSums:
             os.close(file)
 
     def cohorts(self, job: str, round: int, but_last: bool = False, every_round: bool = False) -> set[frozenset[str]]:
-        """The cohorts whose sums may contain the same input of this site as a sum of this job and round.
+        """Earlier cohorts whose sums may contain the input that this site sends in this round.
 
-        They are the cohorts of all other jobs, of this round, and of the job's rounds with the same message from the
-        server. `but_last`: the last cohort of this round does not count. `every_round`: all of the job's rounds count.
-        Raises `LogError`.
+        These are the cohorts of all other jobs, of this round, and of this job's rounds in which the server sent the
+        same message. `but_last` leaves out the last cohort of this round. `every_round` includes all rounds of this
+        job. Raises `LogError`.
         """
         self._catch_up()
         message, alike = self._messages.get((job, round)), list[frozenset[str]]()

@@ -48,7 +48,7 @@ class VerifierKey:
             raw = base64.b64decode(encoded, validate=True)
             key = cls(key_name(name), raw[1:])
         except (ValueError, binascii.Error):
-            raise NoteError("this is not a verifier key: it reads NAME+ID+KEY, see the file 'keys' of a log") from None
+            raise NoteError("a verifier key must have the form NAME+ID+KEY: see the file 'keys' of a log") from None
         kind = raw[0] if raw else 0
         if kind not in (_SIGNED, _COSIGNED) or len(raw) != 1 + _PUBLIC_BYTES or key._id(kind).hex() != key_id:
             raise NoteError("this verifier key is damaged, or not one of Ed25519: copy it again")

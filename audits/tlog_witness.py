@@ -39,16 +39,16 @@ def ask_witness(log: AuditLog, key: VerifierKey, post: Post) -> int:
     status, answer = post(_body(log, old, note))
     if status == 409 and (size := _size(answer)) != old:
         if size > checkpoint.size:
-            raise ForkFound("the witness has cosigned a longer log: this one was cut or rolled back, have it verified")
+            raise ForkFound("the witness has cosigned a longer log: this log was shortened or rolled back")
         status, answer = post(_body(log, size, note))
     if status != 200:
         raise NoteError(_REFUSALS.get(status, f"the witness refuses the checkpoint with the status {status}"))
     try:
         cosigned = Note.parse(str(note) + answer[:MAX_ANSWER].decode())
     except ValueError:
-        raise NoteError("the witness's answer is not made of signatures") from None
+        raise NoteError("the witness's answer does not consist of signatures") from None
     if key.cosigned(cosigned) is None:
-        raise NoteError("the witness's answer has no cosignature by the key that was given: compare the key")
+        raise NoteError("the witness's answer lacks a cosignature by the given key: compare the key")
     log.cosigned([cosigned], [key])
     return checkpoint.size
 

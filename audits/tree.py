@@ -90,7 +90,7 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
     It is empty for `old` = 0 and `old` = `new`. Raises `ValueError` for `old > new`.
     """
     if not 0 <= old <= new:
-        raise ValueError("a tree is consistent with smaller ones only")
+        raise ValueError("consistency can only be proven with a smaller tree")
     if old in (0, new):
         return []
     proof, begin, end, whole = [], 0, new, True

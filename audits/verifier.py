@@ -144,7 +144,7 @@ class Walk:
                     break
                 line = read_line(raw)
                 if line.seq != self.entries:
-                    raise LogError(f"entry {self.entries} is expected, but the line has number {line.seq}")
+                    raise LogError(f"the line has number {line.seq}, but entry {self.entries} is expected")
                 if line.prev_hash != self.head:
                     raise LogError("the entry does not follow the one before it")
                 self.tree.append(bytes.fromhex(line.leaf_hash), line.entry)
@@ -260,5 +260,5 @@ def find_logs(folder: Path) -> dict[str, Path]:
         return {(home.parent if home.name == "audit" else home).name: folder}
     logs = {place.parent.name: place for place in sorted(folder.glob("sites/*/audit")) if segments(place)}
     if not logs:
-        raise LogError(f"there is no audit log here: point at a run's output, or at a folder that holds {LOG_NAME}")
+        raise LogError(f"there is no audit log here: give a run's folder, or a folder that holds {LOG_NAME}")
     return logs

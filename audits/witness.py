@@ -112,8 +112,8 @@ class Witness:
     ) -> list[Note | NoteError]:
         """Like `cosign`, for several notes with one write: each result is the note or the error. Raises `LogError`.
 
-        `told`: the sizes, by origin, that the sender knows to be cosigned here; None if it knows all. Where this is not
-        the size that was cosigned, a proof that does not hold is `ProofFromElsewhere`, and nobody is accused.
+        `told`: the cosigned size of each log that the sender knows of, by origin; None if it knows all. If the size
+        differs from the cosigned one, an invalid proof is `ProofFromElsewhere`, which accuses nobody.
         """
         results: list[Note | NoteError] = []
         with _log_errors(), self._locked() as keys:
@@ -138,7 +138,7 @@ class Witness:
         checkpoint = Checkpoint.parse(note.text)
         key = keys.get(checkpoint.origin)
         if key is None or not key.signed(note):
-            raise NoteError("the checkpoint is not signed by the key that is known as the log's")
+            raise NoteError("the checkpoint is not signed by the log's known key")
         if checkpoint.origin in last:
             before = last[checkpoint.origin]
             size = Checkpoint.parse(before.text).size
@@ -167,7 +167,7 @@ class Witness:
             if new.extensions.get("time", "") <= old.extensions.get("time", ""):
                 raise NoteError("the checkpoint is older than the one that was cosigned here")
             self.accuse(before, note)
-            raise ForkFound("the log was rolled back: an earlier, larger checkpoint of it was cosigned here")
+            raise ForkFound("the log was rolled back: this site cosigned a larger checkpoint of it before")
         if (new.size, new.root) == (old.size, old.root):
             return  # told again, as to a site that was killed before it answered: the proof is from an earlier size
         if len(proof) > MAX_PROOF or not consistent(old.size, new.size, old.root, new.root, proof):
@@ -175,8 +175,8 @@ class Witness:
                 raise ProofFromElsewhere("the proof does not begin at the checkpoint that was cosigned here")
             self.accuse(before, note)
             if new.size == old.size:
-                raise ForkFound("the log was forked or rewritten: two roots of it are signed for one size")
-            raise ForkFound("the checkpoint is not shown to continue the one that was cosigned here")
+                raise ForkFound("the log was forked or rewritten: it signed two roots for one size")
+            raise ForkFound("the proof does not show that the checkpoint continues the one cosigned here")
 
     def _introduce(self, keys: dict[str, VerifierKey], key: VerifierKey) -> None:
         if keys.get(key.name, key) != key:

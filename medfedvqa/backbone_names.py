@@ -126,7 +126,9 @@ def _with_files(name: str, below: BackboneName, added: re.Match[str]) -> Backbon
     """The parts of a name that adds word vectors or region files to another. Raises `BackboneError`."""
     what = "word vectors" if added["words"] else "region files"
     if below.is_folder:
-        raise BackboneError(f"{what} do not go with a local folder: name an architecture, or a bundled backbone")
+        raise BackboneError(
+            f"{what} cannot be combined with a local folder: name an architecture, or a bundled backbone"
+        )
     if below.words if added["words"] else below.regions != NO_REGIONS:
         raise BackboneError(f"unknown backbone '{_shown(name)}': it names {what} twice")
     whole = replace(below, full=name, label=added["label"], below=below.full)

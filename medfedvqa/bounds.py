@@ -79,7 +79,7 @@ EXPANDED = frozenset("{}$")
 
 def _plain(text: str) -> str:
     if not text.isprintable() or EXPANDED & set(text):
-        raise ValueError("a text has no control characters and none of '{', '}' and '$'")
+        raise ValueError("a text must not have control characters or '{', '}' and '$'")
     return text
 
 

@@ -165,7 +165,7 @@ def _needed() -> Mapping[str, CodePart]:
         own = installed(PROJECT)
     except PackageNotFoundError:
         raise ChangedCode(
-            "the project is not installed, so that nobody can say what it requires: install it with pip"
+            "the project is not installed, so its requirements are unknown: install it with pip"
         ) from None
     return _required(frozenset(_requirements(own.requires, EXTRAS)))
 

@@ -97,7 +97,7 @@ def exact_float32(device: str) -> None:
 def memory_in_words(device: str, option: str = "", size: int = 1) -> Iterator[None]:
     """Raises `DeviceMemoryError` instead of torch's own errors when the memory is too small.
 
-    `option`: the option that sets how much is computed at once, for the error; `size`: its value.
+    `option`: the option that sets the batch size, which the error names; `size`: its value.
     """
     import torch
 

@@ -91,13 +91,13 @@ def _check_url(url: str, plain_http: bool) -> None:
     try:
         origin(url)
     except ValueError:
-        raise ConfigError("the port of the archive's address is not a number: https://HOST:PORT/dicom-web") from None
+        raise ConfigError("the port of the archive's address must be a number: https://HOST:PORT/dicom-web") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("the archive's address is a URL of its DICOMweb service: https://HOST/dicom-web")
+        raise ConfigError("the archive's address must be the URL of its DICOMweb service: https://HOST/dicom-web")
     if parts.username or parts.password:
         raise ConfigError("write user and password into a file for --login and not into the URL, which others may read")
     if parts.scheme == "http" and not plain_http and not _is_loopback(parts.hostname):
-        raise ConfigError("over http, patients' images cross the network in clear: use https, or say --plain-http")
+        raise ConfigError("over http, patients' images cross the network in clear: use https, or --plain-http")
 
 
 def _login(file: Path) -> tuple[bytes, bytes]:
@@ -106,11 +106,11 @@ def _login(file: Path) -> tuple[bytes, bytes]:
         is_private = file.stat().st_mode & 0o077 == 0
         user, colon, password = read_bounded(file, MAX_TEXT).strip().partition(b":")
     except OSError:
-        raise ConfigError("the file of --login cannot be read: it has one line, USER:PASSWORD") from None
+        raise ConfigError("the file of --login cannot be read: give a file with one line, USER:PASSWORD") from None
     if not is_private:
         raise ConfigError("others may read the file of --login: chmod 600 it")
     if not (user and colon and password) or b"\n" in password:
-        raise ConfigError("the file of --login has one line, USER:PASSWORD")
+        raise ConfigError("the file of --login must have one line, USER:PASSWORD")
     return user, password
 
 

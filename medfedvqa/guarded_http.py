@@ -81,9 +81,7 @@ class _Adapter(HTTPAdapter):
             raise self._late()
         if self._only_loopback and not address.is_loopback:
             connected.close()
-            raise AnswerRefused(
-                "the host's name leads to another machine, and http crosses the network in clear: use https"
-            )
+            raise AnswerRefused("the host's name leads to another machine, and http is not encrypted: use https")
         self._forget()
         # TLS replaces the socket object; a duplicate of the same connection can still end it.
         self._twin = connected.dup()
@@ -95,9 +93,7 @@ class _Adapter(HTTPAdapter):
         except ValueError:
             is_allowed = False
         if not is_allowed:
-            raise AnswerRefused(
-                "the answer redirects to another scheme, host or port, which was not asked: check the URL"
-            )
+            raise AnswerRefused("the answer redirects to another scheme, host or port: check the URL")
         self._is_late.clear()
         timer = threading.Timer(self._limits.seconds, self._end)
         timer.daemon = True

@@ -246,4 +246,4 @@ def _mu(history: Canonical) -> float:
 
 def _check_delta(delta: float) -> None:
     if not (is_number(delta) and 0 < delta < 1):
-        raise AccountingError("delta is a probability of failure: give a number above 0 and below 1")
+        raise AccountingError("delta must be a probability above 0 and below 1")

@@ -106,9 +106,9 @@ class Gathering:
 
     def __post_init__(self) -> None:
         if self.rule not in ("mean", *_ROBUST):
-            raise AggregationError(f"'gather' is one of mean, {', '.join(_ROBUST)}")
+            raise AggregationError(f"'gather' must be one of mean, {', '.join(_ROBUST)}")
         if self.most_norm is not None and not 0 < self.most_norm < np.inf:
-            raise AggregationError("'most_norm' is a positive number")
+            raise AggregationError("'most_norm' must be a positive number")
 
     @property
     def robust(self) -> bool:
@@ -219,7 +219,7 @@ def _as_printed(scores: Floats) -> Floats:
         raise AggregationError("mode 'paper': the reliabilities sum to zero; use mode 'clamped'")
     eta = scores / total
     if eta.min() < 0 or eta.max() > 1:
-        raise AggregationError("mode 'paper': a reliability leaves 0..1 (negative similarity); use mode 'clamped'")
+        raise AggregationError("mode 'paper': a reliability is outside 0..1 (negative similarity); use mode 'clamped'")
     return np.asarray(eta)
 
 

@@ -49,7 +49,7 @@ class Limits:
     def __post_init__(self) -> None:
         limits = [epsilon for epsilon in (self.max_epsilon, self.max_epsilon_per_job) if epsilon is not None]
         if not all(0 < epsilon < math.inf for epsilon in limits) or not 0 < self.delta < 1:
-            raise ValueError("limits on epsilon are positive and finite, and delta lies between 0 and 1")
+            raise ValueError("limits on epsilon must be positive and finite, and delta between 0 and 1")
 
 
 def by_round(plan: Sequence[PlannedTask]) -> list[list[DPEvent]]:
@@ -325,7 +325,7 @@ class Ledger:
         with other._current() as source:
             if any(job.reserved for job in source.jobs.values()):
                 raise LedgerError(
-                    "jobs hold a part of the budget in the other ledger: end them, or give it back by --free"
+                    "jobs have reserved a part of the budget in the other ledger: end them, or free it by --free"
                 )
             digests = {other._key.patient(key): self._key.patient(key) for key in patients}
             members_by_cohort = {

@@ -215,7 +215,7 @@ def read_export(path: Path) -> list[JournalRow]:
     try:
         row_records = [json.loads(line) for line in content.splitlines()]
         if content != b"".join(canonical(row) + b"\n" for row in row_records):
-            raise ValueError("the rows are written in another way")
+            raise ValueError("the rows do not have the format of an export")
         table = [(row["seq"], row["prev"], row["hash"], canonical(row["record"]).decode()) for row in row_records]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise LedgerError("this file is not an export of a budget ledger: write one with `Ledger.export`") from None

@@ -16,7 +16,7 @@ def noisy_share(shares: torch.Tensor, counts: CountsMechanism | None, randomness
     added, which shrinks the result towards 1/2, within 0..1. Raises `SettingsError` without a mechanism.
     """
     if counts is None:
-        raise SettingsError("the job's noise was not planned for an accuracy: include its counts in the job's cost")
+        raise SettingsError("the job's plan has no noise for an accuracy: include its counts in the job's cost")
     good, bad = (max(0.0, count) + counts.deviation for count in counts.noisy(pair_of(shares), randomness))
     return good / (good + bad)
 
@@ -35,7 +35,7 @@ def released_counts(shares: torch.Tensor, counts: CountsMechanism | None, random
     `SettingsError` without a mechanism.
     """
     if counts is None:
-        raise SettingsError("the job's noise was not made for counts: plan them in the job's cost")
+        raise SettingsError("the job's plan has no noise for counts: include them in the job's cost")
     shares = shares.double().nan_to_num(0, 0, 0).clamp(min=0)
     whole = (shares / shares.sum(1, keepdim=True).clamp(min=1) * UNITS).floor().long()
     over = (whole.sum(1, keepdim=True) - UNITS).clamp(min=0)  # rounding of the division, at most

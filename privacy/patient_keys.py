@@ -21,7 +21,7 @@ class SiteKey:
         """The digests of these patients. Raises `BudgetRefused` if there is none, or one has an empty key."""
         digests = frozenset(self.patient(key) for key in keys)
         if not digests:
-            raise BudgetRefused("there is no patient to train on: nothing can be reserved for an empty cohort")
+            raise BudgetRefused("there is no patient to train on, so no budget can be reserved")
         return digests
 
     def cohort(self, patients: Iterable[str]) -> str:

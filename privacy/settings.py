@@ -99,18 +99,18 @@ class DPSettings:
         if not all(0 < value <= MOST_LEVEL for value in levels):
             raise SettingsError("'noise', 'count_noise' and 'clip' must be positive numbers, a million at most")
         if self.clip < LEAST_CLIP:
-            raise SettingsError("'clip' must be at least a millionth: the noise's grid needs the digits below it")
+            raise SettingsError("'clip' must be at least a millionth: the noise is sampled on a grid finer than 'clip'")
         if self.epsilon is not None and not 0 < self.epsilon <= MOST_EPSILON:
             raise SettingsError("'epsilon' must be a positive number, a hundred thousand at most")
         if not LEAST_RATE <= self.sample_rate <= 1 or not 0 < self.delta < 1 or not 0 < self.count_share < 1:
-            raise SettingsError("'sample_rate' lies in [0.00001, 1], 'delta' and 'count_share' between 0 and 1")
+            raise SettingsError("'sample_rate' must lie in [0.00001, 1], 'delta' and 'count_share' between 0 and 1")
         if not 1 <= self.expected_patients <= MOST_PATIENTS:
-            raise SettingsError("'expected_patients' is at least 1, and ten million at most")
+            raise SettingsError("'expected_patients' must be at least 1 and at most ten million")
         if not all(1 <= count <= MOST_ROWS for count in (self.patient_rows, self.physical_patients)):
-            raise SettingsError("'patient_rows' and 'physical_patients' are at least 1, and 4096 at most")
+            raise SettingsError("'patient_rows' and 'physical_patients' must be at least 1 and at most 4096")
         if self.sharers < 1 or self.colluders < 0 or self.sharers + self.colluders > MOST_SITES:
             raise SettingsError(
-                f"'sharers' is at least 1, 'colluders' at least 0, and both together {MOST_SITES} at most"
+                f"'sharers' must be at least 1, 'colluders' at least 0, and their sum at most {MOST_SITES}"
             )
         if self.colluders and self.sharers == 1:
             raise SettingsError("each site adds all noise by itself, so nobody can collude: leave out 'colluders'")
@@ -164,7 +164,7 @@ class DPSettings:
             events.append(SampledGaussian(self.sample_rate, levels.gradients, cost.steps, Use.GRADIENTS))
         if cost.counts:
             if levels.counts is None:
-                raise SettingsError("counts are released that the job's noise was not made for: plan them in its cost")
+                raise SettingsError("the job's plan has no noise for the released counts: include them in its cost")
             events.append(levels.counts.times(cost.counts))
         return tuple(events)
 

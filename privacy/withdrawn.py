@@ -51,7 +51,7 @@ class Withdrawal(BaseModel):
     @model_validator(mode="after")
     def _names_code(self) -> "Withdrawal":
         if self.version is None and self.code_digest is None:
-            raise ValueError("neither version nor code_digest")
+            raise ValueError("an entry needs 'version' or 'code_digest'")
         return self
 
     def covers(self, code: CodeIdentity) -> bool:

@@ -209,7 +209,7 @@ def test_a_report_that_is_too_large_or_too_deep_is_one_sentence(tmp_path: Path) 
     """More than 100 MB, and nested 10,000 deep, as a whole and within a record of the evidence."""
     with open(tmp_path / JSON, "wb") as file:
         file.truncate(101 << 20)
-    with pytest.raises(ReportError, match="no report to read"):
+    with pytest.raises(ReportError, match="no report can be read"):
         verify_report(tmp_path)
     with pytest.raises(ReportError, match="larger than"):
         read_report(bytes(MAX_REPORT + 1))

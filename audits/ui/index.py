@@ -77,7 +77,7 @@ class Follower:
     def _files(self) -> list[Path]:
         files = segments(self.folder)
         if not files:
-            raise LogError("there is no audit log in its folder any more")
+            raise LogError("the folder no longer has an audit log")
         return files
 
     def _begin(self, path: Path, found: os.stat_result) -> None:

@@ -107,7 +107,7 @@ class LoopbackServer(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), handler)
         except (OSError, OverflowError):
-            raise LogError("the port cannot be listened on: name another one, or 0 for any that is free") from None
+            raise LogError("the port is not available: name another one, or 0 for any free port") from None
 
 
 class LocalServer(LoopbackServer):

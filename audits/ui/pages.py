@@ -381,7 +381,7 @@ def _page(query: Query) -> int:
 
 def _check_page(page: int, count: int) -> None:
     if page > max(1, math.ceil(count / PAGE)):
-        raise BadQuery("there are fewer pages")
+        raise BadQuery("there is no page with this number")
 
 
 class AuditServer(LocalServer):

@@ -42,7 +42,7 @@ def by_group(kept: KeptRun, without: KeptRun | None) -> dict[str, Any]:
     other = _tested(without) if without else None
     if without and other:
         if kept.results["dp"] is None or without.results["dp"] is not None:
-            raise ConfigError("the run is of a job with differential privacy, --baseline of the same one without")
+            raise ConfigError("the run must have differential privacy, and --baseline be of the same job without it")
         if _asked(data) != _asked(other[0]):
             raise ConfigError("--baseline was tested on other rows: give the same job, split and seed, without privacy")
     labels = _labels(kept, data, data.test)

@@ -148,7 +148,7 @@ class Answerer:
         """
         question = " ".join(question.split())
         if not question or len(question) > MOST_CHARACTERS:
-            raise ConfigError(f"a question has words, and at most {MOST_CHARACTERS} characters")
+            raise ConfigError(f"a question must have words, and at most {MOST_CHARACTERS} characters")
         backbone = self._empty.backbone
         picture, coloured = (picture_of(content, self.image_size, colour) for colour in (False, True))
         site = self._site_with(question, picture, coloured)

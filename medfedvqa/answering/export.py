@@ -151,7 +151,7 @@ def byte_pairs(tokenize: Callable[[list[str]], torch.Tensor]) -> BytePairs:
         return BytePairs(_merges(tokenize.full), VOCABULARY - 2, VOCABULARY - 1, CONTEXT)
     if isinstance(tokenize, SimpleTokenizer):
         return BytePairs(_merges(tokenize), tokenize.sot_token_id, tokenize.eot_token_id, tokenize.context_length)
-    raise ConfigError("the backbone's tokenizer is not CLIP's byte pairs: such a model is not exported yet")
+    raise ConfigError("only models with CLIP's byte-pair tokenizer can be exported: choose such a backbone")
 
 
 def _merges(tokenizer: "SimpleTokenizer") -> tuple[tuple[str, str], ...]:

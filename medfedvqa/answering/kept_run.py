@@ -65,7 +65,7 @@ def load_kept(run: Path, site: str, job_id: str | None = None) -> KeptRun:
         settings = {name: results[name] for name in fields} | {"backbone": results["backbone"]["name"]}
         sites = tuple(results["sites"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise ConfigError(f"the folder of --run holds no {RESULTS}: name a finished run's") from None
+        raise ConfigError(f"the folder of --run holds no {RESULTS}: name the folder of a finished run") from None
     if not site.endswith(YAML):
         check_name("site", site, sites, f"the run's sites are {', '.join(sites)}", " in this run")
     config = read_config(Path(site) if site.endswith(YAML) else run / "sites" / site / "site.yml")

@@ -28,9 +28,9 @@ TOLERANCE = 1e-4
 def check_bundled(model: object) -> PictureNetwork:
     """Returns a model that can become a bundle. Raises `ConfigError` for one over a table, or that MONAI lacks."""
     if not isinstance(model, PictureNetwork) or model.spec.name not in MONAI_NETWORKS or model.spec.features:
-        raise ConfigError("only a network of MONAI over pictures can be exported as a bundle: train one of those")
+        raise ConfigError("only a MONAI network for pictures can be exported as a bundle: train one of those")
     if model.spec.name.startswith("ResNet"):
-        raise ConfigError("no argument gives MONAI's ResNets group normalisation: train a DenseNet for a bundle")
+        raise ConfigError("MONAI's ResNets cannot be built with group normalisation: train a DenseNet for a bundle")
     return model
 
 

@@ -93,7 +93,7 @@ class ExportedModel:
 def grey_picture(path: Path, sees_colour: bool) -> torch.Tensor:
     """The levels of a picture's file, uint8 [height, width]; `sees_colour`: whether the model was trained with colour.
 
-    Raises `ValueError` for a picture that would not be read as in training.
+    Raises `ValueError` for a picture that training would read differently.
     """
     from PIL import Image
 
@@ -102,7 +102,7 @@ def grey_picture(path: Path, sees_colour: bool) -> torch.Tensor:
             raise ValueError("save the picture with 8 bits a channel and without transparency")
         red, green, blue = (band.tobytes() for band in picture.convert("RGB").split())
         if sees_colour and not red == green == blue:
-            raise ValueError("this model was trained with colour, and this program takes grey pictures only")
+            raise ValueError("this model was trained on colour pictures, but this program reads grey pictures only")
         content = picture.convert("L")
     return torch.frombuffer(bytearray(content.tobytes()), dtype=torch.uint8).view(content.height, content.width)
 

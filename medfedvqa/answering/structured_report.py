@@ -33,9 +33,9 @@ def source_of(picture: bytes) -> Dataset:
     try:
         source = dcmread(BytesIO(picture), stop_before_pixels=True)
     except (InvalidDicomError, ValueError, TypeError, OSError, EOFError):
-        raise ConfigError("--structured-report names patient and study of a DICOM picture: give one") from None
+        raise ConfigError("--structured-report needs a DICOM picture, whose patient and study it names") from None
     if not all(source.get(keyword) for keyword in _REFERENCE):
-        raise ConfigError("--structured-report cannot refer to this picture: it names no study, series and instance")
+        raise ConfigError("--structured-report cannot refer to this picture: it lacks study, series or instance")
     return source
 
 

@@ -156,7 +156,7 @@ def observe(
     """Runs a job to its end with these canaries at each site. Raises `ConfigError`, and as `serve_job` does."""
     job, method = launch.job, launch.job.build()
     if job.secagg:
-        raise ConfigError("with secure aggregation nobody sees a single upload: attack the same job without it")
+        raise ConfigError("secure aggregation hides single uploads: attack the same job without it")
     data = {site: data_of(launch, site) for site in launch.sites}
 
     def load_with_canaries(

@@ -66,7 +66,7 @@ class Published:
 
     @property
     def by_rdp(self) -> float:
-        """Like `accounted`, by Renyi divergences, which most publications use; never smaller."""
+        """Like `accounted`, but by Renyi DP, as in most publications: an epsilon that is never smaller."""
         return math.inf if self.actual is None else spent([self.actual], DELTA).rdp
 
     def measured(self, trials: int, confidence: float, seed: int = 0) -> float:

@@ -276,7 +276,7 @@ class Recording:
     def _draw(self) -> Draw:
         """The patients of the step that is being made."""
         if len(self._draws) <= len(self._steps):
-            raise ConfigError("a private step of the method draws no patients by `PatientSampler`: let it do so")
+            raise ConfigError("a private step of the method must draw its patients with `PatientSampler`")
         return self._draws[len(self._steps)]
 
     def _end(self, sums: Values, rounded: Values, parameters: list[torch.Tensor]) -> None:

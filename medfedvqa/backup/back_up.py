@@ -114,7 +114,7 @@ def unseal(file: BinaryIO, secret: BackupSecret, plain: BinaryIO) -> None:
     if kind == "key" and not head.startswith(_AGE):
         raise BackupError("this file is not a backup of a site")
     if kind != secret.kind:
-        raise BackupError(f"the backup was made with a {kind}: give that one")
+        raise BackupError(f"the backup was made with a {kind}: give the same {kind}")
     try:
         text = secret.secret
         if kind == "passphrase":
@@ -259,7 +259,7 @@ def back_up(config: SiteConfig, site_file: Path, folder: Path, secret: BackupSec
             os.fsync(file.fileno())
             os.link(draft, target)  # unlike a rename, never replaces a file
     except OSError as error:
-        raise BackupError(f"the backup cannot be written ({error.strerror}): there is none of this time") from None
+        raise BackupError(f"the backup cannot be written ({error.strerror}), so no backup was made") from None
     return target, manifest
 
 
@@ -313,7 +313,7 @@ def _add_log(archive: tarfile.TarFile, folder: Path) -> Verdict:
     with held_still(folder):
         verdict = verify(folder)
         if not verdict.ok:
-            raise LogError(f"the log breaks at entry {verdict.first_bad}: have it verified; there is no backup of it")
+            raise LogError(f"the log breaks at entry {verdict.first_bad}, so no backup was made: have it verified")
         for name, path in log_files(folder).items():
             with open_plain(path) as file:
                 _add_file(archive, name, file)

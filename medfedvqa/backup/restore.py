@@ -105,7 +105,7 @@ def unpack(backup: Path, secret: BackupSecret, folder: Path) -> Unpacked:
     if len(rows) != manifest.records or bool(rows) != (book.origin is not None):
         raise BackupError(_DAMAGED)
     if rows and not (folder / LEDGER / KEY_NAME).is_file():
-        raise BackupError("the backup holds a ledger without its key: restore an older one")
+        raise BackupError("the backup holds a ledger without its key: restore an older backup")
     return Unpacked(folder, manifest, rows, book)
 
 
@@ -220,7 +220,7 @@ class _Restore:
         """Check everything, then prepare the files and put them in place; returns what was done."""
         processes = live_processes(self._config.audit, self._kit)
         if processes.site or processes.jobs:
-            raise BackupError("the site runs: stop it, and restore then")
+            raise BackupError("the site is running: stop it before you restore")
         log_is_new = self._take_log()
         self._take_keys(log_is_new)
         self._take_ledger(log_is_new)
@@ -262,7 +262,7 @@ class _Restore:
         ours, theirs, backup = self._config.audit, self._backup.audit, self._backup.manifest
         present = verify(ours) if (ours / LOG_NAME).is_file() else Verdict(0, GENESIS)
         if not present.ok:
-            raise BackupError("the site's own log is damaged: move its folder aside, keep it, and restore then")
+            raise BackupError("the site's own log is damaged: move its folder aside, keep it, and restore again")
         if present.entries >= backup.entries and _head_at(ours, present, backup.entries) == backup.head:
             return False
         own = Verdict(backup.entries, backup.head)
@@ -283,7 +283,7 @@ class _Restore:
     def _take_keys(self, log_is_new: bool) -> None:
         saved_key, saved_identity = self._backup.folder / AUDIT_KEY, self._backup.folder / IDENTITY
         if log_is_new and _differ(self._config.audit_key, saved_key):
-            raise BackupError("the site signs with another audit key than the backup's log: it is another site's")
+            raise BackupError("the audit keys of the site and of the backup's log differ: the backup is another site's")
         for name, path, place in (
             (AUDIT_KEY, saved_key, self._config.audit_key),
             (IDENTITY, saved_identity, self._config.identity),
@@ -298,7 +298,7 @@ class _Restore:
         if log_is_new:
             self._close_jobs()
         if _differ(ours / KEY_NAME, saved / KEY_NAME):
-            raise BackupError("the ledger at the site has another key than the backup's: it is of other patients")
+            raise BackupError("the ledgers of site and backup have different keys: they are of different patients")
         if (ours / LEDGER_NAME).exists():
             self._join_ledger(audit)
         elif self._backup.rows:

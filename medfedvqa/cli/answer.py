@@ -21,7 +21,8 @@ Answers = tuple[tuple[str, float], ...]
 RunOption = Annotated[Path, typer.Option(help="A finished run's folder, with its results.json.")]
 SiteOption = Annotated[str, typer.Option(help="The site's name in the run, or the path of its site.yml.")]
 JobIdOption = Annotated[
-    str | None, typer.Option("--job", help="The job to ask, if the site keeps several; the log names them.")
+    str | None,
+    typer.Option("--job", help="The job whose model answers, if the site keeps several; the log names them."),
 ]
 
 
@@ -33,12 +34,13 @@ def answer(
     job: JobIdOption = None,
     top: Annotated[int, typer.Option(help="How many answers to show, the most probable first.", min=1)] = 5,
     page: Annotated[
-        bool, typer.Option("--page", help="Serve a page to a browser on this machine instead, until Ctrl-C.")
+        bool,
+        typer.Option("--page", help="Serve a page for a browser on this machine until Ctrl-C, instead of one answer."),
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: port on 127.0.0.1; 0 is a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --page: port on 127.0.0.1; 0: any free port.")] = 0,
     structured_report: Annotated[
         Path | None,
-        typer.Option(help="Also write the answers as a DICOM Structured Report to this new file; for a DICOM picture."),
+        typer.Option(help="For a DICOM picture: also write the answers as a DICOM Structured Report to this new file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from medfedvqa.federation.job import JobSpec
     from medfedvqa.federation.rerun import LogComparison
 
-ConfidenceOption = Annotated[float, typer.Option(help="Confidence of all bounds together.")]
+ConfidenceOption = Annotated[float, typer.Option(help="Joint confidence of all bounds.")]
 
 
 def attack_command(
@@ -42,8 +42,8 @@ def attack_command(
     dp: options.DPOption = None,
     canaries: Annotated[int, typer.Option(help="Synthetic patients at each site; half are in the training rows.")] = 64,
     rows: Annotated[int, typer.Option(help="Rows of each synthetic patient.")] = 8,
-    guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker makes a guess about.")] = 0.5,
-    seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries count together.", min=1)] = 1,
+    guessed: Annotated[float, typer.Option(help="Share of the canaries that the attacker guesses about.")] = 0.5,
+    seeds: Annotated[int, typer.Option(help="Independent runs, whose canaries are pooled.", min=1)] = 1,
     confidence: ConfidenceOption = 0.95,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
@@ -99,13 +99,13 @@ def attack_command(
 
 def controls_command(
     epsilon: Annotated[float, typer.Option(help="The epsilon that each mechanism claims.")] = 1.0,
-    canaries: Annotated[int, typer.Option(help="Synthetic patients in each training.")] = 256,
-    repetitions: Annotated[int, typer.Option(help="Trainings with each fault.", min=1)] = 20,
+    canaries: Annotated[int, typer.Option(help="Synthetic patients in each training run.")] = 256,
+    repetitions: Annotated[int, typer.Option(help="Training runs with each fault.", min=1)] = 20,
     published: Annotated[
         bool, typer.Option("--published", help="Test mechanisms that others published, at their own epsilon.")
     ] = False,
     trials: Annotated[
-        int, typer.Option(help="With --published: releases with a patient, and without.", min=200)
+        int, typer.Option(help="With --published: number of releases with a patient, and as many without.", min=200)
     ] = 20000,
     confidence: ConfidenceOption = 0.95,
     as_json: options.JsonOption = False,
@@ -209,11 +209,11 @@ def neighbours_command(
     module: ModuleOption = None,
     site: Annotated[
         Path | None,
-        typer.Option(help="A site.yml: its plug-ins are loaded, and a pass is recorded beside it."),
+        typer.Option(help="A site.yml: loads its plug-ins, and records a passed check beside it."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Leave out each patient of a drawn site in turn; exit code 1 if more changes than the charged noise hides.
+    """Leave out each patient of a synthetic site in turn; exit code 1 if more changes than the charged noise hides.
 
     The private tasks of the method run with and without the patient, under the same randomness.
     """
@@ -230,7 +230,7 @@ def neighbours_command(
     import_modules(module, "local")
     if site is not None and (is_built_in(method) or not [*offering("methods", method)]):
         raise ConfigError(
-            "--site notes the digest of an installed distribution, and none brings this method: leave it out"
+            "--site records a pass for an installed distribution, and none offers this method: leave it out"
         )
     jobs = _jobs(method, option, dp, backbone)
     files = options.check_backbone_file(backbone, backbone_file)

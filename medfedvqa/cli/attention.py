@@ -23,21 +23,23 @@ WARNING = "The picture shows a patient's image and question: it must not leave t
 
 
 def attention(
-    site: Annotated[str, typer.Option(help="Path of a site.yml; or the site's name in a run, or its organ in a set.")],
-    row: Annotated[int, typer.Option(help="Which of the site's own rows, from 0.", min=0)],
+    site: Annotated[
+        str, typer.Option(help="Path of a site.yml, the site's name in a run, or its organ in a data set.")
+    ],
+    row: Annotated[int, typer.Option(help="Number of one of the site's rows, from 0.", min=0)],
     out: Annotated[Path, typer.Option(help="The PNG to write on this machine; must not exist.")],
     run: Annotated[
-        Path | None, typer.Option(help="A finished run's folder: its method, and the model that the site kept.")
+        Path | None, typer.Option(help="A finished run's folder, to use its method and the model that the site kept.")
     ] = None,
     part: Annotated[
-        Literal["train", "validate", "test"], typer.Option(help="The part of the rows that --row counts in.")
+        Literal["train", "validate", "test"], typer.Option(help="The split part in which --row counts.")
     ] = "test",
     data: DataOption = "",
     data_root: RootOption = None,
     backbone: Annotated[
-        str, typer.Option(help="Without a run: the backbone as it is; by default one that has not seen the data.")
+        str, typer.Option(help="Without --run: the backbone, untuned; by default one that has not seen the data.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Without a run: of the split and the phantom set.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Without --run: the seed of the split and of the phantom set.", min=0)] = 0,
 ) -> None:
     """Draw where a model looks in one of the site's own pictures. Patient data: nothing is sent, and nothing may be."""
     check_place(out)
@@ -73,9 +75,9 @@ def backbone_attention(site: "Site", rows: "Examples") -> "torch.Tensor":
 def check_place(out: Path) -> None:
     """Raises `ConfigError` unless `out` is a new PNG in a folder of this machine."""
     if str(out).startswith(("http:", "https:", "s3:", "ftp:", "gs:", "//")):
-        raise ConfigError("the picture shows patient data: give a file on this machine, not an address")
+        raise ConfigError("--out must be a file on this machine, since the picture shows patient data")
     if out.suffix.lower() != ".png" or not out.parent.is_dir():
-        raise ConfigError("give --out as a file .png in a folder that exists")
+        raise ConfigError("give --out as a .png file in an existing folder")
     if out.exists():
         raise ConfigError("the file of --out exists already: choose another name")
     writable(out)
@@ -114,8 +116,8 @@ def similarity(
     run: Annotated[Path, typer.Option(help="The folder of a finished run of unicon.")],
     site: Annotated[str, typer.Option(help="Path of a site.yml, or the site's name in the run.")],
     out: Annotated[Path, typer.Option(help="The PNG to write on this machine; must not exist.")],
-    rows: Annotated[int, typer.Option(help="The number of rows, the first of the part.", min=2, max=512)] = 64,
-    part: Annotated[Literal["train", "validate", "test"], typer.Option(help="The part that holds the rows.")] = "test",
+    rows: Annotated[int, typer.Option(help="The number of rows, from the start of the part.", min=2, max=512)] = 64,
+    part: Annotated[Literal["train", "validate", "test"], typer.Option(help="The split part with the rows.")] = "test",
 ) -> None:
     """Draw the similarity of rows to answers before and after training by UniCon. Patient data: nothing is sent."""
     check_place(out)
@@ -128,7 +130,7 @@ def similarity(
     kept = load_kept(run, site)
     method = kept.job.build()
     if not isinstance(method, UniCon):
-        raise ConfigError(f"the run is of '{kept.job.method}', which compares no rows with answers: name one of unicon")
+        raise ConfigError(f"the run is of '{kept.job.method}', which compares no rows with answers: use unicon")
     whole = kept.site(kept.own_data())
     answered = getattr(whole.data, part).answered
     if len(answered) < 2:

@@ -31,10 +31,14 @@ from medfedvqa.cli.terminal import MARKS, Terminal, plain, sentence, write_parts
 from medfedvqa.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A run's folder, or one site's audit folder.")]
-Against = Annotated[list[Path] | None, typer.Option(help="Others' copies: a file of notes, or a folder; repeatable.")]
-Key = Annotated[str | None, typer.Option(help="The site's verifier key, if you have it from the site itself.")]
-Running = Annotated[list[str] | None, typer.Option(help="A job that is not over yet; repeatable.")]
-Network = Annotated[bool, typer.Option(help="False for a job in one process: it puts no byte on a network.")]
+Against = Annotated[
+    list[Path] | None, typer.Option(help="Checkpoints that others hold: a file of notes, or a folder; repeatable.")
+]
+Key = Annotated[str | None, typer.Option(help="The site's verifier key, as the site itself gave it to you.")]
+Running = Annotated[list[str] | None, typer.Option(help="A job that has not ended yet; repeatable.")]
+Network = Annotated[
+    bool, typer.Option(help="Expect records of network bytes; --no-network for a job that ran in one process.")
+]
 
 
 def judges(
@@ -139,7 +143,7 @@ def proof_command(
     seq: Annotated[int, typer.Argument(help="Number of the entry, from 0.")],
     out: Annotated[Path, typer.Option(help="The file to write; must not exist.", callback=new_file)],
 ) -> None:
-    """Write a bundle that shows one entry to somebody who has no log: `medfedvqa audit check` reads it."""
+    """Write a bundle that proves one entry without the log; `medfedvqa audit check` verifies the bundle."""
     out.write_text(json.dumps(prove(folder, seq), indent=2) + "\n", encoding="utf-8")
     Terminal().write_line(0, f"Entry {seq} is proven by '{sentence(out)}'")
 
@@ -148,9 +152,7 @@ def check_command(
     file: Annotated[
         Path, typer.Argument(help="A bundle that `medfedvqa audit proof` wrote, or the folder of an `audit receipt`.")
     ],
-    key: Annotated[
-        list[str], typer.Option(help="A verifier key that you trust and that must have signed; repeatable.")
-    ],
+    key: Annotated[list[str], typer.Option(help="A trusted verifier key that must have signed; repeatable.")],
 ) -> None:
     """Check a bundle or a receipt without the log, and print its entry; exit code 1 if it does not hold."""
     trusted = list(map(VerifierKey.parse, key))
@@ -174,7 +176,7 @@ def _show(terminal: Terminal, examination: Examination) -> None:
         write_parts(terminal, 4, judgement)
 
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")]
 
 
 def ui_command(
@@ -203,7 +205,7 @@ Out = Annotated[Path, typer.Option(help="A new file to write into.", callback=wr
 Since = Annotated[
     datetime | None,
     typer.Option(
-        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only entries from this time on, UTC: for an export each day."
+        formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="Only entries from this time on, UTC, as for a daily export."
     ),
 ]
 
@@ -233,7 +235,7 @@ def curves_command(
             for tag, value, step, seconds in _points(entries):
                 writer.add_scalar(tag, value, step, walltime=seconds)
                 count += 1
-    Terminal().print(f"{count} points of {len(logs)} logs written", highlight=False)
+    Terminal().print(f"{count} data points of {len(logs)} logs written", highlight=False)
 
 
 def _points(entries: Iterator[Entry]) -> Iterator[tuple[str, float, int, float | None]]:

@@ -58,7 +58,7 @@ def receipt_command(
 def publish_command(
     site: SiteFile,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Remove the public form first, and make all of it again from the log.")
+        bool, typer.Option("--anew", help="Delete the public form, and make all of it again from the log.")
     ] = False,
 ) -> None:
     """Sign a site's log, and bring its public form up to the last entry: the folder `tlog` for standard clients."""
@@ -70,13 +70,13 @@ def publish_command(
 def expire_command(
     site: SiteFile,
     days: Annotated[
-        int, typer.Option(help="Closed files of the log older than this many days lose their lines.", min=1, max=36500)
+        int, typer.Option(help="Delete the lines of closed log files older than this many days.", min=1, max=36500)
     ] = RETENTION_DAYS,
     date: Annotated[
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Today's date, checked by a person: needed at a site whose log nobody cosigns.",
+            help="Today's date, checked by a person; needed if nobody cosigns the site's log.",
         ),
     ] = None,
 ) -> None:
@@ -115,7 +115,7 @@ def witness_command(
     except ValueError:
         scheme = host = ""
     if scheme not in ("http", "https") or not host or urlsplit(url).username:
-        raise ConfigError("the witness's address is a URL without a user: https://HOST/PREFIX")
+        raise ConfigError("the witness's address must be a URL without user and password: https://HOST/PREFIX")
     config, witness = config_of(site), VerifierKey.parse(key)
     limits = AnswerLimits(1 << 20, 60)
     with log_of(config) as log, guarded_session(url, limits, scheme == "http", None) as session:
@@ -135,9 +135,11 @@ def witness_command(
 
 
 def serve_witness_command(
-    folder: Annotated[Path, typer.Argument(help="Where the witness keeps its key and what it cosigned.")],
-    name: Annotated[str, typer.Option(help="The witness's name, as hospital.example/witness.")],
-    logs: Annotated[Path, typer.Option(help="The verifier keys of the logs to cosign, a line each.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the witness's key and for the checkpoints that it cosigned.")
+    ],
+    name: Annotated[str, typer.Option(help="The witness's name, such as hospital.example/witness.")],
+    logs: Annotated[Path, typer.Option(help="File with the verifier keys of the logs to cosign, one per line.")],
     port: Port = 0,
 ) -> None:
     """Run a C2SP tlog-witness for the logs of other hospitals, on 127.0.0.1, until Ctrl-C."""
@@ -148,10 +150,10 @@ def serve_witness_command(
         raise ConfigError("the file of the logs' keys is missing or empty: put what `medfedvqa audit key` prints there")
     key = AuditKey.at(folder / "witness.key", name)
     if any(each.raw == key.public.raw and each.name != name for each in read_keys(folder / KEYS).values()):
-        raise ConfigError("the witness of this folder has another name: give that one, or another folder")
+        raise ConfigError("the witness in this folder has another name: give that name, or another folder")
     witness = Witness(folder, key, known)
     with WitnessService(witness, known, port) as server, contextlib.suppress(KeyboardInterrupt):
         console.print(f"http://127.0.0.1:{server.server_port}", highlight=False, soft_wrap=True)
         console.print(f"The witness's key is {key.public.of_witness}", highlight=False, soft_wrap=True)
-        console.print(f"It cosigns {quantity(len(known), 'log')}. Ctrl-C ends it.")
+        console.print(f"This witness cosigns {quantity(len(known), 'log')}. Ctrl-C ends it.")
         server.serve_forever()

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 NameArgument = Annotated[
     str, typer.Argument(help="ARCH/TAG, ARCH@LABEL, hf-hub:ORG/NAME@LABEL or local-dir:NAME@LABEL.")
 ]
-FileOption = Annotated[Path | None, typer.Option("--file", help="The file or folder on this machine of a name with @.")]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", help="For a name with @: its file or folder on this machine.")
+]
 
 
 def list_command(as_json: JsonOption = False) -> None:

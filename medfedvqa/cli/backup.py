@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from medfedvqa.backup.restore import Restored
 
 KeyFile = Annotated[
-    Path | None, typer.Option("--key", help="An age identity, the file that encrypts; `backup` makes it if missing.")
+    Path | None, typer.Option("--key", help="The age key file that encrypts; `backup` creates it if it is missing.")
 ]
 PassphraseFile = Annotated[
-    Path | None, typer.Option(help="A file with a passphrase in its first line. Without this and --key, asks for it.")
+    Path | None,
+    typer.Option(help="A file with the passphrase in its first line. Without it and --key, the command asks."),
 ]
 LEAST = 12
 """The fewest characters of a passphrase."""
@@ -47,7 +48,7 @@ def secret_of(key: Path | None, passphrase_file: Path | None, new: bool) -> "Bac
     else:
         passphrase = _first_line(passphrase_file)
     if new and len(passphrase) < LEAST:
-        raise BackupError(f"a passphrase has at least {LEAST} characters")
+        raise BackupError(f"the passphrase must have at least {LEAST} characters")
     return BackupSecret("passphrase", passphrase)
 
 
@@ -75,19 +76,17 @@ def restore(
     backup: Annotated[Path, typer.Argument(help="A file that `medfedvqa backup` wrote.")],
     to: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KIT", help="The site's kit, or a new folder that has the site's name. The site is stopped."
-        ),
+        typer.Option(metavar="KIT", help="The stopped site's kit, or a new folder with the site's name."),
     ] = None,
     key: KeyFile = None,
     passphrase_file: PassphraseFile = None,
     against: Against = None,
-    check: Annotated[bool, typer.Option("--check", help="Only read the whole backup, and say what it holds.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only read the whole backup, and list its content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restore a site from a backup: what is newer at the site stays, and nothing that was spent comes back."""
     if check == (to is not None):
-        raise BackupError("say where to restore by --to, or give --check to only read the backup")
+        raise BackupError("give the folder to restore into by --to, or --check to only read the backup")
     secret = secret_of(key, passphrase_file, new=False)
     if to is not None:
         from medfedvqa.backup.restore import restore as restore_site

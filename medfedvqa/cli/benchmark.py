@@ -45,14 +45,14 @@ def benchmark(
     questions: options.QuestionsOption = "closed",
     sites: options.CutOption = "organ",
     unseen: Annotated[
-        str, typer.Option(help="Sites, separated by commas, that never train and test the others' last mean.")
+        str, typer.Option(help="Sites, separated by commas, that never train, and only test the others' last mean.")
     ] = "",
     budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
-        str, typer.Option(help="Numbers of sites, as 5,10,25: accuracy by number of sites, on the phantom set.")
+        str, typer.Option(help="Compare accuracy at these numbers of sites, such as 5,10,25, on the phantom set.")
     ] = "",
     from_files: Annotated[
-        str, typer.Option("--from", help="Results files, separated by commas: makes their table and runs nothing.")
+        str, typer.Option("--from", help="Results files, separated by commas: print their table without any run.")
     ] = "",
     workers: options.WorkersOption = 1,
     device: options.DeviceOption = "auto",
@@ -144,7 +144,7 @@ def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: 
     from medfedvqa.research.benchmark.results_file import read
 
     if given:
-        raise ConfigError(f"--from takes everything from the files: leave out {', '.join(given)}")
+        raise ConfigError(f"with --from, the files set everything: leave out {', '.join(given)}")
     results, remarks = read([Path(name.strip()) for name in listed.split(",") if name.strip()])
     warnings = Terminal(stderr=True)
     for remark in remarks:
@@ -260,7 +260,7 @@ def numbers(listed: str) -> list[int]:
     """The numbers of sites in a text such as `5,10,25`. Raises `ConfigError` for other texts."""
     parts = [part.strip() for part in listed.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise ConfigError("--scale takes numbers of sites separated by commas, as 5,10,25")
+        raise ConfigError("--scale needs numbers of sites separated by commas, such as 5,10,25")
     return [int(part) for part in parts]
 
 

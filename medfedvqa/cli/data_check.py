@@ -23,9 +23,9 @@ MOST = 20
 def check_command(
     root: Annotated[Path, typer.Argument(help="The folder of a data set.", metavar="ROOT")],
     data: Annotated[
-        str, typer.Option(metavar="NAME", help="Which set it is, where the folder has the form of several.")
+        str, typer.Option(metavar="NAME", help="The name of the data set, if the folder fits several.")
     ] = "",
-    show_all: Annotated[bool, typer.Option("--all", help="Name all missing pictures and all answers.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="List all missing pictures and all answers.")] = False,
 ) -> None:
     """Say what a folder of questions about pictures, of captions or of a table of patients holds, before any training:
     its form, languages, parts, missing pictures, questions in two parts, answers."""

@@ -20,12 +20,12 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "bold yellow"), "fa
 
 def doctor(
     kit: Annotated[
-        Path, typer.Argument(help="The startup kit of a site, a server or an administrator: has startup/ and local/.")
+        Path, typer.Argument(help="The startup kit of a site, a server or an administrator, with startup/ and local/.")
     ],
     server: Annotated[
-        bool, typer.Option("--server", help="Also see whether the federation's server answers, and compare clocks.")
+        bool, typer.Option("--server", help="Also check that the federation's server answers, and compare clocks.")
     ] = False,
-    running: Annotated[bool, typer.Option("--running", help="Also see whether the site, or server, runs.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="Also check that the site or server is running.")] = False,
     as_json: JsonOption = False,
     accept: Annotated[
         bool,

@@ -35,23 +35,29 @@ LINE_SECONDS = 60
 
 def ingest(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="DICOM, PNG, JPEG, TIFF, at any depth; only read.")],
-    questions: Annotated[Path, typer.Option(help="CSV, xlsx or JSON: image, question, answer, and more.")],
-    out: Annotated[Path, typer.Option(help="The store: made, or brought up to date.", callback=writable)],
+    questions: Annotated[
+        Path, typer.Option(help="CSV, xlsx or JSON file with the columns image, question, answer, and more.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the store, created or updated.", callback=writable)],
     key: Annotated[
-        Path | None, typer.Option(help="Key of the pseudonyms, made at first use. Default: OUT.key, beside the store.")
+        Path | None,
+        typer.Option(help="Key of the pseudonyms, created at first use. Default: OUT.key, beside the store."),
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Folder of the ledger that these patients are charged to. Default: OUT.ledger.")
     ] = None,
     organ: OwnOrganOption = None,
     patients: Annotated[
-        Path | None, typer.Option(help="File of persons with several numbers: patient, person. It is not stored.")
+        Path | None,
+        typer.Option(help="Table of patients with several numbers; columns: patient, person. It is not stored."),
     ] = None,
     encoding: EncodingOption = None,
     hidden: HiddenOption = "refuse",
-    side: Annotated[int, typer.Option(help="Most pixels along a stored picture's longer side.")] = Options.side,
+    side: Annotated[
+        int, typer.Option(help="Largest length of a stored picture's longer side, in pixels.")
+    ] = Options.side,
     frame: Annotated[
-        Literal["middle", "first"], typer.Option(help="Which frame of a file with several is kept.")
+        Literal["middle", "first"], typer.Option(help="Which frame of a multi-frame file is kept.")
     ] = "middle",
     retain: Annotated[
         list[str] | None,
@@ -61,24 +67,27 @@ def ingest(
         ),
     ] = None,
     identifiers: Annotated[
-        Literal["leave-out", "replace"], typer.Option(help="A question with an identifier: left out, or replaced in.")
+        Literal["leave-out", "replace"],
+        typer.Option(help="Leave out a question with an identifier, or replace the identifier."),
     ] = "leave-out",
     unread: Annotated[
-        Literal["blank", "flag"], typer.Option(help="Unread marks near the border: blanked, or flagged for review.")
+        Literal["blank", "flag"], typer.Option(help="Blank illegible marks near the border, or flag them for review.")
     ] = "blank",
     masks: Annotated[
-        Path | None, typer.Option(help="Regions that are blanked by device, in the form of CTP's pixel anonymiser.")
+        Path | None, typer.Option(help="Regions to blank for each device model, as a script of CTP's pixel anonymiser.")
     ] = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="window=CENTRE,WIDTH|meta=UID|uid=content",
-            help="What to take where a DICOM header lacks it (window.CT=... for one modality); repeatable.",
+            help="Value to use where a DICOM header lacks it (window.CT=... for one modality); repeatable.",
         ),
     ] = None,
-    max_pixels: Annotated[int, typer.Option(help="Most pixels (rows times columns) of a file.")] = Options.max_pixels,
+    max_pixels: Annotated[
+        int, typer.Option(help="Largest number of pixels (rows times columns) of a file.")
+    ] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
-    seconds: Annotated[int, typer.Option(help="Most seconds for one file.")] = Options.seconds,
+    seconds: Annotated[int, typer.Option(help="Time limit for one file, in seconds.")] = Options.seconds,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -120,7 +129,7 @@ def ingest(
             soft_wrap=True,
         )
     if not manifest.counts.rows:
-        raise DataError("no question could be kept: the list of what is left out, and why, is in the store")
+        raise DataError("no question could be kept: the store lists the questions left out, with reasons")
     console.print(
         f"The store is [bold]{sentence(out)}[/]; train with: medfedvqa run METHOD --data {sentence(out)}",
         soft_wrap=True,
@@ -224,7 +233,7 @@ def check(
     for refusal in finds.refusals[:SHOWN]:
         console.print(f"refused: {plain(str(refusal), 400)}", soft_wrap=True)
     if finds.refusals:
-        raise DataError(f"an ingestion would refuse this table, for {len(finds.refusals)} reasons: mend what is listed")
+        raise DataError(f"an ingestion would refuse this table, for {len(finds.refusals)} reasons: see the list")
 
 
 def _show_table(console: Terminal, title: str, columns: Iterable[str], entries: Iterable[tuple[str, ...]]) -> None:
@@ -239,12 +248,16 @@ def _show_table(console: Terminal, title: str, columns: Iterable[str], entries: 
         console.print(shown)
 
 
-_Finds = Annotated[list[str] | None, typer.Option(metavar="FIND", help="A find on the sheet; repeatable.")]
+_Finds = Annotated[
+    list[str] | None, typer.Option(metavar="FIND", help="The id of a mark on the review sheet; repeatable.")
+]
 _ADDED = re.compile(r"([0-9a-f]{32}):(\d{1,5}),(\d{1,5}),(\d{1,5}),(\d{1,5})")
 
 
 def review(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store; the sheet is made in STORE.review.")],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="The store; the review sheet is written to STORE.review.")
+    ],
     keep: _Finds = None,
     blank: _Finds = None,
     quarantine: _Finds = None,
@@ -255,10 +268,12 @@ def review(
     accept: Annotated[
         list[str] | None, typer.Option(metavar="PICTURE|all", help="A picture to accept as it is; repeatable.")
     ] = None,
-    by: Annotated[str, typer.Option(metavar="NAME", help="Who decides; recorded with the time.")] = "",
+    by: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the person who decides; recorded with the time.")
+    ] = "",
     quiet: QuietOption = False,
 ) -> None:
-    """Write the sheet of a store's pictures and finds, or record what a person decides about them."""
+    """Write the review sheet of a store's pictures and the marks in them, or record a person's decisions."""
     from medfedvqa.ingest.review import ReviewVerdict, decide, write_sheet
 
     console = Terminal(quiet=quiet)
@@ -270,9 +285,11 @@ def review(
     added = [_parsed(text) for text in add or ()]
     if any(verdicts.values()) or added or accept:
         count = decide(store, by, verdicts, added, accept or ())
-        console.print(f"Recorded {count}. The next medfedvqa ingest applies what was decided.")
+        console.print(f"Recorded {count}. The next medfedvqa ingest applies the decisions.")
     sheet, finds, flags = write_sheet(store)
-    console.print(f"{finds} finds, {flags} of them open flags: [bold]{sentence(sheet)}[/]", soft_wrap=True)
+    console.print(
+        f"{finds} marks found in pictures, {flags} of them undecided: [bold]{sentence(sheet)}[/]", soft_wrap=True
+    )
     console.print("The sheet shows identifiers of patients: it stays on this site.")
 
 
@@ -280,7 +297,7 @@ def _parsed(text: str) -> tuple[str, tuple[int, ...]]:
     """The picture's id and the box in a value of `--add`. Raises `ConfigError`."""
     match = _ADDED.fullmatch(text)
     if match is None:
-        raise ConfigError("--add is PICTURE:LEFT,TOP,RIGHT,BOTTOM, with the picture's id as the sheet has it")
+        raise ConfigError("--add must be PICTURE:LEFT,TOP,RIGHT,BOTTOM, with the picture's id from the review sheet")
     return match[1], tuple(map(int, match.groups()[1:]))
 
 
@@ -306,15 +323,18 @@ class PatientUse(NamedTuple):
 
 
 def withdraw(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store that the patient leaves.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The store to remove the patient from.")],
     patient: Annotated[
-        str, typer.Option(metavar="NUMBER", prompt="Number of the patient", help="Asked for if it is not given.")
+        str,
+        typer.Option(
+            metavar="NUMBER", prompt="Number of the patient", help="The patient's number; without it, the command asks."
+        ),
     ],
     key: Annotated[Path | None, typer.Option(help="Key of the pseudonyms. Default: STORE.key.")] = None,
-    patients: Annotated[Path | None, typer.Option(help="The file of persons that the store was made with.")] = None,
+    patients: Annotated[Path | None, typer.Option(help="The table of patients that the store was made with.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="The store's ledger. Default: STORE.ledger.")] = None,
     site: Annotated[
-        list[Path] | None, typer.Option(help="The site.yml of a site of this store, whose log is read; repeatable.")
+        list[Path] | None, typer.Option(help="The site.yml of a site of this store, to read its log; repeatable.")
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

@@ -52,11 +52,12 @@ def print_counts(
 def slices(
     volumes: Annotated[Path, typer.Argument(metavar="FOLDER", help="NIfTI volumes, .nii or .nii.gz; only read.")],
     questions: Annotated[
-        Path, typer.Option(help="The table of questions, whose images are named as PATH.nii.gz@axial-80.png.")
+        Path, typer.Option(help="The table of questions, with images named PATH.nii.gz@axial-80.png.")
     ],
     into: Annotated[Path, typer.Option(help="The folder that `medfedvqa ingest` will read.", callback=writable)],
     window: Annotated[
-        str, typer.Option(metavar="LOW,HIGH", help="The values that become black and white; else of each slice.")
+        str,
+        typer.Option(metavar="LOW,HIGH", help="The values that become black and white. Default: those of each slice."),
     ] = "",
     organ: OwnOrganOption = None,
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
@@ -104,17 +105,19 @@ def _window(text: str) -> "Window | None":
 
 def fetch(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="The archive's DICOMweb service, the only address that is asked.")
+        str, typer.Argument(metavar="URL", help="The archive's DICOMweb service, the only address that is contacted.")
     ],
-    questions: Annotated[Path, typer.Option(help="The table of questions: which images are fetched.")],
+    questions: Annotated[Path, typer.Option(help="The table of questions, which names the images to fetch.")],
     into: Annotated[Path, typer.Option(help="The folder that `medfedvqa ingest` will read.", callback=writable)],
     organ: OwnOrganOption = None,
-    plain_http: Annotated[bool, typer.Option("--plain-http", help="Let images cross the network in clear.")] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Allow images to cross the network unencrypted.")
+    ] = False,
     login: Annotated[
         Path | None, typer.Option(help="A file that only you may read, with USER:PASSWORD for the archive.")
     ] = None,
-    answer_mib: Annotated[int, typer.Option(help="MiB of one answer of the archive, at most.", min=1)] = 256,
-    answer_seconds: Annotated[float, typer.Option(help="Seconds for one whole answer, at most.", min=1)] = 300,
+    answer_mib: Annotated[int, typer.Option(help="Limit of one answer of the archive, in MiB.", min=1)] = 256,
+    answer_seconds: Annotated[float, typer.Option(help="Time limit of one whole answer, in seconds.", min=1)] = 300,
     memory: Annotated[int, typer.Option(help="MiB of address space.", min=1024)] = MEMORY,
     quiet: QuietOption = False,
 ) -> None:

@@ -29,7 +29,9 @@ def export_command(
     rounds: options.RoundsOption = None,
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
-    data: Annotated[str, typer.Option(help="Reader that every site must hold, or 'any'.")] = "any",
+    data: Annotated[
+        str, typer.Option(help="The data set that every site must have, by its reader's name, or 'any'.")
+    ] = "any",
     backbone: Annotated[
         str, typer.Option(help="Name of the backbone that every site loads.", callback=options.checked_backbone)
     ] = "medclip2-slake",
@@ -40,7 +42,7 @@ def export_command(
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
     choices: Choices = NO_CHOICES,
-    kit: Annotated[Path | None, typer.Option(help="Your administrator's kit: the job is then fresh.")] = None,
+    kit: Annotated[Path | None, typer.Option(help="Your administrator's kit, to make a job that runs once.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
     ] = None,
@@ -49,9 +51,9 @@ def export_command(
 ) -> None:
     """Write a configuration-only job folder.
 
-    With --kit and --site the job names its federation, its sites, an expiry and a nonce. Other sites do not hear of it.
-    Once it is submitted, and so signed, it runs once: jobs under differential privacy need that. Without them a site
-    runs the folder as often a day as its policy says.
+    With --kit and --site the job names its federation, its sites, an expiry and a nonce. Other sites do not receive it.
+    Submitting signs it, and it runs once: jobs under differential privacy need that. Without --kit and --site, a site
+    runs the folder as often a day as its policy allows.
     """
     from medfedvqa.federation.flare.recipe import export_job
     from medfedvqa.library.training_job import checked_job
@@ -110,16 +112,16 @@ def fresh_terms(kit: Path | None, sites: list[str] | None, days: float) -> "Term
     try:
         return Terms.fresh(federation_of(root), tuple(sites), days)
     except ValueError:
-        raise ConfigError("a site's name has letters, digits, '-', '_' and '.', and no more than 63 of them") from None
+        raise ConfigError("a site's name has letters, digits, '-', '_' and '.', and at most 63 characters") from None
 
 
 JobName = Annotated[str, typer.Argument(help="A job's name, as `medfedvqa jobs pending` lists it.", show_default=False)]
-Person = Annotated[str, typer.Option(help="Who decides: the name in the key's line, without blanks.")]
-KeyFile = Annotated[Path, typer.Option("--key", help="The file of this person's own key.")]
+Person = Annotated[str, typer.Option(help="Name of the person who decides, as in the key's line.")]
+KeyFile = Annotated[Path, typer.Option("--key", help="The file of this person's key.")]
 
 
 def pending_command(site: SiteFile, as_json: JsonOption = False) -> None:
-    """List the jobs that were refused until a person of the site decides, and what was decided of each."""
+    """List the jobs that wait for approval by a person of the site, and the decisions so far."""
     from medfedvqa.federation.approvals import waiting_jobs
 
     config = config_of(site)
@@ -136,7 +138,7 @@ def pending_command(site: SiteFile, as_json: JsonOption = False) -> None:
             soft_wrap=True,
         )
     if not jobs:
-        console.print("No job waits.")
+        console.print("No job waits for a decision.")
 
 
 def show_command(name: JobName, site: SiteFile) -> None:
@@ -189,7 +191,7 @@ def refuse_command(name: JobName, site: SiteFile, person: Person, key: KeyFile) 
 
     config = config_of(site)
     decide(config, waiting_job(config, name), "no", person, key, timedelta(days=1))
-    Terminal().print("The job does not run here, and a run of it stops at its next round.")
+    Terminal().print("The job does not run here; if it runs already, it stops at its next round.")
 
 
 def approver_command(

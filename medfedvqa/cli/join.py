@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def join(
     run: Annotated[Path, typer.Argument(help="The folder of a run of an averaging method, or of its results.")],
     site: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A hospital that joins: its organ here; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A hospital that joins, by its organ; repeatable.")
     ] = None,
     data: options.DataOption = "",
     data_root: options.RootOption = None,
@@ -30,7 +30,7 @@ def join(
         ),
     ] = None,
     finish: Annotated[
-        int, typer.Option(help="Passes of further training on the hospital's rows; 0: none.", min=0)
+        int, typer.Option(help="Epochs of further training on the hospital's rows; 0: none.", min=0)
     ] = 20,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = 1,
@@ -38,10 +38,12 @@ def join(
     out: options.OutOption = None,
     job_folder: Annotated[
         Path | None,
-        typer.Option(help="Write the job folder for `nvflare job submit` instead.", callback=options.writable),
+        typer.Option(
+            help="Write a job folder for `nvflare job submit` instead of running here.", callback=options.writable
+        ),
     ] = None,
     kit: Annotated[
-        Path | None, typer.Option(help="With --job-folder: your administrator's kit: the job is fresh.")
+        Path | None, typer.Option(help="With --job-folder: your administrator's kit, to make a job that runs once.")
     ] = None,
     days: Annotated[float, typer.Option(help="With --kit: days until the job expires.", min=0.01, max=31)] = 7.0,
     as_json: options.JsonOption = False,
@@ -74,7 +76,7 @@ def join(
     job = model.joining(organs, finish, data=reader, round_timeout=None)
     sites = tuple(site or ())
     if not sites:
-        raise ConfigError("--site names the hospitals that join: give at least one")
+        raise ConfigError("give at least one hospital that joins by --site")
     check_site_names(reader, root, sites)
     files = options.check_backbone_file(job.backbone, backbone_file)
     folder = out or new_folder("join", reader)

@@ -15,7 +15,9 @@ def add_command(
     name: Annotated[str, typer.Argument(help="The other site's name in the federation.")],
     fingerprint: Annotated[str, typer.Argument(help="Its fingerprint, 64 hex digits: `medfedvqa identity` shows it.")],
     site: SiteFile,
-    replace: Annotated[bool, typer.Option("--replace", help="The site has a new key: pin this one instead.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the pinned key, since the site has a new one.")
+    ] = False,
 ) -> None:
     """Pin another site's key in site.yml, and show the words by which to compare it."""
     from medfedvqa.federation.site_keys import pin
@@ -23,7 +25,7 @@ def add_command(
 
     pin(site, config_of(site).name, name, fingerprint, replace)
     console = Terminal()
-    console.print(f"{plain(name)} is pinned. Its words: [bold]{words_of(fingerprint)}[/]", soft_wrap=True)
+    console.print(f"{plain(name)} is pinned. The words of its key: [bold]{words_of(fingerprint)}[/]", soft_wrap=True)
     console.print("Call the site: it must read out the same words, from `medfedvqa peers verify` on its own machine.")
 
 
@@ -46,7 +48,7 @@ def verify_command(site: SiteFile, as_json: JsonOption = False) -> None:
         console.print(f"{plain(name)} must read out: [bold]{words}[/]", soft_wrap=True)
     for name in uncompared:
         console.print(
-            f"{plain(name)} is as the kit brought it. If the words are right: "
+            f"{plain(name)} has the key from the kit, not yet compared. If the words match: "
             f"`medfedvqa peers add {plain(name)} {fingerprints[name]}`",
             soft_wrap=True,
         )
@@ -87,7 +89,7 @@ _FIXED = {
 
 
 def rotate(
-    key: Annotated[KeyName, typer.Argument(help="The key to replace. It refuses `cohort` and `store`, and says why.")],
+    key: Annotated[KeyName, typer.Argument(help="The key to replace. `cohort` and `store` cannot be replaced.")],
     site: SiteFile,
 ) -> None:
     """Replace a stopped site's key of its audit log or of secure aggregation; old signatures still verify."""

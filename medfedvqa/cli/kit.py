@@ -15,7 +15,7 @@ from medfedvqa.errors import ConfigError
 def prepare_command(
     folder: Annotated[Path, typer.Argument(help="A site's or server's startup kit, unpacked.")],
     storage: Annotated[
-        Path | None, typer.Option(help="Of a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
+        Path | None, typer.Option(help="For a server: its folder for jobs and results. Default: FLARE's, under /tmp.")
     ] = None,
 ) -> None:
     """Prepare a kit from FLARE's dashboard as provisioning does, before its first start."""
@@ -43,20 +43,22 @@ def root_command(
     Terminal().print(f"root certificate: {sentence(root_folder(project, out))}", highlight=False, soft_wrap=True)
 
 
-NewFolder = Annotated[Path, typer.Option(help="The folder to write into; files in it stay.", callback=writable)]
+NewFolder = Annotated[Path, typer.Option(help="The folder to write into; existing files stay.", callback=writable)]
 
 
 def service_command(
-    kit: Annotated[Path, typer.Argument(help="The startup kit of a site or a server, where it will stay.")],
+    kit: Annotated[Path, typer.Argument(help="The startup kit of a site or a server, in its final place.")],
     out: NewFolder,
     user: Annotated[str, typer.Option(help="The account that owns the kit and runs the party.")] = "medfedvqa",
     prometheus: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a site: a timer writes its health into FILE each minute.")
+        Path | None, typer.Option(metavar="FILE", help="For a site: a timer writes its health into FILE each minute.")
     ] = None,
     backup: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of a site: a timer writes a backup into FOLDER each night.")
+        Path | None, typer.Option(metavar="FOLDER", help="For a site: a timer writes a backup into FOLDER each night.")
     ] = None,
-    backup_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of these backups.")] = None,
+    backup_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The age key file that encrypts these backups.")
+    ] = None,
 ) -> None:
     """Write hardened systemd units for a kit, with timers for its health and its backups."""
     from medfedvqa.federation.flare.service_files import service_files

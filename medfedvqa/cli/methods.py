@@ -14,10 +14,10 @@ from medfedvqa.cli.terminal import Terminal, plain, sentence
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A method: its options are listed.", autocompletion=method_words)
+        str | None, typer.Argument(help="A method, to list its options.", autocompletion=method_words)
     ] = None,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Print which run privately and on shares, as Markdown.")
+        bool, typer.Option("--matrix", help="Print which methods run privately and on shares, as Markdown.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

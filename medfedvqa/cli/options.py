@@ -87,8 +87,8 @@ OptionalMethodArgument = Annotated[
 DataOption = Annotated[
     str,
     typer.Option(
-        help="The data set: vqa-rad, slake, phantom (drawn), store, or the folder of a store. By default VQA-RAD from "
-        "--data-root or $MEDFEDVQA_DATA, and the drawn set only if neither is given.",
+        help="The data set: vqa-rad, slake, phantom (synthetic), store, or a store's folder. By default VQA-RAD from "
+        "--data-root or $MEDFEDVQA_DATA, and the phantom set only if neither is given.",
         autocompletion=set_words,
     ),
 ]
@@ -126,7 +126,7 @@ CutOption = Annotated[
     typer.Option(
         "--sites",
         metavar="CUT",
-        help="How the set is cut into sites, patients whole: organ, hospital:N (of each organ), question-type, "
+        help="How the data are divided into sites by patient: organ, hospital:N (of each organ), question-type, "
         "modality, halves:N (at random), dirichlet:ALPHA or quantity:ALPHA (a further :N for the number of sites).",
     ),
 ]
@@ -149,11 +149,12 @@ CacheOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[int, typer.Option(help="Runs of each system, with seeds 0, 1, ...", min=1)]
-WorkersOption = Annotated[int, typer.Option(help="Runs at a time, each on one thread.", min=1)]
+WorkersOption = Annotated[int, typer.Option(help="Number of parallel runs, each on one thread.", min=1)]
 UnseenBackboneOption = Annotated[
     str,
     typer.Option(
-        help="The frozen backbone, as in `medfedvqa run`; auto has not seen the data.", callback=checked_backbone
+        help="The frozen backbone, as in `medfedvqa run`; auto: a bundled one that has not seen the data.",
+        callback=checked_backbone,
     ),
 ]
 TunedOption = Annotated[
@@ -171,18 +172,18 @@ DeviceOption = Annotated[
     ),
 ]
 EpsilonOption = Annotated[
-    float | None, typer.Option(help="Differential privacy: what the whole job may cost each patient, in nats.")
+    float | None, typer.Option(help="Differential privacy: epsilon of the whole job for each patient.")
 ]
 DPOption = Annotated[
     list[str] | None,
     typer.Option(
         "--dp",
         metavar="NAME=VALUE",
-        help="Another setting of differential privacy, as `medfedvqa privacy settings` lists them; repeatable.",
+        help="Any setting of differential privacy, as `medfedvqa privacy settings` lists them; repeatable.",
     ),
 ]
 QuestionsOption = Annotated[
-    QuestionsName, typer.Option(help="The questions to train on and to test, by their published kind.")
+    QuestionsName, typer.Option(help="The questions for training and test, by their published kind.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(help="Folder for the results. Default: runs/METHOD-DATA-TIME.", callback=writable)

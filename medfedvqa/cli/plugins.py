@@ -14,16 +14,22 @@ from medfedvqa.plugins import allow, installed, pinned, read_passed
 
 PluginOption = Annotated[
     list[str] | None,
-    typer.Option(help="NAME or NAME=SHA256: load what this distribution brings, see `medfedvqa plugins`; repeatable."),
+    typer.Option(
+        help="NAME or NAME=SHA256 of a distribution whose plug-ins to load, see `medfedvqa plugins`; repeatable."
+    ),
 ]
 ModuleOption = Annotated[
     list[str] | None,
-    typer.Option("--module", "-m", help="Import a module of this folder that registers a method; engine local only."),
+    typer.Option(
+        "--module", "-m", help="Import a module in this folder that registers a method; only with engine local."
+    ),
 ]
 
 
 def plugins_command(
-    site: Annotated[Path | None, typer.Option(help="A site.yml: mark what passed `audit neighbours` there.")] = None,
+    site: Annotated[
+        Path | None, typer.Option(help="A site.yml, to mark the methods that passed `audit neighbours` there.")
+    ] = None,
 ) -> None:
     """Installed distributions with methods, readers or backbones, as site.yml allows them: by name and digest."""
     plug_ins, passed = installed(), read_passed(site.parent) if site else {}

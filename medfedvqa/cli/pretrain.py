@@ -29,17 +29,17 @@ def pretrain(
         Path, typer.Option(help="The safetensors file to write, with its model card beside it.", callback=writable)
     ],
     benchmark: Annotated[
-        Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set whose questions are learned, or none.")
+        Literal["slake", "vqa-rad", "none"], typer.Option(help="The data set of training questions, or none.")
     ] = "none",
     architecture: Annotated[
         Literal["medclip2", "medclip3"],
-        typer.Option(help="What is trained; medclip3 is built on published networks: medfedvqa[words]."),
+        typer.Option(help="The model to train; medclip3 extends published networks and needs medfedvqa[words]."),
     ] = "medclip2",
     steps: Annotated[int, typer.Option(help="Training steps of 64 pictures.", min=1)] = 1500,
-    start: Annotated[Path | None, typer.Option(help="Begin from these weights instead of random ones.")] = None,
+    start: Annotated[Path | None, typer.Option(help="Start from these weights instead of random ones.")] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Take the frozen text tower of these weights; without it no words are learned from."),
+        typer.Option(help="Weights whose text tower is used, frozen; without it, training uses no text."),
     ] = None,
     share_alike: Annotated[bool, typer.Option(help="Use the share-alike set (MedNIST) too.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.")] = 7,

@@ -91,14 +91,17 @@ def ledger_command(
         Path | None, typer.Option(help="Write all records to this new file, as JSON lines.", callback=writable)
     ] = None,
     import_: Annotated[
-        Path | None, typer.Option("--import", help="Take over what an exported ledger charged; restores an empty one.")
+        Path | None,
+        typer.Option("--import", help="Import the charges of an exported ledger, as to restore a lost one."),
     ] = None,
     take_over: Annotated[
-        Path | None, typer.Option(help="Take over the charges of this folder's ledger, which this site had before.")
+        Path | None, typer.Option(help="Import the charges of the ledger in this folder, which this site used before.")
     ] = None,
-    free: Annotated[str | None, typer.Option(help="Give back what this job reserved and never began.")] = None,
+    free: Annotated[
+        str | None, typer.Option(help="Free the budget that this job reserved for tasks that never began.")
+    ] = None,
 ) -> None:
-    """Check a site's ledger against itself and against the audit log; export, import, or free a dead job's share."""
+    """Check a site's ledger against itself and the audit log; export it, import one, or free a dead job's budget."""
     from medfedvqa.federation.job_budget import check_ledger, require_ledger, store_of
     from medfedvqa.ingest.ledger_binding import check_binding
 
@@ -107,11 +110,11 @@ def ledger_command(
         require_ledger(config)
     with _ledger(config, shared=take_over is not None) as ledger:
         if import_ is not None:
-            console.print(f"{ledger.import_(import_)} records were taken over")
+            console.print(f"{ledger.import_(import_)} records were imported")
         if take_over is not None:
-            console.print(f"{_take_over(config, ledger, take_over)} records were taken over")
+            console.print(f"{_take_over(config, ledger, take_over)} records were imported")
         if free is not None:
-            console.print(f"{ledger.free(free)} tasks of the job were given back")
+            console.print(f"{ledger.free(free)} tasks of the job were freed")
         ledger.verify()
         if segments(config.audit):
             check_ledger(ledger, config.audit)
@@ -133,9 +136,9 @@ def _take_over(config: "SiteConfig", ledger: "Ledger", folder: Path) -> int:
 
     store = store_of(config)
     if store is None:
-        raise ConfigError("only a store's charges can be taken over, and this data set is not a store: use --import")
+        raise ConfigError("only a store's charges can be taken over, but this data set is not a store: use --import")
     if read_folder(folder) is None:
-        raise ConfigError("there is no ledger to take over in that folder: give the folder that site.yml named before")
+        raise ConfigError("that folder has no ledger: give the folder that site.yml named before")
     _, images, _ = read_store(store)
     with closing(Ledger(folder, config.name)) as earlier:
         written = ledger.take_over(earlier, {image.patient for image in images.values()})
@@ -192,18 +195,20 @@ def plan_command(
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
     secagg: Annotated[
-        Literal["masks", "crypten"] | None, typer.Option(help="The job on shares, as `medfedvqa run --secagg` runs it.")
+        Literal["masks", "crypten"] | None,
+        typer.Option(help="Plan the job on shares, as `medfedvqa run --secagg` runs it."),
     ] = None,
-    site: Annotated[Path | None, typer.Option(help="A site.yml, whose policy has to allow the job.")] = None,
+    site: Annotated[Path | None, typer.Option(help="A site.yml, to check the job against its policy.")] = None,
     federation: Annotated[
         str | None,
         typer.Option(
-            metavar="SITESxPATIENTS", help="What the noise would cost this many sites, each with this many patients."
+            metavar="SITESxPATIENTS",
+            help="Forecast the cost of noise for this many sites with this many patients each.",
         ),
     ] = None,
     pilot: Annotated[
         Path | None,
-        typer.Option(help="A run without privacy: estimates from how many patients joining pays."),
+        typer.Option(help="A run without privacy, to estimate how many patients a federation needs to pay off."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -227,7 +232,9 @@ def plan_command(
         policy = config_of(site).policy
         _check_policy(policy, job, [tuple(e.against(policy.colluders or 0) for e in events) for events in planned])
         if not as_json:
-            allowed = "The policy allows it to a cohort that has spent nothing; `privacy spent` tells what is left."
+            allowed = (
+                "The policy allows it to a cohort that has spent nothing; `privacy spent` shows the remaining budget."
+            )
             Terminal().print(allowed)
 
 
@@ -276,11 +283,11 @@ def _forecast(
 
     if federation is None:
         if pilot is not None:
-            raise ConfigError("a pilot needs the size of the planned federation: give --federation 10x100 too")
+            raise ConfigError("--pilot also needs the size of the planned federation, such as --federation 10x100")
         return None
     size = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,6})", federation)
     if size is None:
-        raise ConfigError("--federation takes sites x training patients at each, as 10x100")
+        raise ConfigError("--federation must be sites x training patients per site, such as 10x100")
     sites, patients = map(int, size.groups())
     numbers = trained_numbers(job.exchange())
     try:
@@ -311,12 +318,12 @@ def pilot_of(run: Path) -> "Pilot":
 
     document = Results.read(run).document
     if document["dp"] is not None:
-        raise ConfigError("the pilot was private itself: give the folder of a run without --epsilon")
+        raise ConfigError("the pilot was a private run: give the folder of a run without --epsilon")
     ways: list[list[float]] = []
     for site in document["sites"].values():
         majority, alone = site["baselines"]["majority"], site["baselines"]["alone"]
         if site["accuracy"] is None or majority is None or alone is None:
-            raise ConfigError("the pilot does not say what each site reaches alone: run it with -O finish_epochs=1")
+            raise ConfigError("the pilot lacks the sites' accuracies alone: run it with -O finish_epochs=1")
         ways.append([majority["accuracy"], alone["accuracy"], site["accuracy"]])
     return Pilot(*(fmean(way) for way in zip(*ways, strict=True)))
 

@@ -21,17 +21,19 @@ from medfedvqa.version import code_digest
 if TYPE_CHECKING:
     from privacy.report import JoinedReport, Report
 
-Reports = Annotated[list[Path], typer.Argument(help="Folders of reports, as `privacy report` wrote them.")]
+Reports = Annotated[list[Path], typer.Argument(help="Folders of reports that `privacy report` wrote.")]
 KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Verifier keys of the sites; repeatable.")]
 
 
 def verify_command(
-    path: Annotated[Path, typer.Argument(help="A report's folder, or its report.json beside the other files.")],
+    path: Annotated[Path, typer.Argument(help="A report's folder, or the report.json in it.")],
     key: Key = None,
-    log: Annotated[Path | None, typer.Option(help="The site's audit folder, to compare with what is quoted.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="The site's audit folder, to compare with the quoted entries.")
+    ] = None,
     ledger: Annotated[Path | None, typer.Option(help="An export of the site's ledger, to compare with.")] = None,
     withdrawn: Annotated[
-        Path | None, typer.Option(help="Further versions whose epsilons are withdrawn, as JSON; see docs/privacy.md.")
+        Path | None, typer.Option(help="JSON file of further versions with withdrawn epsilons; see docs/privacy.md.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,9 +110,11 @@ def report_command(
     site: Annotated[Path | None, typer.Option(help="The site's own site.yml.")] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="The job's run folder, with results and others' copies. Without --site: all its sites."),
+        typer.Option(
+            help="The job's run folder, with results and others' checkpoints. Without --site: reports on all its sites."
+        ),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Which job; by default the last one that opened.")] = None,
+    job: Annotated[str | None, typer.Option(help="The job's id; by default the last job that opened.")] = None,
     results: Annotated[Path | None, typer.Option(help="The job's results.json, for its settings.")] = None,
     baseline: Annotated[
         Path | None,
@@ -127,7 +131,7 @@ def report_command(
     network: Network = True,
     audience: Annotated[
         Literal["officers", "patients"],
-        typer.Option(help="The readers of the pages. Patients get one page in short words."),
+        typer.Option(help="For whom the pages are written. Patients get one page in plain words."),
     ] = "officers",
     language: Annotated[Literal["en", "de"], typer.Option(help="The language of the page for patients.")] = "en",
 ) -> None:
@@ -165,11 +169,11 @@ def _folders(site: Path | None, run: Path | None, out: Path) -> dict[Path, Path]
     if site is not None:
         return {site: out}
     if run is None:
-        raise ConfigError("whose report? Give --site with the site's site.yml, or --run with the folder of a run")
+        raise ConfigError("give the report's site: --site with the site's site.yml, or --run with the folder of a run")
     check_new(out)
     sites = RunEvidence.find(run).sites
     if not sites:
-        raise ConfigError(f"'{run}' holds no site's own folder: add --site with the site's site.yml")
+        raise ConfigError(f"'{run}' holds no site's folder: add --site with the site's site.yml")
     return {path: out / name for name, path in sites.items()}
 
 

@@ -26,7 +26,10 @@ def reproduce(
         typer.Argument(help="A paper: fedp3, feddat, prompt-pfl, unicon, creamfl, or its number.", show_default=False),
     ],
     entry: Annotated[
-        str, typer.Argument(help="A table or figure of it; `medfedvqa reproduce list` has all.", show_default=False)
+        str,
+        typer.Argument(
+            help="A table or figure of the paper; `medfedvqa reproduce list` shows all.", show_default=False
+        ),
     ],
     data: options.DataOption = "",
     data_root: options.RootOption = None,
@@ -37,13 +40,13 @@ def reproduce(
     unseen: Annotated[
         str,
         typer.Option(
-            help="Sites that never train, separated by commas. Default: as many as the paper has, the last ones, or "
-            "the first ones for a second table of the kind."
+            help="Sites that never train, separated by commas. Default: as many as in the paper, the last sites, or "
+            "the first sites for a second table of this kind."
         ),
     ] = "",
     sites: options.CutOption = "",
     as_printed: Annotated[
-        bool, typer.Option("--as-printed", help="Rows with the settings that the paper prints; -O takes precedence.")
+        bool, typer.Option("--as-printed", help="Use the settings that the paper prints; -O takes precedence.")
     ] = False,
     seeds: options.SeedsOption = 3,
     backbone: options.UnseenBackboneOption = "auto",
@@ -52,7 +55,8 @@ def reproduce(
     local_epochs: options.EpochsOption = None,
     option: options.MethodOptions = None,
     questions: Annotated[
-        options.QuestionsName | None, typer.Option(help="Kind of questions. Default: the entry's.", show_default=False)
+        options.QuestionsName | None,
+        typer.Option(help="Kind of questions. Default: that of the entry.", show_default=False),
     ] = None,
     workers: options.WorkersOption = 1,
     device: options.DeviceOption = "auto",
@@ -60,7 +64,7 @@ def reproduce(
     tuned: options.TunedOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the runs, which resume. Default: reproduced/PAPER-ENTRY, or -as-printed."),
+        typer.Option(help="Folder of the runs, which are resumed. Default: reproduced/PAPER-ENTRY, or -as-printed."),
     ] = None,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -112,7 +116,7 @@ def reproduce(
 
 def list_command(
     paper: Annotated[
-        str | None, typer.Argument(help="A paper: only its tables and figures are listed.", show_default=False)
+        str | None, typer.Argument(help="A paper, to list only its tables and figures.", show_default=False)
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -167,7 +171,7 @@ def _run_program(program: "Program", folder: Path) -> None:
     words = [str(folder / "runs") if word == "OUT" else word for word in program.options]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     if subprocess.run([sys.executable, str(path), *words], env=environment, check=False).returncode:
-        raise ConfigError(f"benchmarks/{program.name}.py failed: what it printed says why")
+        raise ConfigError(f"benchmarks/{program.name}.py failed: see its output above")
 
 
 def _write(

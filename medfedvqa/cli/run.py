@@ -86,12 +86,12 @@ def run(
     backbone: options.BackboneOption = "auto",
     backbone_file: options.BackboneFileOption = None,
     split: Annotated[
-        options.SplitName, typer.Option(help="The split of the rows: the published one, or one by patient.")
+        options.SplitName, typer.Option(help="The split of the rows: as published, or by patient.")
     ] = "official",
     questions: options.QuestionsOption = "closed",
     site: options.OrgansOption = None,
     hospitals: Annotated[
-        int, typer.Option(help="Hospitals of each organ: its patients are dealt out to this many sites.", min=1, max=99)
+        int, typer.Option(help="Hospitals per organ, among which its patients are divided.", min=1, max=99)
     ] = 1,
     sites: options.CutOption = "organ",
     epsilon: options.EpsilonOption = None,
@@ -105,7 +105,7 @@ def run(
     ] = "float32",
     cache: options.CacheOption = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Folder of the ledger of a store. Default: STORE.ledger, as ingest makes it.")
+        Path | None, typer.Option(help="Folder of a store's ledger. Default: STORE.ledger, which ingest creates.")
     ] = None,
     out: options.OutOption = None,
     plugin: PluginOption = None,
@@ -166,7 +166,7 @@ def _resume(
 ) -> None:
     """Continue the run in a folder."""
     if method:
-        raise ConfigError("the folder of --resume says what is run: leave out the method and its options")
+        raise ConfigError("--resume takes method and options from its folder: leave them out")
     progress = announced(f"medfedvqa run --resume {folder}: loading PyTorch", quiet)
     from medfedvqa.federation.launch import Launch
     from medfedvqa.federation.launch import resume as resume_launch
@@ -206,7 +206,7 @@ def watched(launch: "Launch", engine: options.EngineName, progress: "Terminal") 
     reads = in_a_line(server_reads(job))
     progress.print(f"Each site sends {sentence(reads)}", soft_wrap=True, highlight=False)
     if engine != "local":
-        progress.print("FLARE starts a process for each site; each loads PyTorch", soft_wrap=True)
+        progress.print("FLARE starts a process for each site, and each process loads PyTorch", soft_wrap=True)
     with _stages(launch, progress) as (stages, stop):
         return run_launch(launch, engine, stages.watch, stop)
 

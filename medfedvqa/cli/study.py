@@ -62,7 +62,7 @@ def study(
     for name in names:
         check_name("regime", name, REGIMES, "docs/comparison.md describes them")
     if not names:
-        raise ConfigError(f"--regimes names what to vary: {', '.join(REGIMES)}")
+        raise ConfigError(f"--regimes must name what to vary: {', '.join(REGIMES)}")
     changes = options.named_values(option or [], rounds=rounds, local_epochs=local_epochs)
     listed = methods or ",".join(SYSTEMS)
     base = planned_grid(listed, data, data_root, backbone, changes, seeds, device, cache, out, tuned, questions)
@@ -140,4 +140,4 @@ def decimals(listed: str, option: str) -> list[float]:
     try:
         return [float(part) for part in listed.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} takes numbers separated by commas, as 0.001,0.01") from None
+        raise ConfigError(f"{option} needs numbers separated by commas, such as 0.001,0.01") from None

@@ -323,7 +323,7 @@ class Averaging(Stepwise[Config]):
         weight = ROWS if self.config.weighting == "rows" else None
         training = [site for site in hub.sites if site not in self.config.unseen]
         if not training or len(hub.sites) - len(training) < len(self.config.unseen):
-            raise ConfigError("'unseen' names a site that is not there, or leaves none to train")
+            raise ConfigError("'unseen' names a site that does not take part, or leaves none to train")
         mixer, rounds = Mixer(self.config, hub.sites, self.secagg, self.server_step), self.config.rounds
         for number in hub.rounds(rounds):
             task = "start" if number == 1 else "train"
@@ -380,7 +380,7 @@ class Averaging(Stepwise[Config]):
         """Raises `ConfigError` for a method with a server step in a job whose server never learns the mean."""
         if not self.shares:
             raise ConfigError(
-                f"the server of '{self.name}' steps towards the sites' mean, and so configured they share nothing: "
+                f"the server of '{self.name}' steps towards the sites' mean, and with these options they share none: "
                 "give 'own' as 'nothing', or 'tuning' as more than 'classifier'"
             )
         if self.secagg and any(isinstance(how, MeanOnShares) and how.hidden for how in self.on_shares.values()):

@@ -30,9 +30,9 @@ the message that the site tests with. It never leaves."""
 
 
 def remembered(method: "Alone[Any]", site: Site, state: State, received: Tensors, names: Collection[str]) -> State:
-    """The state with its best round updated, after a round whose answer is `received`. On ties, the later round wins.
+    """The state after a round, in which `BEST` holds the best round so far. On ties, the later round wins.
 
-    `names`: the tensors to keep of `received`, those that the evaluation would receive.
+    `received`: the server's answer in this round; `names`: its tensors that the evaluation receives.
     """
     if VALIDATED not in state:  # nothing is trained yet, or the site never trains
         return state

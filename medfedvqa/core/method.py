@@ -134,12 +134,12 @@ class Method(ABC, Generic[Config]):
         """
         self.config, self.dp, self.secagg = config, dp, secagg
         if dp is not None and dp.is_shared and not getattr(config, "is_stepwise", False):
-            raise ConfigError(f"'{self.name}', so configured, does not share noise: it needs 'schedule' as 'stepwise'")
+            raise ConfigError(f"'{self.name}' does not share noise with these options: set 'schedule' to 'stepwise'")
         if dp is not None and self._job_cost == Cost():
             raise ConfigError(f"the method '{self.name}' does not train under differential privacy")
         if secagg and not self.on_shares:
             raise ConfigError(
-                f"the method '{self.name}', so configured, needs every site's own upload at the server, "
+                f"with these options the method '{self.name}' needs every site's own upload at the server, "
                 "or shares nothing: it does not run with secure aggregation"
             )
 
@@ -214,7 +214,9 @@ class Method(ABC, Generic[Config]):
             return exchange
         limited = [task.name for task in exchange.tasks if any(spec.kind is Kind.PARAMETERS for spec in task.up)]
         if not limited:
-            raise ConfigError(f"the method '{self.name}', so configured, uploads no parameters: leave out 'most_norm'")
+            raise ConfigError(
+                f"with these options the method '{self.name}' uploads no parameters: leave out 'most_norm'"
+            )
         tasks = (replace(task, most_norm=most) if task.name in limited else task for task in exchange.tasks)
         return replace(exchange, tasks=tuple(tasks))
 

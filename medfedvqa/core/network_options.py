@@ -30,7 +30,7 @@ ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*\z", m
 
 @dataclass(frozen=True)
 class PictureClassification(Task):
-    """Classifies a picture, or decides for each of some findings if it shows it, by a network trained as a whole."""
+    """Classifies a picture, or decides which of several findings it shows, by a network trained end to end."""
 
     network: NetworkSpec
     private: bool = False
@@ -52,7 +52,7 @@ class PictureClassification(Task):
 
     def check_answers(self, answers: tuple[str, ...] | None) -> None:
         if self.network.findings and answers != BINARY:
-            raise ConfigError("each of the 'findings' is answered by no or yes: give 'answers' as no, yes")
+            raise ConfigError("each of the 'findings' is answered by no or yes: set 'answers' to no, yes")
 
     def model(self, site: Site, answers: int) -> PictureNetwork:
         if site.data.features != self.network.features:
@@ -111,14 +111,14 @@ class NetworkOptions(AveragingConfig, frozen=True):
     @classmethod
     def _have_ranges(cls, features: tuple[str, ...]) -> tuple[str, ...]:
         if len({*features}) < len(features) or not all(map(feature_range, features)):
-            raise ValueError("a feature stands twice, or states no range: it reads as 'age 18..95'")
+            raise ValueError("a feature is named twice, or lacks its range: write it as 'age 18..95'")
         return tuple(sorted(features))
 
     @field_validator("channels")
     @classmethod
     def _are_grey_or_coloured(cls, channels: int) -> int:
         if channels == 2:
-            raise ValueError("a picture has 1 channel or 3")
+            raise ValueError("a picture must have 1 or 3 channels")
         return channels
 
     @field_validator("findings")
@@ -126,7 +126,7 @@ class NetworkOptions(AveragingConfig, frozen=True):
     def _are_distinct_findings(cls, findings: tuple[str, ...]) -> tuple[str, ...]:
         folded = tuple(fold(finding) for finding in findings)
         if len({*folded}) < len(folded):
-            raise ValueError("a finding stands twice")
+            raise ValueError("a finding is named twice")
         return folded
 
     @property

@@ -66,10 +66,10 @@ def method_type(name: str) -> type[Method[Any]]:
         import_module(_homes()[name])
     if name not in _METHODS and (outside := plugins.load("methods", name)) is not None:
         if not (isinstance(outside, type) and issubclass(outside, Method) and getattr(outside, "name", "") == name):
-            raise ConfigError(f"the entry point '{name}' of a distribution names no method of this name")
+            raise ConfigError(f"the entry point '{name}' of a distribution leads to no method of this name")
         register(outside)
     if name not in _METHODS:
-        raise ConfigError(f"unknown method; there is: {', '.join(method_names(training=False))}")
+        raise ConfigError(f"unknown method; the methods are: {', '.join(method_names(training=False))}")
     return _METHODS[name]
 
 

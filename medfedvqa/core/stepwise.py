@@ -83,7 +83,7 @@ class Stepwise(Alone[Config]):
         if not self.shares:
             raise ConfigError("a stepwise job shares steps, but with these options sites share nothing: use 'rounds'")
         if config.local_unit != "batches":
-            raise ConfigError("'schedule' stepwise counts batches: leave out 'local_unit', or give it as 'batches'")
+            raise ConfigError("'schedule' stepwise counts batches: leave out 'local_unit', or set it to 'batches'")
 
     @property
     @abstractmethod

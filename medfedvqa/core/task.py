@@ -15,7 +15,7 @@ class Task(ABC):
 
     @abstractmethod
     def shapes(self, shape: BackboneShape, answers: int) -> Shapes:
-        """The shapes of all that is trained, by name, for an answer space of this size. Raises `ConfigError`."""
+        """The shapes of all trained tensors, by name, for an answer space of this size. Raises `ConfigError`."""
 
     @abstractmethod
     def check(self, shape: BackboneShape) -> None:

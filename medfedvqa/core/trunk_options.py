@@ -31,7 +31,7 @@ class TrunkOptions(TunedConfig, frozen=True):
     @classmethod
     def _is_trained_as_a_whole(cls, trunk: TrunkName | None, info: ValidationInfo) -> TrunkName | None:
         if trunk is not None and info.data.get("tuning") != "full":
-            raise ValueError("a trunk starts from random weights, so all of it is trained: give 'tuning' as 'full'")
+            raise ValueError("a trunk starts from random weights, so all of it is trained: set 'tuning' to 'full'")
         return trunk
 
     def trained_shape(self, shape: BackboneShape) -> BackboneShape:

@@ -19,12 +19,12 @@ def read(root: Path) -> VQAData:
     """All pairs, in the table's order. Raises `DataError` with the number of a line and nothing of it."""
     columns, lines = read_lines(root / TABLE)
     if not {*COLUMNS, "caption"} <= {*columns}:
-        raise DataError(f"'{TABLE}' has the columns {', '.join(COLUMNS)} and caption")
+        raise DataError(f"'{TABLE}' must have the columns {', '.join(COLUMNS)} and caption")
     rows: list[Row] = []
     for number, line in enumerate(lines, 2):
         where, caption = f"line {number} of '{TABLE}'", line["caption"].strip()
         if not 0 < len(caption) <= MOST_CHARACTERS:
-            raise DataError(f"{where}: a caption has 1 to {MOST_CHARACTERS} characters")
+            raise DataError(f"{where}: a caption must have 1 to {MOST_CHARACTERS} characters")
         image = root / picture_path(line, where)
         labelled = labelled_rows({**line, "label": caption}, ("label",), where, len(rows), image, caption)
         rows += (replace(row, captioned=True) for row in labelled)

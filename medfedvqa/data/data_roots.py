@@ -38,7 +38,7 @@ def find_root(reader: str, root: Path | None) -> tuple[str, Path | None]:
     folder = _folder(root)
     if reader == PHANTOM:
         if root is not None:
-            raise ConfigError("the phantom set is drawn and has no folder: leave --data-root out")
+            raise ConfigError("the phantom set is synthetic and has no folder: leave out --data-root")
         return PHANTOM, None
     if folder is None and not reader:
         return PHANTOM, None

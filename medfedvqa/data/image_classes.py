@@ -45,7 +45,7 @@ def read(root: Path) -> VQAData:
     for folder in folders:
         if not re.fullmatch(ORGAN_NAME, folder.name):
             raise DataError(
-                "a site's folder is named by lower-case letters, digits and hyphens, at most 32: rename the others"
+                "a site's folder must be named by at most 32 lower-case letters, digits and hyphens: rename the others"
             )
         pictures = _pictures(folder)
         parts = _listed(folder, pictures)
@@ -67,7 +67,7 @@ def _read_table(root: Path) -> VQAData:
     columns, lines = read_lines(root / TABLE)
     targets = [name for name in columns if name not in (*COLUMNS, "split")]
     if not {*COLUMNS} <= {*columns} or not targets:
-        raise DataError(f"'{TABLE}' has the columns {', '.join(COLUMNS)}, and 'label' or one for each finding")
+        raise DataError(f"'{TABLE}' must have the columns {', '.join(COLUMNS)}, and 'label' or one for each finding")
     rows: list[Row] = []
     for number, line in enumerate(lines, 2):
         where = f"line {number} of '{TABLE}'"
@@ -93,13 +93,13 @@ def read_lines(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         columns, lines = list(table.fieldnames or []), list(table)
     except (OSError, ValueError, csv.Error):
         raise DataError(
-            f"'{path.name}' cannot be read: it is a table in UTF-8, with columns separated by commas"
+            f"'{path.name}' cannot be read: it must be a table in UTF-8, with columns separated by commas"
         ) from None
     if len({*columns}) < len(columns) or "" in columns:
-        raise DataError(f"'{path.name}' has a column without a name, or two of one name")
+        raise DataError(f"'{path.name}' has a column without a name, or two columns with the same name")
     for number, line in enumerate(lines, 2):
         if None in line or None in line.values():
-            raise DataError(f"line {number} of '{path.name}' has another number of columns than the first one")
+            raise DataError(f"line {number} of '{path.name}' and the first line have different numbers of columns")
     return columns, lines
 
 
@@ -114,13 +114,13 @@ def labelled_rows(
         raise DataError(f"{where} names no patient")
     if not re.fullmatch(ORGAN_NAME, site) or split not in PARTS:
         raise DataError(
-            f"{where}: a site has at most 32 lower-case letters, digits and hyphens, and a split is {', '.join(PARTS)} "
+            f"{where}: a site has at most 32 lower-case letters, digits and hyphens; a split is {', '.join(PARTS)} "
             "or empty"
         )
     for target in targets:
         value = line[target].strip()
         if target != "label" and value not in ("", *ANSWER_OF):
-            raise DataError(f"{where}: a finding is 1, 0 or empty")
+            raise DataError(f"{where}: a finding must be 1, 0 or empty")
         if value:
             asked, answer = (question, value) if target == "label" else (target, ANSWER_OF[value])
             yield Row(first, site, split, True, asked, answer, f"{site}/{patient}", image)

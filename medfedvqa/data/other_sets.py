@@ -131,7 +131,7 @@ def _med_rows(path: Path, pictures: Path, split: str, first: int) -> Iterator[Ro
     for index, line in enumerate(filter(str.strip, lines), start=first):
         fields = [field.strip() for field in line.split("|")]
         if len(fields) not in (3, 4) or not all(fields):
-            raise DataError(f"row {index}: a line is picture|question|answer: repair the file")
+            raise DataError(f"row {index}: a line must be picture|question|answer: repair the file")
         name, question, answer = fields[0], fields[-2], fields[-1].split("#")[0]  # `#` stands between right answers
         yield _row(index, "others", split, question, answer, name, pictures / f"{name}.jpg")
 

@@ -36,16 +36,16 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.kind not in ("official", "patient"):
-            raise ConfigError("the split is 'official' or 'patient'")
+            raise ConfigError("the split must be 'official' or 'patient'")
         if self.questions not in get_args(Questions):
-            raise ConfigError("the questions are 'closed', 'open' or 'all'")
+            raise ConfigError("the questions must be 'closed', 'open' or 'all'")
         if not 0 <= self.seed <= MOST_SEED:
-            raise ConfigError("the split's seed is a whole number from 0 to 2^63 - 1")
+            raise ConfigError("the split's seed must be a whole number from 0 to 2^63 - 1")
         shares = len(self.fractions) == 3 and all(0 <= share <= 1 for share in self.fractions)
         if not shares or not math.isclose(sum(self.fractions), 1):
-            raise ConfigError("the split's fractions are three numbers from 0 to 1 that sum to 1")
+            raise ConfigError("the split's fractions must be three numbers from 0 to 1 that sum to 1")
         if not 0 <= self.validation < 1:
-            raise ConfigError("the split's validation share is at least 0 and below 1")
+            raise ConfigError("the split's validation share must be at least 0 and below 1")
 
     def asks(self, row: Row) -> bool:
         """Whether the row's question is one of this kind; a caption always is."""

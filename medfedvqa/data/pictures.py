@@ -126,7 +126,7 @@ class PictureViews(PictureStream):
     def files(self) -> Iterator[tuple[int, str]]:
         """See `PictureStream`. Raises `DataError` as `Pictures.file` does, and `ConfigError` for augmented views."""
         if self._count > 1:
-            raise ConfigError("region files have no augmented views of a picture: give 'views' as 1")
+            raise ConfigError("region files have no augmented views of a picture: set 'views' to 1")
         return map(self._pictures.file, range(len(self._pictures)))
 
     def _views(self, channels: int) -> Iterator[torch.Tensor]:

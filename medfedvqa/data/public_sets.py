@@ -179,7 +179,7 @@ def own_pairs(digest: str) -> FolderPairs:
     folder = os.environ.get(PUBLIC_FOLDER)
     if not folder:
         where = f"${PUBLIC_FOLDER}, or at a site as public_set in site.yml"
-        raise ConfigError(f"the job learns from a public set that is not here: name its folder in {where}")
+        raise ConfigError(f"the job learns from a public set that this machine lacks: name its folder in {where}")
     found, pairs = read_public(Path(folder))
     if found != digest:
         raise ConfigError("the public set on this machine is not the job's: `medfedvqa data check` prints its digest")
@@ -221,12 +221,12 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[str]]:
         values = [(row.get(column) or "").strip() for column in columns]
         if not all(values) or any(len(value) > MOST_CHARACTERS for value in values):
             needed = f"{', '.join(columns)}, each of 1 to {MOST_CHARACTERS} characters"
-            raise DataError(f"{path.name}, line {line}: it needs {needed}")
+            raise DataError(f"{path.name}, line {line}: this line needs {needed}")
         yield values
 
 
 def _picture(folder: Path, name: str, line: int) -> Path:
     path = folder / name
     if not path.is_relative_to(folder) or ".." in Path(name).parts or not path.is_file():
-        raise DataError(f"{PAIRS}, line {line}: there is no such picture in the folder")
+        raise DataError(f"{PAIRS}, line {line}: the folder lacks this picture")
     return path

@@ -70,7 +70,7 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
     if JOIN in reader:
         if not _can_join(sets_of(reader)):
             raise ConfigError(
-                f"a joined name has several different sets of {', '.join(JOINABLE)}, as vqa-rad{JOIN}slake"
+                f"a joined name must name several different sets of {', '.join(JOINABLE)}, as vqa-rad{JOIN}slake"
             )
         return joined
     if reader in _REGISTERED:
@@ -79,7 +79,7 @@ def reader_function(reader: str) -> Callable[..., VQAData]:
         outside: Callable[[Path], VQAData] | None = plugins.load("readers", reader)
         if outside is not None:
             return outside
-        raise ConfigError(f"unknown data set; the sets are {', '.join(READERS)}")
+        raise ConfigError(f"unknown data set; the data sets are {', '.join(READERS)}")
     function: Callable[..., VQAData] = resolve_name(FOLDERS.get(reader, "medfedvqa.data.phantom:read"))
     return function
 

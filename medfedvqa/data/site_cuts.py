@@ -59,7 +59,7 @@ class Cut:
         except ValueError:
             raise ConfigError(f"'{text}' is not a cut of data into sites: write one of {FORMS}") from None
         if len(words) > 1 + (alpha > 0) and not 1 <= number <= MOST_SITES:
-            raise ConfigError(f"a cut has 1 to {MOST_SITES} sites: write another number than {words[-1]}")
+            raise ConfigError(f"a cut must have 1 to {MOST_SITES} sites: write another number than {words[-1]}")
         return cls(words[0], number, alpha)
 
     @classmethod

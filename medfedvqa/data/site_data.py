@@ -288,7 +288,7 @@ def batches(examples: Examples, rows: int, generator: torch.Generator) -> Iterat
     Raises `ConfigError` if `rows` is not positive.
     """
     if rows < 1:
-        raise ConfigError("a batch has at least 1 row")
+        raise ConfigError("a batch must have at least 1 row")
     order, counts = torch.argsort(examples.patients, stable=True), torch.bincount(examples.patients)
     patients = [its_rows for its_rows in torch.split(order, counts.tolist()) if len(its_rows)]
     batch: list[torch.Tensor] = []

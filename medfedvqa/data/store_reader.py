@@ -42,7 +42,7 @@ def check_reviewed(root: Path) -> None:
     """Raises `DataError` unless a person has accepted every picture of the store as it is."""
     _, images, _ = read_store(root)
     if any(image.flags for image in images.values()):
-        raise DataError("the store has marks in its pictures that wait for a decision: run medfedvqa ingest review")
+        raise DataError("marks in the store's pictures await a decision: run medfedvqa ingest review")
     if not all(image.reviewed for image in images.values()):
         raise DataError(
             "the store has pictures that nobody has accepted: run medfedvqa ingest review, then ingest again"

@@ -32,8 +32,8 @@ def read(root: Path) -> VQAData:
     targets = [name for name in columns if name not in ("patient", "site", "split", *features)]
     if not {"patient", "site"} <= {*columns} or not targets or not features:
         raise DataError(
-            f"'{TABLE}' has the columns patient, site, features with their range as 'age 18..95', and 'label' or one "
-            "for each finding"
+            f"'{TABLE}' must have the columns patient, site, features with their range as 'age 18..95', and 'label' or "
+            "one for each finding"
         )
     rows: list[Row] = []
     vectors: dict[str, np.ndarray] = {}

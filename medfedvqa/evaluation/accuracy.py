@@ -43,7 +43,7 @@ def wilson(share: float, rows: float, confidence: float = 0.95) -> Interval:
     Raises `ValueError` unless the confidence lies strictly between 0 and 1.
     """
     if not 0 < confidence < 1:
-        raise ValueError("a confidence lies strictly between 0 and 1")
+        raise ValueError("a confidence must lie strictly between 0 and 1")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     right, wrong = share * rows, (1 - share) * rows
     return _wilson_lower(right, wrong, z), 1 - _wilson_lower(wrong, right, z)

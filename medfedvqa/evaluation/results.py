@@ -37,7 +37,7 @@ def write_results(
     The format is `results_schema()`. Raises `ConfigError` if the scores are of other sites than the run's.
     """
     if scores and set(scores) != set(facts.sites) - _missing_at_end(history) - history.withheld:
-        raise ConfigError("the scores must cover exactly the sites that were there at the end and released theirs")
+        raise ConfigError("the scores must cover exactly the sites that took part at the end and released their scores")
     return _write(out, _document(facts, history, scores, failure))
 
 

@@ -73,7 +73,7 @@ class Attempt:
 
         attempt = from_array(message, "attempt", parse, "describe an attempt to aggregate on shares")
         if list(attempt.sites) != sorted(set(attempt.sites)):
-            raise FederationError("the server's message does not name each site once, in order of names")
+            raise FederationError("the server's message must name each site once, in alphabetical order")
         return attempt
 
     def sharing(self, protocol: Protocol, rule: MembersRule, stage: Stage, private: bool) -> Sharing:
@@ -131,7 +131,7 @@ def from_array(message: Tensors, name: str, parse: Callable[[Any], _Parsed], pur
     try:
         fields = json.loads(message[name].tobytes())
     except (KeyError, ValueError, AttributeError, RecursionError):
-        raise FederationError(f"the server's message lacks its part '{name}', or that is not JSON") from None
+        raise FederationError(f"the server's message lacks its part '{name}', or the part is not JSON") from None
     try:
         return parse(fields)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -151,11 +151,11 @@ def bytes_by_name(fields: Any) -> dict[str, bytes]:
 def admit(attempt: Attempt, saved: Saved, rule: MembersRule) -> None:
     """Raises `FederationError` unless sites, members and number may follow the job's earlier attempts."""
     if saved.group and not set(attempt.sites) <= set(saved.group):
-        raise FederationError("the attempt has sites that an earlier one left out, and these never come back")
+        raise FederationError("the attempt includes sites that an earlier one left out: they may not return")
     if attempt.members != rule.members(attempt.sites, saved.round):
-        raise FederationError("the server names other members than follow from the job: its own could open anything")
+        raise FederationError("the server names members that do not follow from the job: they could open any upload")
     if not saved.number < attempt.number <= ATTEMPTS:
-        raise FederationError(f"the attempt's number does not rise: a round has at most {ATTEMPTS} attempts, in order")
+        raise FederationError(f"the attempt's number is not above the last one, or exceeds {ATTEMPTS}")
 
 
 def peers_of(config: SiteConfig, attempt: Attempt, least: int) -> dict[str, str]:

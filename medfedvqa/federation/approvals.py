@@ -63,7 +63,7 @@ class Waiting(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def name(self) -> str:
-        """The 12 hex digits by which people name it."""
+        """The job's short name for people: 12 hex digits of its definition."""
         return self.definition[:12]
 
 
@@ -80,7 +80,7 @@ def decide(
             f"the key of '{person}' is not among `approvers` in site.yml: `medfedvqa jobs approver` prints its line"
         )
     if not timedelta(0) < valid <= LONGEST:
-        raise ApprovalError("an approval lasts more than 0 and at most 366 days")
+        raise ApprovalError("an approval must last more than 0 and at most 366 days")
     now = datetime.now(UTC)
     decision = JobDecision(
         site=config.name,
@@ -120,7 +120,7 @@ def decisions(config: SiteConfig) -> list[JobDecision]:
                 made.append(decision)
     except (ValueError, NoteError):
         raise ApprovalError(
-            "a decision on jobs cannot be read, and may have been a no: restore the site's database from its backup"
+            "a decision on jobs cannot be read, and may be a refusal: restore the site's database from its backup"
         ) from None
     return sorted(made, key=lambda decision: (decision.made, decision.permit))
 
@@ -173,7 +173,7 @@ def waiting_job(config: SiteConfig, name: str) -> Waiting:
     matches = [each for each in waiting_jobs(config) if each.definition.startswith(name)]
     if len(matches) != 1 or len(name) < 6:
         raise ApprovalError(
-            f"{len(matches)} waiting jobs have a name that begins so: `medfedvqa jobs pending` lists them"
+            f"the names of {len(matches)} waiting jobs begin like this: `medfedvqa jobs pending` lists them"
         )
     return matches[0]
 

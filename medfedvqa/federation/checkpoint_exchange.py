@@ -176,7 +176,7 @@ class CheckpointExchange:
         """Whether another log's key is the known one, or the first under its name. If not, logs a finding."""
         try:
             if other.key.name == self._key.public.name:
-                raise NoteError("the server passes this site's own log off as another's")
+                raise NoteError("the server presents this site's log as another site's")
             self._witness.introduce(other.key)
         except NoteError as error:
             self._find(error, round, other.key.name)
@@ -189,16 +189,16 @@ class CheckpointExchange:
             not succeeded(self._key.public, self._successions).signed(note)
             or Checkpoint.parse(note.text).origin != self._key.public.name
         ):
-            raise NoteError("the server holds a checkpoint as this site's that is not signed by it")
+            raise NoteError("the server holds a checkpoint of this site that the site did not sign")
         if self._log.contradicts(note):
-            raise ForkFound("others hold a signed checkpoint that this log does not have: it was cut or rolled back")
+            raise ForkFound("others hold a signed checkpoint that this log lacks: the log was shortened or rolled back")
         return note
 
     def _checked_sizes(self, sizes: tuple[int, ...]) -> set[int]:
         """The sizes as a set. Raises `ForkFound` if the log has fewer entries than the largest."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:
-            raise ForkFound("others are said to hold more of this log than there is: it was cut, or the server errs")
+            raise ForkFound("others hold more of this log than there is: it was shortened, or the server is wrong")
         return set(sizes)
 
     def _find(self, error: NoteError, round: int, about: str = "") -> None:

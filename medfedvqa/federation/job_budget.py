@@ -116,7 +116,7 @@ def ledger_of(config: SiteConfig) -> Ledger:
     if ledger.store is not None:
         ledger.close()
         raise LedgerError(
-            "the ledger belongs to a store, and this data set is none: write a ledger of its own into site.yml"
+            "the ledger belongs to a store, but this data set is not a store: name another ledger in site.yml"
         )
     return ledger
 
@@ -164,6 +164,6 @@ def check_ledger(ledger: Ledger | None, audit: Path) -> None:
             if entry.dp_event is not None:
                 last = entry.dp_event["ledger"]
     except LogError:
-        raise LedgerError("the audit log cannot be read, and only it knows the ledger's last head") from None
+        raise LedgerError("the audit log cannot be read, which alone records the ledger's last head") from None
     if last is not None and (ledger is None or not ledger.contains(last["seq"], last["head"])):
         raise LedgerError("the ledger lacks a charge that the audit log recorded: restore the newest copy of it")

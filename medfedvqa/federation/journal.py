@@ -124,7 +124,7 @@ class Journal:
             with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as arrays:
                 yield json.loads(arrays[_HEADER].tobytes()), arrays
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
-            raise FederationError("the server's journal of the run is damaged: start the run anew") from None
+            raise FederationError("the server's journal of the run is damaged: start a new run") from None
         self._number += 1
 
 
@@ -134,8 +134,8 @@ def _check(header: dict[str, Any], expected: Mapping[str, Any]) -> None:
         raise FederationError("the server's journal was written by a newer version of this software: use that version")
     if any(header[name] != value for name, value in expected.items()):
         raise FederationError(
-            "the run cannot continue: this version, or its libraries, compute otherwise than those that began it. Use "
-            "these, or start the run anew"
+            "the run cannot continue: this version or its libraries compute other values than those that began it. Use "
+            "those, or start a new run"
         )
 
 

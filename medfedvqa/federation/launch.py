@@ -115,7 +115,7 @@ class Launch:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(
-                f"'{out}' holds no run with its file {LAUNCH}: give the folder of one that this version began"
+                f"'{out}' holds no run with its file {LAUNCH}: give the folder of a run that this version began"
             ) from None
 
     def digests(self) -> dict[str, str]:
@@ -265,7 +265,7 @@ def resume(out: Path, watch: Callable[[TaskAnswer], None], stop: Callable[[], bo
         raise ConfigError(f"the run in '{out}' is one of the engine '{launch.engine}': only 'local' continues a run")
     results = out / RESULTS
     if results.exists() and json.loads(results.read_text(encoding="utf-8"))["status"] in ("finished", "stopped"):
-        raise ConfigError(f"the run in '{out}' is over: its results are there")
+        raise ConfigError(f"the run in '{out}' has finished: its results are in that folder")
     completed = _run_here(launch, watch, stop)
     return _with_kept_scores(launch, completed) if launch.job.keeps_scores else completed
 

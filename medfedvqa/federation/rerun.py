@@ -53,11 +53,9 @@ def recorded_run(out: Path) -> tuple[Launch, int]:
     """
     launch = Launch.read(out)
     if launch.job.dp is not None:
-        raise ConfigError(
-            "the run was under differential privacy: its noise is fresh and secret, so no rerun gives its tensors"
-        )
+        raise ConfigError("the run was private: its noise is fresh and secret, so no rerun gives the same tensors")
     if launch.job.secagg:
-        raise ConfigError("the run aggregated on shares: its masks are fresh and secret, so no rerun gives its tensors")
+        raise ConfigError("the run aggregated on shares: its masks are secret, so no rerun gives the same tensors")
     try:
         results = json.loads((out / RESULTS).read_text(encoding="utf-8"))
         status, rounds, missing = results["status"], results["rounds"], results["missing_at_end"]
@@ -65,9 +63,9 @@ def recorded_run(out: Path) -> tuple[Launch, int]:
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"'{out}' has no {RESULTS} of this version: give the folder of a finished run") from None
     if status not in ("finished", "stopped"):
-        raise ConfigError(f"the run in '{out}' is not over: its {RESULTS} says '{status}'")
+        raise ConfigError(f"the run in '{out}' has not finished: its {RESULTS} has the status '{status}'")
     if missing:
-        raise ConfigError("a site missed rounds of this run, so that its means are over fewer: no rerun repeats that")
+        raise ConfigError("a site missed rounds of this run, so its means are over fewer sites: no rerun repeats that")
     return launch, len(rounds)
 
 

@@ -44,7 +44,7 @@ from privacy.secagg.ring import Ring
 def agreed_sum(sums: Mapping[str, Ring]) -> Ring:
     """The sum that the members have opened. Raises `SecureAggregationError` if their sums differ."""
     if len({total.tobytes() for total in sums.values()}) > 1:
-        raise SecureAggregationError("members opened different sums: one of them sent another share, or another sum")
+        raise SecureAggregationError("members opened different sums: one of them sent a wrong share or sum")
     return next(iter(sums.values()))
 
 
@@ -60,7 +60,7 @@ def check_repeatable(attempt: Attempt, replies: Mapping[str, Reply], left: Colle
     that the members left out could still open the first attempt.
     """
     if any(_has_opened(reply) for reply in replies.values()):
-        raise SecureAggregationError("a member broke off while the sum was being opened, and no member has all of it")
+        raise SecureAggregationError("a member stopped while the sum was being opened, and no member has all of it")
     shared = any(int(reply.tensors.get(SHARED_BYTES.name, 0)) for reply in replies.values())
     if shared and len(set(attempt.members) & set(left)) < threshold(len(attempt.members)):
         raise SecureAggregationError("too few members are left, and some sites have shared their values")

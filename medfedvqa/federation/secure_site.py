@@ -204,7 +204,7 @@ class SecureSite(SharingSteps):
         saved = self.answered(task, round)
         if saved.mixed == round:
             # The difference of two mixtures of one round would show a single input.
-            raise FederationError("this site already has its mixture of this round and does not join a second one")
+            raise FederationError("this site already has its mixture of this round, and joins no second attempt")
         return saved
 
     def _mix(self, task: str, how: MixOnShares, round: int, message: Tensors) -> Tensors:
@@ -290,9 +290,9 @@ class SecureSite(SharingSteps):
         self.gate.receive(unmasking(task), round, {})
         contribution = saved.contributions[-1] if saved.contributions else None
         if contribution is None or contribution.attempt != opening.attempt or not contribution.shares:
-            raise FederationError("this site is not a member of that attempt, or has gone on to another one")
+            raise FederationError("this site is not a member of that attempt, or has begun another one")
         if contribution.answered not in ((), opening.uploaded):
-            raise FederationError("this site has opened another sum of this attempt, and opens no second one")
+            raise FederationError("this site has opened another sum of this attempt, and opens no second sum")
         group = Group(self.config.name, contribution.sites, contribution.members)
         parts = answer(group, contribution.shares, opening.uploaded, self.job.least_sites)
         shares = np.zeros(OPENING.shape, "<i8")

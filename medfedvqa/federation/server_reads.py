@@ -56,7 +56,7 @@ class ServerReading:
 def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[ServerReading]:
     """The rows for a job: one for each kind of tensor, those that depend on no data last.
 
-    `policy` withholds the same figures as at a site. Raises `ConfigError` or `BackboneError`.
+    The rows leave out the figures that `policy` withholds, as a site does. Raises `ConfigError` or `BackboneError`.
     """
     method, tasks = job.build(), job.exchange().tasks
     times = Counter(name for name, _ in method.tasks())

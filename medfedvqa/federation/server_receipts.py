@@ -127,7 +127,7 @@ class ServerReceipts:
         state, origin = self._sites[site], origin_of(site)
         checkpoint = Checkpoint.parse(up.note.text)
         if up.key.name != origin or checkpoint.origin != origin:
-            raise NoteError("the site speaks of a log that is not its own")
+            raise NoteError("the site sent a checkpoint of a log that is not its own")
         self._witness.succeed(up.successions)
         self._witness.introduce(up.key)
         position = self._witness.position(origin)

@@ -77,7 +77,7 @@ class SharedModel:
         job = JobSpec.from_dict({**facts, **({"card": self.job.to_dict()["card"]} if self.job.card else {})})
         down = {spec.name: spec.shape for spec in job.exchange().task("evaluate").down}
         if down != {name: array.shape for name, array in self.tensors.items()}:
-            raise ConfigError(f"what a run of '{self.job.method}' shares is no model by itself: no hospital joins it")
+            raise ConfigError(f"a run of '{self.job.method}' shares no complete model, so no hospital can join it")
         return job
 
 

@@ -111,12 +111,12 @@ class SharingSteps:
         Raises `FederationError` if the site must take no part because an earlier upload could be opened as well.
         """
         if len(attempt.sites) > LARGEST_GROUP:
-            raise FederationError(f"a mean is of at most {LARGEST_GROUP} sites: split the federation")
+            raise FederationError(f"a mean can be over at most {LARGEST_GROUP} sites: split the federation")
         for past in saved.contributions:
             still = set(past.members) & set(attempt.members)
             if past.answered or len(still) < threshold(len(past.members)):
                 raise FederationError(
-                    "this site takes part in no other attempt at the mean of this round: the first may yet be opened"
+                    "this site joins no other attempt at the mean of this round: the first one may still be opened"
                 )
         return Group(self.config.name, attempt.sites, attempt.members)
 

@@ -91,13 +91,13 @@ def pin(path: Path, site: str, name: str, fingerprint: str, replace: bool = Fals
     """
     config = load_site_config(path, site)
     if not _is_name(name) or name == site:
-        raise ConfigError("the first word is another site's name in the federation: letters, digits, '-', '_' and '.'")
+        raise ConfigError("give the other site's name in the federation first: letters, digits, '-', '_' and '.'")
     if not _FINGERPRINT.fullmatch(fingerprint):
-        raise ConfigError("a fingerprint has 64 hex digits: `medfedvqa identity` at the other site shows it")
+        raise ConfigError("a fingerprint must have 64 hex digits: `medfedvqa identity` at the other site shows it")
     if any(pinned == fingerprint and other != name for other, pinned in config.known_peers.items()):
-        raise ConfigError("another site is pinned with this fingerprint: two sites never share a key")
+        raise ConfigError("another site is pinned with this fingerprint: two sites must not share a key")
     if config.known_peers.get(name, fingerprint) != fingerprint and not replace:
-        raise ConfigError(f"another key is pinned for '{name}': if the site has a new one, add --replace")
+        raise ConfigError(f"another key is pinned for '{name}': if the site has a new key, add --replace")
     _write_peers(path, {**config.peers, name: fingerprint})
     load_site_config(path, site)
 

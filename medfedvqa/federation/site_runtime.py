@@ -204,7 +204,7 @@ class SiteRuntime:
         if not self._job.secagg:
             return None
         if self._relays is None:
-            raise FederationError("the job aggregates on shares, and this site has no way to the other sites")
+            raise FederationError("the job aggregates on shares, but this site has no channel to the other sites")
         # Only a job on shares loads what computes on them.
         from medfedvqa.federation.secure_site import SecureSite
 

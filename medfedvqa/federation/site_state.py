@@ -132,7 +132,7 @@ class StateFile:
         parts += [(Contribution, contribution) for contribution in fields["contributions"]]
         if fields.pop("format") > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
             raise FederationError(
-                "what this site saved of the job was written by a newer version of this software: use that version"
+                "this site's saved state of the job was written by a newer version of this software: use that version"
             )
         arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**contribution) for contribution in fields.pop("contributions"))

@@ -124,7 +124,7 @@ def _budget(config: SiteConfig) -> Tensors:
 def _head(config: SiteConfig) -> Tensors:
     verdict = verify(config.audit)
     if not verdict.ok:
-        raise LogError("the audit log does not hold: `medfedvqa audit verify` says from which entry on")
+        raise LogError("the audit log is broken: `medfedvqa audit verify` names the first bad entry")
     head = np.frombuffer(bytes.fromhex(verdict.head), ">i8").astype(np.int64)
     return {"entries": np.array(verdict.entries), "head": head}
 

@@ -24,7 +24,7 @@ class TaskOrder:
         """
         place = self._place(task, round)
         if place is None:
-            raise JobRefused(Refusal.ORDER, "the plan of the job's method has no such task in this round")
+            raise JobRefused(Refusal.ORDER, "the job's method has no such task in this round")
         if last is None:
             return False
         if (task, round) == last:

@@ -139,7 +139,7 @@ class DealingSite:
 
     def _check_before(self, dealt: Dealt, round: int, number: int) -> None:
         if (dealt.round, dealt.number) >= (round, number):
-            raise FederationError("this site has given a seed to another attempt of this number: each gets its own")
+            raise FederationError("this site gave its seed to another attempt of this number: each needs its own seed")
 
     def _check_unused(self, dealt: Dealt, label: bytes, message: Tensors, layout: TensorLayout) -> None:
         """Check the unused dealing of the previous attempt, if this member opened its coin for it."""

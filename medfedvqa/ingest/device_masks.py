@@ -1,15 +1,15 @@
-"""Regions of pictures that are blanked by device, in the form of the script of the RSNA CTP pixel anonymiser.
+"""Picture regions to blank for each device model, in the syntax of the script of the RSNA CTP pixel anonymiser.
 
     { Manufacturer.equals("ACME") * ManufacturerModelName.equals("Echo") * Rows.equals("768") * Columns.equals("1024") }
     (0, 0, 1024, 60)
 
-A section is a signature in braces and regions in parentheses: left, top, width, height in pixels of the original. Of
-the script's language only products of conditions are taken, on the elements in `ELEMENTS` with the operations in
-`OPERATIONS`; what stands outside of braces and parentheses is a comment. The first signature that fits a picture
-counts. Every signature names rows and columns, so that a region that does not fit is refused before any picture is
-read.
+A section is a signature in braces and regions in parentheses: left, top, width, height in pixels of the original. A
+signature joins conditions by `*` (and): other expressions of CTP's language are refused. `ELEMENTS` lists the elements
+that a condition may name, `OPERATIONS` its operations. Text outside of braces and parentheses is a comment. The first
+signature that matches a picture applies. Every signature must name rows and columns, so that a region outside of the
+picture is refused before any picture is read.
 
-An ultrasound device says itself where the image is: what lies around it is blanked without a script.
+An ultrasound header states the region of the image: everything around it is blanked without a script.
 """
 
 import re
@@ -73,7 +73,7 @@ def read_masks(path: Path) -> str:
     except (OSError, ValueError):
         raise ConfigError("the file of masks cannot be read: check --masks") from None
     if not parsed(text):
-        raise ConfigError("the file of masks has no section: a signature in braces and regions in parentheses")
+        raise ConfigError("the file of masks has no section, which is a signature in braces and regions in parentheses")
     return text
 
 
@@ -84,7 +84,7 @@ def parsed(text: str) -> tuple[DeviceMask, ...]:
         for number, match in enumerate(_SECTION.finditer(text), 1)
     )
     if re.search(r"[{}()]", _SECTION.sub("", text)):
-        raise ConfigError("masks: a brace or a parenthesis belongs to no section")
+        raise ConfigError("the file of masks has a brace or a parenthesis outside of a section")
     return masks
 
 
@@ -95,19 +95,20 @@ def _section(signature: str, regions: str, where: str) -> DeviceMask:
         element not in ELEMENTS or operation not in OPERATIONS for element, operation, _ in conditions
     ):
         raise ConfigError(
-            f'{where}: a signature is conditions such as Rows.equals("768") with * between, on {", ".join(ELEMENTS)}'
+            f'{where}: a signature joins conditions such as Rows.equals("768") by *; '
+            f"the elements are {', '.join(ELEMENTS)}"
         )
     exact = {element: value for element, operation, value in conditions if operation == "equals"}
     sizes = [exact.get(name, "") for name in ("Rows", "Columns")]
     if not {element for element, *_ in conditions} >= DEMANDED or not all(re.fullmatch(r"\d{1,5}", n) for n in sizes):
-        raise ConfigError(f"{where}: a signature names Manufacturer, ManufacturerModelName, and exact Rows and Columns")
+        raise ConfigError(f"{where}: a signature must name Manufacturer, ManufacturerModelName, exact Rows and Columns")
     rows, columns = map(int, sizes)
     if not regions or _REGION.sub("", regions).count("("):
-        raise ConfigError(f"{where}: a region is (left, top, width, height) in pixels, and there is at least one")
+        raise ConfigError(f"{where}: give at least one region as (left, top, width, height) in pixels")
     boxes = []
     for left, top, width, height in (map(int, match.groups()) for match in _REGION.finditer(regions)):
         if not width or not height or left + width > columns or top + height > rows:
-            raise ConfigError(f"{where}: a region lies outside of the picture or is empty")
+            raise ConfigError(f"{where}: a region is empty or outside of the picture")
         boxes.append((left, top, left + width, top + height))
     return DeviceMask(conditions, tuple(boxes))
 

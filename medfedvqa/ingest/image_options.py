@@ -65,22 +65,22 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
-            raise ConfigError("the side of stored pictures is 64 to 1024 pixels")
+            raise ConfigError("the side of stored pictures must be 64 to 1024 pixels")
         if self.frame not in FRAMES:
-            raise ConfigError(f"the frame is one of: {', '.join(FRAMES)}")
+            raise ConfigError(f"the frame must be one of: {', '.join(FRAMES)}")
         if set(self.retain) - set(RETAINABLE):
-            raise ConfigError(f"what can be retained is: {', '.join(RETAINABLE)}")
+            raise ConfigError(f"--retain must be one of: {', '.join(RETAINABLE)}")
         if self.identifiers not in TEXT_POLICIES:
-            raise ConfigError(f"the policy for identifiers in questions is one of: {', '.join(TEXT_POLICIES)}")
+            raise ConfigError(f"--identifiers must be one of: {', '.join(TEXT_POLICIES)}")
         if self.unread not in UNREAD_POLICIES:
-            raise ConfigError(f"the policy for unread marks near the border is one of: {', '.join(UNREAD_POLICIES)}")
+            raise ConfigError(f"--unread must be one of: {', '.join(UNREAD_POLICIES)}")
         if not all(map(ASSUMPTION.fullmatch, self.assume)):
             raise ConfigError(
-                "what can be assumed is: window=CENTRE,WIDTH, window.MODALITY=CENTRE,WIDTH, meta=TRANSFER-SYNTAX-UID, "
+                "--assume must be one of: window=CENTRE,WIDTH, window.MODALITY=CENTRE,WIDTH, meta=TRANSFER-SYNTAX-UID, "
                 "uid=content"
             )
         if self.max_pixels < 2**16 or self.memory < 2048 or self.seconds < 5:
-            raise ConfigError("limits are at least 65536 pixels, 2048 MiB and 5 seconds")
+            raise ConfigError("the limits must be at least 65536 pixels, 2048 MiB and 5 seconds")
 
     @property
     def assumed(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes of a file, and of the data that a deflated file inflates to."""
+        """The largest size of a file in bytes, also after inflating a deflated file."""
         return self.memory * 2**20 // 4
 
     def codes(self, is_clean: bool) -> tuple[Code, ...]:

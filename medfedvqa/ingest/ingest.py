@@ -174,7 +174,7 @@ def check_continuation(out: Path, keys: Pseudonyms, patients: Path | None) -> No
         raise ConfigError("the store was made with another key: give that one by --key, or another --out")
     if before and before.persons and not patients:
         raise ConfigError(
-            "the store was made with a file of patients, without which persons count twice: give --patients"
+            "the store was made with a table of patients, without which a person may count twice: give --patients"
         )
 
 
@@ -218,7 +218,7 @@ def _survey(folder: Path, keys: Pseudonyms, options: Options, watch: Watch) -> S
             digests[source] = content
         watch("looking through the folder", number, 0)
     if not paths and not refused:
-        raise DataError("the folder of images is empty: nothing is taken out of the store on such evidence")
+        raise DataError("the folder of images is empty (unmounted share?): the store was not changed")
     return Survey(paths, digests, refused)
 
 

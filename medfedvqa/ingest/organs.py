@@ -55,11 +55,11 @@ def checked_organs(names: Iterable[str]) -> frozenset[str]:
     organs = frozenset(names)
     if any(not re.fullmatch(ORGAN_NAME, organ) or organ in RESERVED for organ in organs):
         raise ConfigError(
-            "an organ's name has 1 to 32 lower-case letters, digits and hyphens and begins with a letter; "
-            f"{' and '.join(RESERVED)} are taken"
+            "an organ's name must have 1 to 32 lower-case letters, digits and hyphens and begin with a letter; "
+            f"{' and '.join(RESERVED)} are reserved"
         )
     if len(organs) > MOST_ORGANS:
-        raise ConfigError(f"a store has at most {MOST_ORGANS} organs of the hospital's own")
+        raise ConfigError(f"a store can have at most {MOST_ORGANS} organs that the hospital names itself")
     return organs
 
 

@@ -37,7 +37,7 @@ def square_pixels(values: np.ndarray, height: float, width: float, most: int) ->
     side = min(height, width)
     size = round(values.shape[1] * width / side), round(values.shape[0] * height / side)
     if size[0] * size[1] > most:
-        raise ValueError("the pixels are too unlike a square")
+        raise ValueError("the pixels are too far from square")
     if size == values.shape[::-1]:
         return values
     return np.asarray(Image.fromarray(values.astype(np.float32)).resize(size, Image.Resampling.BILINEAR))

@@ -232,13 +232,15 @@ class _RowReader:
         texts = {name: self._text(index, name, row.get(name)) for name in (*REQUIRED, *OPTIONAL)}
         if texts["answer"].casefold() in _NO_ANSWER:
             raise DataError(
-                f"row {index}: the field 'answer' is what programs write where nothing stood, such as NaN: "
-                "give an answer, or leave the row out"
+                f"row {index}: the field 'answer' is a placeholder for an empty field, such as NaN: "
+                "give an answer, or leave out the row"
             )
         if texts["patient"] and (fault := self._numbers.fault(texts["patient"])):
             raise DataError(f"row {index}: the field 'patient' {fault}")
         if lost_digits(texts["number"]):
-            raise DataError(f"row {index}: the field 'number' lost its form: format the column as text")
+            raise DataError(
+                f"row {index}: the field 'number' was reformatted by a spreadsheet: format the column as text"
+            )
         if texts["birth_date"] and not any(dates_in(texts["birth_date"])):
             raise DataError(
                 f"row {index}: the field 'birth_date' is not a date: write it as 1970-02-03 or 03.02.1970, or format "
@@ -293,7 +295,7 @@ def _within(text: str, index: int) -> str:
     """The name of an image. Raises `DataError` for a path that leads out of the folder."""
     name = name_of_image(text)
     if name.startswith("/") or re.match("[A-Za-z]:/", name) or ".." in name.split("/"):
-        raise DataError(f"row {index}: the field 'image' leads out of the folder: give the path within it")
+        raise DataError(f"row {index}: the field 'image' points outside of the folder: give a path within it")
     return name
 
 

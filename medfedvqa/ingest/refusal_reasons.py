@@ -1,4 +1,4 @@
-"""Why an image or a question is set aside: the only words about it that appear outside of the store."""
+"""Why an image or a question is set aside: codes and sentences, the only facts about it shown outside of the store."""
 
 from enum import StrEnum
 

@@ -91,7 +91,7 @@ def decide(
     recorded.
     """
     if not 1 <= len(by.strip()) <= MOST_NAME:
-        raise ConfigError(f"a decision needs the name of who takes it, of at most {MOST_NAME} letters: give it by --by")
+        raise ConfigError(f"a decision needs the name of its author, at most {MOST_NAME} letters: give it by --by")
     manifest, images, _ = read_store(store)
     folder, moment = folder_of_finds(store), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     earlier = _of_store(read_decisions(folder), manifest.key)
@@ -125,10 +125,10 @@ def _about_finds(
     """Picture, box and verdict of each find that is named. Raises as `decide` does."""
     named = [(find, verdict) for verdict, finds in verdicts.items() for find in finds]
     if len({find for find, _ in named}) != len(named):
-        raise ConfigError("a find is named twice: give it one decision")
+        raise ConfigError("a mark is named twice: give one decision for it")
     present = {find.id: (image, find.box) for image, finds in recorded.items() for find in finds}
     if any(find not in present for find, _ in named):
-        raise DataError("this store has no find of that id: the review sheet of this store lists them")
+        raise DataError("this store has no mark with that id: its review sheet lists them")
     return [(*present[find], verdict) for find, verdict in named]
 
 
@@ -138,7 +138,7 @@ def _check_box(store: Path, images: Collection[str], image: str, box: Sequence[i
         raise DataError(NO_PICTURE)
     height, width = stored_picture(store, image).shape
     if len(box) != 4 or not (0 <= box[0] < box[2] <= width and 0 <= box[1] < box[3] <= height):
-        raise ConfigError("a box is left, top, right, bottom in pixels of the stored picture, and lies within it")
+        raise ConfigError("a box must be left, top, right, bottom in pixels, within the stored picture")
 
 
 def stored_picture(store: Path, image: str) -> np.ndarray:
@@ -153,7 +153,7 @@ def stored_picture(store: Path, image: str) -> np.ndarray:
 def _of_store(decisions: list[PersonDecision], key: str) -> list[PersonDecision]:
     """The decisions. Raises `DataError` if one was taken about another store."""
     if any(decision.store != key for decision in decisions):
-        raise DataError("the decisions beside the store are of another store: put this store's own back")
+        raise DataError("the decisions beside the store belong to another store: restore this store's decisions")
     return decisions
 
 

@@ -182,7 +182,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except OSError:
-        raise DataError("the store has no manifest: let medfedvqa ingest finish first") from None
+        raise DataError("the store has no manifest: run medfedvqa ingest to its end") from None
     except ValidationError:
         raise DataError("the store's manifest is damaged or of another version: run medfedvqa ingest again") from None
 
@@ -193,7 +193,7 @@ def _entries(path: Path, digest: str, adapter: TypeAdapter[Any]) -> list[Any]:
     except OSError:
         raise DataError(f"the store's '{path.name}' is missing: run medfedvqa ingest again") from None
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DataError(f"the store's '{path.name}' is not what its manifest vouches for: run medfedvqa ingest again")
+        raise DataError(f"the store's '{path.name}' does not match its manifest: run medfedvqa ingest again")
     try:
         return [adapter.validate_json(line) for line in content.splitlines()]
     except ValidationError:

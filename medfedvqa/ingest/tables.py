@@ -128,7 +128,7 @@ def _checked(file: BinaryIO, name: str, encoding: str | None) -> str:
     if encoding is None and old_encodings(file):
         raise DataError(
             f"the {name} is neither UTF-8 nor UTF-16: save it as CSV UTF-8, or name its encoding by --encoding where "
-            "the command has that option; medfedvqa ingest check TABLE shows its text in those that fit"
+            "the command has that option; medfedvqa ingest check TABLE shows its text in the encodings that fit"
         )
     raise DataError(f"the {name} is not text{' in this encoding' if encoding else ''}: save it as CSV UTF-8")
 
@@ -194,7 +194,7 @@ def _rows(
             row = _row(index, columns, line, finds)
             if below and not all(row[column] for column in required):
                 raise DataError(
-                    f"row {index} lacks a field and stands below an empty row: delete what stands below the table, "
+                    f"row {index} lacks a field and comes after an empty row: delete everything below the table, "
                     "such as a legend or a second table"
                 )
             if all(column_of(row[column]) == column for column in required):
@@ -253,11 +253,11 @@ def _row(index: int, columns: Sequence[str], line: Sequence[Cell], finds: TableF
             if cell.refusal and not text:
                 raise DataError(f"row {index}: the field '{column}' {cell.refusal}")
             if column == "patient" and "." in cell.held:
-                raise DataError(f"row {index}: the field 'patient' is rounded by its format: format the column as text")
+                raise DataError(f"row {index}: the cell format rounds the field 'patient': format the column as text")
             if cell.held:
                 finds.change(column, cell.held, text)
         if text.casefold() in _ERRORS:
-            raise DataError(f"row {index}: the field '{column}' holds an error of a formula: repair it")
+            raise DataError(f"row {index}: the field '{column}' holds a formula error: repair it")
         row[column] = text
     return row
 

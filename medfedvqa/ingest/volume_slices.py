@@ -57,7 +57,7 @@ class Window:
     def __post_init__(self) -> None:
         """Raises `DataError` for a window without values between."""
         if not np.isfinite([self.black, self.white]).all() or self.black >= self.white:
-            raise DataError("a window has two numbers, of which the second one is larger: -160,240")
+            raise DataError("a window must be two numbers, the second one larger: -160,240")
 
 
 def cut_slices(

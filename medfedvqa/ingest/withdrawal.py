@@ -54,7 +54,7 @@ def withdraw(store: Path, number: str, key: Path, persons: Path | None = None) -
         raise ConfigError("the number is empty: give the patient's number as in the images' headers or the table")
     if not key.is_file():
         raise ConfigError(
-            "the key of the store's pseudonyms is missing, and nobody is recognised without it: give --key"
+            "the key of the store's pseudonyms is missing, and without it no patient is recognised: give --key"
         )
     keys = load_pseudonyms(key)
     with _exclusive(store):

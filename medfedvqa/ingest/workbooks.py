@@ -155,7 +155,7 @@ def _layout(source: IO[bytes]) -> SheetLayout:
             layout.columns.update(range(int(said["min"]), min(int(said["max"]), MAX_COLUMNS) + 1))
 
     def refuse(*_: object) -> None:
-        raise ValueError("no workbook has a document type")
+        raise ValueError("a workbook must not have a document type")
 
     parser = ParserCreate(namespace_separator="}")
     parser.StartElementHandler, parser.StartDoctypeDeclHandler = start, refuse
@@ -204,7 +204,7 @@ def _cell(element: Element, sheet: Any, styles: dict[int, tuple[str, bool]]) -> 
     if element.find(_FORMULA) is not None and not value and kind != "str":
         return SheetCell(refusal="has a formula without a kept value: open and save the workbook in Excel")
     if kind == "e":
-        return SheetCell(refusal="holds an error of a formula: repair it")
+        return SheetCell(refusal="holds a formula error: repair it")
     if kind == "inlineStr":
         cell = _text(element.find(_INLINE))
     elif kind == "s":

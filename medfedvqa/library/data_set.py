@@ -98,7 +98,7 @@ def load(
     if callable(data):
         return replace(_read_by(data, folder), cut=cut_of(sites, hospitals))
     if data == PHANTOM and folder is not None:
-        raise ConfigError("the phantom set is drawn and has no folder: leave out 'root'")
+        raise ConfigError("the phantom set is synthetic and has no folder: leave out 'root'")
     try:
         return Data(*find_root(data, folder), cut_of(sites, hospitals))
     except DataError:
@@ -118,9 +118,9 @@ def cut_of(sites: str, hospitals: int = 1) -> Cut:
 
 def _read_by(function: Callable[[Path], VQAData], folder: Path | None) -> Data:
     if folder is None:
-        raise DataError("your own function reads a folder: give 'root'")
+        raise DataError("the function needs a folder: give 'root'")
     data = function(folder)
     if not isinstance(data, VQAData):
-        raise ConfigError("your own function has to return a medfedvqa.data.VQAData")
+        raise ConfigError("the function must return a medfedvqa.data.VQAData")
     register_reader(data.name, function)
     return Data(data.name, folder)

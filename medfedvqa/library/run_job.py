@@ -67,7 +67,7 @@ def launch_of(
 ) -> Launch:
     """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
-        raise ConfigError(f"'sites' is a list of names: write sites=['{sites}']")
+        raise ConfigError(f"'sites' must be a list of names: write sites=['{sites}']")
     device = resolved(device)
     _check_processes(job, data, engine_of(engine))
     if cache is not None and engine != "local":

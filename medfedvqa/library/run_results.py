@@ -142,7 +142,7 @@ class Results:
     def table(self, form: Literal["text", "markdown"] = "text") -> str:
         """The accuracies with 95 % intervals and the free baselines; in Markdown also the facts of the run."""
         if form not in ("text", "markdown"):
-            raise ConfigError("a table is 'text' or 'markdown'")
+            raise ConfigError("the form of a table must be 'text' or 'markdown'")
         return text_table(self.document) if form == "text" else markdown_table(self.document)
 
     def frame(self) -> "DataFrame":
@@ -178,10 +178,10 @@ class Results:
     def _figure(self, kind: str) -> "Figure":
         if kind == "final":
             if self.accuracy is None:
-                raise ConfigError("the sites keep their test results: there is no final accuracy to draw")
+                raise ConfigError("the sites did not release their test results: there is no final accuracy to draw")
             return final_figure(self.document)
         if kind not in ("rounds", "prompts"):
-            raise ConfigError("the plots are 'final', 'rounds' and 'prompts'")
+            raise ConfigError("the plot must be 'final', 'rounds' or 'prompts'")
         history = _history(self.folder, self.document)
         if kind == "prompts":
             if not history.uploads:

@@ -152,7 +152,7 @@ class PromptPFL(Alone[PromptPFLConfig]):
     def on_shares(self) -> Mapping[str, OnShares]:
         """The prompts of all training tasks. Shares allow only one order and one kind of weights."""
         if self.config.mode == "paper":
-            raise ConfigError("mode 'paper' stops at weights outside of 0..1, which shares hide: use 'clamped'")
+            raise ConfigError("mode 'paper' fails at weights outside of 0..1, which shares hide: use 'clamped'")
         if self.config.order == "sequential":
             raise ConfigError("order 'sequential' shows what one site changed: secure aggregation needs 'synchronous'")
         mix = MixOnShares(self.config.unit, self.config.most_share)

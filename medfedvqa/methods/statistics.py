@@ -54,7 +54,7 @@ class StatisticsConfig(ListedAnswers, frozen=True):
         if isinstance(by, list | tuple) and {"question", "patient"} & {*map(str, by)}:
             raise ValueError("questions and patients' keys are free text, whose values no list names: leave them out")
         if isinstance(by, list | tuple) and len({*map(str, by)}) < len(by):
-            raise ValueError("'by' names a table twice: name each once")
+            raise ValueError("'by' names a table twice: name each table once")
         return by
 
 

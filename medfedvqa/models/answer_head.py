@@ -53,7 +53,7 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or min(self.hidden, self.units, self.members) < 1:
-            raise ConfigError("dropout lies in [0, 1), and the head's hidden width, units and members are positive")
+            raise ConfigError("dropout must lie in [0, 1); the head's hidden width, units and members must be positive")
 
     def shapes(self, shape: BackboneShape, aside: int = 0) -> Shapes:
         """The shapes of the head's weights, on a backbone of this shape.

@@ -250,7 +250,7 @@ class Cache(Protocol):
 
 
 class Architecture(Protocol):
-    """The target of an entry point of `medfedvqa.backbones`: a backbone from outside, `NAME@label` in jobs."""
+    """The target of an entry point of `medfedvqa.backbones`: a plug-in backbone, which jobs name `NAME@label`."""
 
     def shape(self) -> BackboneShape:
         """The shape, without any file. Server and sites derive the exchange from it."""

@@ -95,7 +95,9 @@ def shape_of(name: str) -> BackboneShape:
     if outside := _from_outside(name):
         return outside.shape()
     if parsed.is_folder:
-        raise BackboneError(f"a local folder says what '{name}' is: make its shape card by `medfedvqa backbone card`")
+        raise BackboneError(
+            f"only its folder has the shape of '{name}': make its shape card by `medfedvqa backbone card`"
+        )
     if fused := _fused(parsed.architecture):
         return fused.shape(parsed.architecture)
     return _shape(name, _configuration(parsed))
@@ -355,7 +357,7 @@ def card_of(name: str, shape: BackboneShape) -> ShapeCard:
             parameters=dict(shape.parameters),
         )
     except ValueError:
-        raise BackboneError(f"the shape of the backbone '{name}' is out of the bounds of a shape card") from None
+        raise BackboneError(f"the shape of the backbone '{name}' exceeds the limits of a shape card") from None
 
 
 def card_in(name: str, files: Mapping[str, Path]) -> ShapeCard:
@@ -383,5 +385,5 @@ def check_card(card: ShapeCard, name: str, shape: BackboneShape) -> None:
     """Raises `BackboneError` unless the card has the shape of the loaded backbone."""
     if card != card_of(name, shape):
         raise BackboneError(
-            f"the job's shape card of '{name}' is not that of this site's files: compare their versions"
+            f"the job's shape card of '{name}' does not match this site's files: compare their versions"
         )

@@ -120,11 +120,11 @@ def attention_of(block: nn.Module) -> AttentionReader:
     """The attention of a block. Raises `BackboneError` for a class of block that has no reader."""
     kind = type(block).__name__
     if kind not in ATTENTION:
-        raise BackboneError(f"its blocks are of the class {kind}, which this project does not read")
+        raise BackboneError(f"its blocks are of the class {kind}, which this project does not support")
     module = block.get_submodule(ATTENTION[kind])
     layers = next((names for names in (FUSED, APART, NAMED) if getattr(module, names[0], None) is not None), None)
     if layers is None:
-        raise BackboneError(f"the attention of its blocks ({type(module).__name__}) is not read by this project")
+        raise BackboneError(f"this project does not support the attention of its blocks ({type(module).__name__})")
     return AttentionReader(module, ATTENTION[kind], layers)
 
 

@@ -368,7 +368,7 @@ def image_encoder(model: Any) -> ImageEncoder:
     tower, prefix = (model.visual, "visual.") if hasattr(model, "visual") else (model, "")
     kind = type(getattr(tower, "trunk", tower)).__name__
     if kind not in IMAGES:
-        raise BackboneError(f"its picture tower is of the class {kind}, which this project does not read")
+        raise BackboneError(f"its picture tower is of the class {kind}, which this project does not support")
     return IMAGES[kind](tower, prefix)
 
 
@@ -377,5 +377,5 @@ def text_encoder(model: Any) -> TextEncoder:
     tower, prefix = (model.text, "text.") if hasattr(model, "text") else (model, "")
     kind = type(tower).__name__
     if kind not in TEXTS:
-        raise BackboneError(f"its text tower is of the class {kind}, which this project does not read")
+        raise BackboneError(f"its text tower is of the class {kind}, which this project does not support")
     return TEXTS[kind](tower, prefix)

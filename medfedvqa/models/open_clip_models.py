@@ -127,7 +127,7 @@ def _text_tower(
 
     facts = dict(known or TEXT_CONFIGURATIONS.get(text["hf_model_name"], {}))
     if not facts:
-        raise BackboneError(f"nothing is known of the text tower '{text['hf_model_name']}': put config.json beside it")
+        raise BackboneError(f"the text tower '{text['hf_model_name']}' is unknown: put config.json beside it")
     configured = AutoConfig.for_model(facts.pop("model_type"), **facts)
     pooler = text.get("hf_pooler_type") or "mean_pooler"
     tower = HFTextEncoder(

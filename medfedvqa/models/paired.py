@@ -19,7 +19,7 @@ PROJECTION = "projection."
 def check_apart(shape: BackboneShape) -> None:
     """Raises `ConfigError` for a backbone without separate towers for pictures and texts."""
     if shape.towers.keys() != {IMAGE, TEXT}:
-        raise ConfigError("this backbone reads picture and text in one tower, so neither alone: take a CLIP")
+        raise ConfigError("this backbone reads picture and text in one tower, and neither alone: choose a CLIP")
 
 
 @dataclass(frozen=True)

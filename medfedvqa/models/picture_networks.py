@@ -169,11 +169,11 @@ def _check_layers(name: str, network: nn.Module) -> None:
         what = f"the layer '{place}' ({type(module).__name__}) of the network '{name}'"
         if getattr(module, "running_mean", None) is not None or isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
-                f"{what} normalises by statistics of other patients' pictures, which no patient's bound covers: use "
+                f"{what} mixes statistics of other patients' pictures into a patient's gradient: use "
                 "group normalisation, such as torch.nn.GroupNorm"
             )
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise ConfigError(f"{what} is random but not by the patient's own random source: set its probability to 0")
+            raise ConfigError(f"{what} draws random numbers that are not the patient's: set its probability to 0")
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ def check_network(model: PictureNetwork, private: bool) -> None:
     if both.shape != (2, model.answers):
         raise ConfigError(f"the network '{name}' gives outputs of another shape than [pictures, {model.answers}]")
     if not torch.allclose(both, alone, rtol=1e-3, atol=1e-4):
-        raise ConfigError(f"what the network '{name}' makes of a picture depends on the others of its batch")
+        raise ConfigError(f"the network '{name}' gives outputs that depend on the other pictures in the batch")
     if any(not torch.equal(before[place], value) for place, value in model.body.named_buffers()):
         raise ConfigError(f"the network '{name}' has buffers that pictures change: they would travel without a bound")
     if private:

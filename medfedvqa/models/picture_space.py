@@ -106,7 +106,7 @@ class PictureSpace:
             return kept
         if nbytes > self._disk - self.disk_used:
             raise DeviceMemoryError(
-                "what this site computes of its pictures takes more memory and disk than it may: raise disk_mb under "
+                "the features of this site's pictures need more memory and disk than allowed: raise disk_mb under "
                 "'pictures' in site.yml, or tune fewer blocks"
             )
         return self._in_file(rows, like, nbytes)
@@ -123,7 +123,7 @@ class PictureSpace:
         if not _written(file, parts):
             # Not the error of a full disk: a server gets its code, and the amount written depends on the patients.
             raise DeviceMemoryError(
-                "the disk is too full for what this site computes of its pictures: free some where `state` lies"
+                "the disk has too little space for the features of this site's pictures: free some where `state` is"
             )
         return rows
 

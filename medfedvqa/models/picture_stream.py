@@ -61,7 +61,7 @@ class Stacked(PictureStream):
     def parts(self, channels: int = 1, most: int = CHUNK) -> Iterator[torch.Tensor]:
         """See `PictureStream`. Raises `ConfigError` for pictures in colour if `channels` is 1."""
         if self._pictures.shape[1] > channels:
-            raise ConfigError("these pictures have colour, and grey ones are asked for")
+            raise ConfigError("the cache has colour pictures, but the model takes grey ones")
         yield from torch.split(self._pictures, most)
 
 

@@ -26,7 +26,7 @@ class PromptShape:
 
     def __post_init__(self) -> None:
         if self.length < 2 or self.length % 2:
-            raise ConfigError(f"a prompt's length is {self.length}; it is split into keys and values, so it is even")
+            raise ConfigError(f"a prompt's length must be even (it is split into keys and values), not {self.length}")
         if self.blocks < 1:
             raise ConfigError(f"prompts in {self.blocks} blocks; at least 1 is needed")
 

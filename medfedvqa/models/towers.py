@@ -69,7 +69,7 @@ class ImageTower:
         """
         token = bool(self.visual.pool_type == "tok" and not self.visual.attn_pool)
         if not token and self.visual.pool_type != "places":
-            raise ConfigError("this backbone's pictures have no position of their own to look from: it takes a mean")
+            raise ConfigError("this backbone pools pictures by a mean, so it has no attention to show")
         *below, last = self.visual.transformer.resblocks[-self.tuned :]
         tuning, tokens = tuning.above(self.layers - self.tuned), None
         lower = tuning
@@ -134,7 +134,7 @@ class TextTower:
         """
         text = self._text
         if (text.text_pool_type if text is self.clip else text.pool_type) not in ("argmax", "eos"):
-            raise ConfigError("this backbone's texts have no end token, so its words cannot be told from padding")
+            raise ConfigError("this backbone's texts have no end token, so words and padding cannot be distinguished")
         ends, padded = self._ends(tokens), F.pad(tokens, (0, count))
         present = torch.arange(1, count + 1, device=tokens.device) < ends[:, None]
         return text.token_embedding(padded[:, 1 : count + 1]) * present[..., None], present
@@ -196,7 +196,7 @@ class ClassTextTower(TextTower):
 
 def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:
     if not 1 <= tuned <= len(blocks):
-        raise ConfigError(f"tuning in {tuned} blocks is asked for; the {tower} tower has {len(blocks)}")
+        raise ConfigError(f"the job tunes {tuned} blocks, but the {tower} tower has {len(blocks)}")
 
 
 def _run(

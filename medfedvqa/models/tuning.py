@@ -64,7 +64,7 @@ class TuningConfig:
 
     def __post_init__(self) -> None:
         if min(self.rank, self.reduction, 1 if self.blocks is None else self.blocks) < 1 or self.std <= 0:
-            raise ConfigError("rank, reduction, number of tuned blocks and deviation of new values are positive")
+            raise ConfigError("rank, reduction, number of tuned blocks and deviation of new values must be positive")
 
     def depth(self, shape: BackboneShape) -> Depth:
         """The depth of the tuning in each tower. Raises `ConfigError` for more blocks than there are."""

@@ -58,7 +58,7 @@ class CaptionSites(Averaging[Config]):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """See `Alone.scores`. Recall@1 and 5 of a site of captions, and a site's answers among the first five."""
+        """See `Alone.scores`; also the first-five accuracy: for a site of captions, recall@1 and recall@5."""
         return (*super().scores, "first_five")
 
     def evaluate(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:

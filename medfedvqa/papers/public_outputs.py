@@ -143,9 +143,9 @@ class PublicOutputs(Averaging[Config]):
         raise ConfigError(f"the method '{self.name}' cannot be attacked: its round learns from public rows too")
 
     def check_models(self, sites: tuple[str, ...]) -> None:
-        """Raises `ConfigError` if `models` names a site that is not there."""
+        """Raises `ConfigError` if `models` names a site that does not take part."""
         if not self.config.models.keys() <= {*sites}:
-            raise ConfigError("'models' names a site that is not there")
+            raise ConfigError("'models' names a site that does not take part")
 
     def public(self, site: Site) -> FrozenRows:
         """The public rows, which go through the frozen part of the site's backbone once."""

@@ -86,7 +86,7 @@ class SplitTraining(Method[Config]):
 
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
-        """The sites' parts: only the sites learn their mean."""
+        """The tensors that are averaged on shares: the sites' parts, whose mean only the sites learn."""
         return {"update": MeanOnShares(to="sites")} if self.config.aggregate == "sites" else {}
 
     @property

@@ -71,9 +71,9 @@ def evidence_of(
     with closing(AuditLog(config.audit, config.name, AuditKey.at(config.audit_key, origin_of(config.name)))) as log:
         log.checkpoint()
     if baseline and not results:
-        raise ConfigError("accuracy without privacy is compared with accuracy under it: give --results as well")
+        raise ConfigError("--baseline is compared with --results: give --results as well")
     if groups and not baseline:
-        raise ConfigError("accuracies by group stand beside those of all patients: give --baseline as well")
+        raise ConfigError("--groups is shown beside --baseline: give --baseline as well")
 
     by_group = _read(groups, partial(_groups, config.name, job_id)) if groups else ()
 

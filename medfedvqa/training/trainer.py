@@ -60,7 +60,7 @@ class PlainGradients:
         return zip(order, [*order[1:], None], strict=True)
 
     def fill(self, values: Values, loss: RowLoss, batch: StepRows) -> Values:
-        """Sets each value's gradient; there is no noise. Raises `ConfigError` for one that has no part in the loss."""
+        """Sets each value's gradient, without noise. Raises `ConfigError` for a value that does not affect the loss."""
         rows = self.rows.rows(self.train, batch.chosen, batch.chance)
         if batch.following is not None:
             self.rows.ahead(self.train, batch.following)

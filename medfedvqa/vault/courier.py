@@ -47,7 +47,7 @@ def _start(place: VaultPlace) -> None:
     )
     if started.returncode not in (0, os.EX_TEMPFAIL):
         last = started.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise FederationError(f"the site's vault does not start: {''.join(last) or 'it says nothing'}")
+        raise FederationError(f"the site's vault does not start: {''.join(last) or 'it printed no message'}")
 
 
 def _greeted(wire: Wire) -> str:
@@ -88,7 +88,7 @@ class JobCourier:
                 return frame
             except (EOFError, ConnectionError):
                 self._drop()
-        raise FederationError("the site's vault died each time that it was asked: see its log")
+        raise FederationError("the site's vault died at each request: see its log")
 
     def _opened(self) -> Wire:
         if self._wire is None:
@@ -157,7 +157,7 @@ def _done(place: VaultPlace, kind: str, fields: Callable[[], Mapping[str, Any]])
             return wire
         except (EOFError, ConnectionError):
             wire.close()
-    raise FederationError("the site's vault died each time that it was asked: see its log")
+    raise FederationError("the site's vault died at each request: see its log")
 
 
 @dataclass

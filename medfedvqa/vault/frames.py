@@ -87,14 +87,14 @@ class Wire:
         if grammar != _GRAMMAR:
             raise FrameRefused("the other process has another message format: restart vault and courier in one version")
         if head_bytes > MOST_HEAD or body_bytes > MOST_BODY:
-            raise FrameRefused("the other end announced more bytes than a frame may have")
+            raise FrameRefused("the other process announced more bytes than a frame may have")
         head = _head(bytes(self._read(head_bytes)))
         if head["kind"] not in kinds:
             raise FrameRefused("the other process sent an unexpected frame")
         specs = [_spec(item) for item in head.pop("arrays")]
         lengths = [dtype.itemsize * math.prod(shape) for _, dtype, shape in specs]
         if sum(lengths) > body_bytes or len({name for name, *_ in specs}) < len(specs):
-            raise FrameRefused("a frame's body is not as its head says")
+            raise FrameRefused("a frame's body does not match its head")
         arrays = {
             name: np.frombuffer(self._read(nbytes), dtype).reshape(shape)
             for (name, dtype, shape), nbytes in zip(specs, lengths, strict=True)

@@ -86,7 +86,7 @@ class Vault:
             # After an upgrade: whoever connects next finds a vault that runs the new code, or starts it.
             if os.getppid() == self.process:
                 os.kill(self.process, signal.SIGTERM)
-            raise FrameRefused("the courier runs other code: this vault ends, for one that runs the same")
+            raise FrameRefused("the courier runs other code: this vault ends, so that one with the same code can start")
         if frame.kind == "job":
             self._serve_job(wire, frame)
             return
@@ -112,7 +112,7 @@ class Vault:
                 announce_to(config.system_log, config.name)
             except OSError as error:
                 problem = f"the machine's log that `system_log` of site.yml names cannot be reached ({error.strerror})"
-                raise ConfigError(f"{problem}: write the right socket, or null") from None
+                raise ConfigError(f"{problem}: set the correct socket, or null") from None
         return config
 
     def _turned_away(self, config: SiteConfig, id: str, digest: str, reason: str, code: str) -> None:

@@ -195,7 +195,7 @@ def _discrete(loss: PrivacyLoss, grid: _Grid) -> _Discrete:
     masses = np.diff(loss.cdf(edges))
     shift = loss.mean() - float(grid.points @ masses)
     if abs(shift) >= grid.mesh / 2:
-        raise RuntimeError("the mean of a discretised loss is far from the loss's own")
+        raise RuntimeError("the mean of a discretised loss is far from that of the loss")
     return _Discrete(masses, grid.moved(shift))
 
 

@@ -93,14 +93,14 @@ class DPEvent(ABC):
         name = record.pop("mechanism", None)
         kind = _REGISTRY.get(name) if isinstance(name, str) else None
         if kind is None and not isinstance(name, str):
-            raise AccountingError("an event is written with the name of its mechanism: add it")
+            raise AccountingError("an event must have the name of its mechanism: add it")
         if kind is None or set(record) > {member.name for member in fields(kind)}:
             raise NewerMechanism
         if set(record) != {member.name for member in fields(kind)}:
-            raise AccountingError("an event is written as exactly its mechanism's fields: add or remove fields")
+            raise AccountingError("an event must have exactly the fields of its mechanism: add or remove fields")
         if record["use"] is not None:
             if not isinstance(record["use"], str):
-                raise AccountingError("an event names its use as a text, or none: correct it")
+                raise AccountingError("the use of an event must be a text or null: correct it")
             if record["use"] not in list(Use):
                 raise NewerMechanism
             record["use"] = Use(record["use"])
@@ -170,7 +170,7 @@ class DPEvent(ABC):
 
     @property
     def applied_to(self) -> str:
-        """The noisy value, for reports."""
+        """What the noise is added to, in words for reports."""
         return self.use.words if self.use else "sum over patients (an earlier version, which noted no use)"
 
     @property
@@ -217,7 +217,7 @@ def merge_steps(events: Iterable[DPEvent]) -> tuple[DPEvent, ...]:
 def check_steps(steps: object) -> None:
     """Raises `AccountingError` unless `steps` is a whole number of at least 1."""
     if type(steps) is not int or steps < 1:
-        raise AccountingError("an event has at least one step: give a whole number from 1")
+        raise AccountingError("an event must have at least one step: give a whole number from 1")
 
 
 def is_number(value: object) -> bool:

@@ -58,7 +58,7 @@ class SharedGaussian(DPEvent):
     def __post_init__(self) -> None:
         counts = type(self.sites) is type(self.colluders) is int and self.sites >= 1 and self.colluders >= 0
         if not counts or not 2 <= self.sites + self.colluders <= MOST_SITES:
-            raise AccountingError(f"noise is shared by 2 to {MOST_SITES} sites, of which one at least is honest")
+            raise AccountingError(f"noise can be shared by 2 to {MOST_SITES} sites, at least one of them honest")
         self.alone.times(self.steps)
 
     @property

@@ -32,7 +32,7 @@ def most_found(events: Iterable[DPEvent], wrongly: float) -> float:
     `AccountingError` for a number that is not a share.
     """
     if not (is_number(wrongly) and 0 <= wrongly <= 1):
-        raise AccountingError("the people accused wrongly are a share of all: give a number from 0 to 1")
+        raise AccountingError("the share of people accused wrongly must be a number from 0 to 1")
     return min((_bound(epsilon, delta, wrongly) for epsilon, delta in privacy_curve(events)), default=1.0)
 
 
@@ -97,7 +97,7 @@ def report_of(evidence: ReportEvidence, parameters: Parameters | None = None) ->
     except NewerFormat as error:
         raise NewerReport(str(error)) from None
     except (*_UNREADABLE, LogError):
-        raise ReportError("the log or the ledger holds values of which no report can be made") from None
+        raise ReportError("the log or the ledger holds values that a report cannot contain") from None
     return Report(rows, evidence)
 
 

@@ -327,7 +327,7 @@ def _attacks(attack: Attack) -> tuple[Part, ...]:
 def _attack_figures(estimate: AttackEstimate, attack: Attack, confidence: float) -> Part:
     guesses, delta = Guesses(estimate.canaries, estimate.guessed, estimate.correct), attack.claimed_delta or 0.0
     if not estimate.guessed:
-        raise ReportError("an attack without a guess proves nothing: give the file as it was written")
+        raise ReportError("an attack without guesses proves nothing: give the file as it was written")
     bound = epsilon_lower_bound(guesses, delta, confidence)
     low, high = rate_interval(estimate.correct, estimate.guessed, confidence)
     return dict(

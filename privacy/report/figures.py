@@ -225,7 +225,7 @@ def read_rows(content: object) -> dict[str, Value]:
         if figure is None:
             raise NewerReport(f"row '{where}' is unknown: {NEWER}")
         if row["id"] in rows:
-            raise ReportError(f"row '{where}' is there twice")
+            raise ReportError(f"row '{where}' appears twice")
         for name in ("section", "unit", "source"):
             if row[name] != getattr(figure, name):
                 raise ReportError(f"row '{where}' has another {name} than '{getattr(figure, name)}'")

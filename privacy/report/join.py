@@ -32,7 +32,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class JoinedReport:
-    """The reports of several sites on one job. Its rows are attributes, such as `joined.epsilon`, the largest."""
+    """The reports of several sites on one job. Each row is an attribute: `joined.epsilon` is the largest epsilon."""
 
     rows: Rows
 

@@ -36,7 +36,7 @@ class Tool(Frozen):
 
 
 class LedgerRow(Frozen):
-    """A record of the budget ledger at its place in the chain; without `record` where it lists patients' digests."""
+    """A record of the budget ledger with its hashes. `record` is None where it would list patients' digests."""
 
     seq: int
     prev: str

@@ -30,7 +30,7 @@ def report_bytes(report: Report) -> bytes:
     Raises `ReportError` for a report of an earlier format: its file stays as it was signed.
     """
     if report.format != FORMAT:
-        raise ReportError("a report of an earlier format is not written again")
+        raise ReportError("a report of an earlier format cannot be written again")
     return document_bytes(written(report.rows), _evidence(report.evidence))
 
 

@@ -82,7 +82,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bounded(path, MAX_REPORT)
     except OSError as error:
-        raise ReportError(f"there is no report to read here ({error.strerror})") from None
+        raise ReportError(f"no report can be read here ({error.strerror})") from None
 
 
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:

@@ -186,7 +186,7 @@ class SecureLink:
         """The peer's next message. Raises `SiteError` if it is late, is not genuine or has another length."""
         message = self.session.open(_received(self.relay, self.session.peer, self.timeout))
         if len(message) != nbytes:
-            raise SiteError(self.session.peer, f"sent {len(message)} bytes where {nbytes} belong: leave it out")
+            raise SiteError(self.session.peer, f"sent {len(message)} bytes instead of {nbytes}: leave it out")
         return message
 
 

@@ -42,7 +42,7 @@ class Group:
             raise SecureAggregationError(f"fewer than {MINIMUM} sites would reveal each other: wait for more sites")
         for names in (self.sites, self.members):
             if list(names) != sorted(set(names)):
-                raise SecureAggregationError("a group names each site once, in order of names: sort them")
+                raise SecureAggregationError("a group must name each site once, in alphabetical order: sort the names")
         if not {self.me, *self.members} <= set(self.sites):
             raise SecureAggregationError("this site and all members must be among the sites: choose them from these")
 
@@ -145,7 +145,7 @@ def colluding(sites: int, colluders: int, members: int, enough: int, left_out: i
     """
     first = min(members + left_out, sites)
     if not 0 <= colluders <= sites or not 1 <= enough <= members <= sites or min(left_out, rounds - 1) < 0:
-        raise SecureAggregationError("a committee and the colluders are each a part of the sites: check the numbers")
+        raise SecureAggregationError("a committee and the colluders cannot outnumber the sites: check the numbers")
     counts = range(enough, min(first, colluders) + 1)
     draws = (math.comb(colluders, k) * math.comb(sites - colluders, first - k) for k in counts)
     once = sum(draws) / math.comb(sites, first)

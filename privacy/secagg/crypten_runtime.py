@@ -149,7 +149,7 @@ def _refuse_truncation(*_: Any, **__: Any) -> NoReturn:
 def _party() -> Party:
     party: Party | None = getattr(_thread, "party", None)
     if party is None:
-        raise SecureAggregationError("no party is at work in this thread: call CrypTen through a Party")
+        raise SecureAggregationError("no party is active in this thread: call CrypTen through a Party")
     return party
 
 

@@ -44,14 +44,14 @@ def set_seed(seed: bytes, context: bytes, index: int) -> bytes:
     `context` names job, round, attempt and members. Raises `SecureAggregationError` if this is not a member's seed.
     """
     if len(seed) != KEY_BYTES:
-        raise SecureAggregationError(f"a member's seed has {KEY_BYTES} bytes: ask the member for another")
+        raise SecureAggregationError(f"a member's seed must have {KEY_BYTES} bytes: ask the member for another one")
     return derive_key(seed, _digest(b"set seed", context, b"%d" % index))
 
 
 def choice(beacon: bytes) -> int:
     """The dealing to be used, by 32 uniform bytes. Raises `SecureAggregationError` for fewer."""
     if len(beacon) != KEY_BYTES:
-        raise SecureAggregationError(f"the coin that chooses a dealing has {KEY_BYTES} bytes: toss it again")
+        raise SecureAggregationError(f"the coin that chooses a dealing must have {KEY_BYTES} bytes: draw it again")
     return int.from_bytes(beacon, "big") % SETS
 
 
@@ -106,11 +106,9 @@ def check_part(site: str, part: bytes, parts: Mapping[str, bytes], digest: bytes
     `parts`: the digests of all sites' parts. `digest`: the chosen dealing's, from before the coin toss.
     """
     if not hmac.compare_digest(_digest_of_set(parts), digest):
-        raise MisdealtError("the parts that the server dealt are not those that it was bound to: refuse the job")
+        raise MisdealtError("the parts that the server dealt do not match its commitment: refuse the job")
     if parts.get(site) != hashlib.sha256(part).digest():
-        raise MisdealtError(
-            "the part that the server dealt to this site is not the one it was bound to: refuse the job"
-        )
+        raise MisdealtError("the part that the server dealt to this site does not match its commitment: refuse the job")
 
 
 def check_dealing(

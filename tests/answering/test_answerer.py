@@ -136,7 +136,10 @@ def test_a_question_has_words(finished: Path, picture: Path, question: str) -> N
     """An empty question and an endless one are refused before anything is logged."""
     folder = finished / "sites" / "head" / "audit"
     before = len(list(read(folder)))
-    with Answerer(load_kept(finished, "head")) as answerer, pytest.raises(ConfigError, match="a question has words"):
+    with (
+        Answerer(load_kept(finished, "head")) as answerer,
+        pytest.raises(ConfigError, match="a question must have words"),
+    ):
         answerer.ask(picture.read_bytes(), question, 1)
     assert len(list(read(folder))) == before
 

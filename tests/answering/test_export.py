@@ -122,7 +122,7 @@ def test_the_program_refuses_pictures_that_it_would_not_read_as_in_training(tmp_
     assert torch.equal(grey_picture(path, True), torch.from_numpy(grey))
     Image.fromarray(np.stack([grey, grey, 255 - grey], axis=2)).save(path)
     assert grey_picture(path, False).shape == grey.shape
-    with pytest.raises(ValueError, match="trained with colour"):
+    with pytest.raises(ValueError, match="trained on colour pictures"):
         grey_picture(path, True)
     for levels in (grey.astype(np.uint16) * 900, np.stack([grey] * 4, axis=2)):
         Image.fromarray(levels).save(path)

@@ -88,7 +88,7 @@ def test_monai_alone_answers_as_the_site_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "network, sentence",
     [
-        ({"network": "small"}, "only a network of MONAI over pictures can be exported"),
+        ({"network": "small"}, "only a MONAI network for pictures can be exported"),
         ({"network": "ResNet10", "network_arguments": {"widen_factor": 0.125}}, "group normalisation"),
     ],
 )

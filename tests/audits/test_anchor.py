@@ -134,7 +134,7 @@ def test_a_file_of_checkpoints_that_ends_in_no_note_is_not_continued(tmp_path: P
     assert [size for size, _ in NoteFile(file.path).heads()] == [1, 2]
     with file.path.open("ab") as damaged:
         damaged.write(b"x" * 2 * TAIL)
-    with pytest.raises(NoteError, match="ends in what is not a note"):
+    with pytest.raises(NoteError, match="does not end with a note"):
         NoteFile(file.path).append([signed_checkpoint(key, 3, bytes(32))])
 
 
@@ -281,7 +281,7 @@ def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> 
     note = watched.log.checkpoint()
     proof = watched.log.proof(5, note)
     for bad in ([], proof[:-1], watched.log.proof(4, note)):
-        with pytest.raises(ForkFound, match="not shown to continue"):
+        with pytest.raises(ForkFound, match="does not show that the checkpoint continues"):
             watched.restarted().cosign(note, bad)
     cosigned = watched.restarted().cosign(note, proof)
     assert key_of(watched.place, "head").public.cosigned(cosigned)

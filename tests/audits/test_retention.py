@@ -114,7 +114,7 @@ def test_the_date_has_to_be_the_machines_and_not_before_others(hospital: Hospita
     """A mistyped date, and one that cosignatures refute, delete nothing."""
     aged(hospital)
     closed = hospital.closed()
-    with pytest.raises(LogError, match="not this machine's date"):
+    with pytest.raises(LogError, match="differs from this machine's date"):
         expire(hospital.log, date=(NOW - days(20)).date())
     with pytest.raises(LogError, match="after the given date"):
         expire(hospital.log, date=(NOW - days(20)).date(), now=NOW - days(20))

@@ -350,7 +350,7 @@ def test_a_log_that_vanished_is_a_sentence(run: Path, ask: Ask) -> None:
 
 def test_a_taken_port_is_a_sentence(server: AuditServer, run: Path) -> None:
     """The error says what to do."""
-    with pytest.raises(LogError, match="0 for any that is free"):
+    with pytest.raises(LogError, match="0 for any free port"):
         serve(run, server.server_port)
 
 

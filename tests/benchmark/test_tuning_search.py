@@ -102,7 +102,7 @@ def test_choices_of_another_search_are_refused(tmp_path: Path) -> None:
     for data, backbone in (("phantom", "medclip2-vqa-rad"), ("slake", "medclip2-slake")):
         with pytest.raises(ConfigError, match="--tuned is of a search on slake with backbone medclip2-vqa-rad"):
             with_choices([SYSTEM], tuned, data, backbone)
-    with pytest.raises(ConfigError, match="no choice for other"):
+    with pytest.raises(ConfigError, match="no values for other"):
         with_choices([replace(SYSTEM, label="other")], tuned, "slake", "medclip2-vqa-rad")
     for wrong, message in (
         ({**content, "format": 2}, "written by a newer version"),

@@ -63,7 +63,7 @@ def test_it_writes_to_a_new_file_on_this_machine_only(medfedvqa, tmp_path, monke
     [
         (("--row", "9999"), "numbered from 0"),
         (("--row", "0", "--part", "all"), "'all' is not one of"),
-        (("--row", "0", "--run", "nothing"), "name a finished run"),
+        (("--row", "0", "--run", "nothing"), "name the folder of a finished run"),
     ],
 )
 def test_wrong_arguments_are_named(medfedvqa, tmp_path, more, said) -> None:

@@ -76,7 +76,7 @@ def test_curves_are_what_the_log_says_round_by_round(medfedvqa: Callable[..., An
     log.close()
     out = tmp_path / "curves"
     done = medfedvqa("audit", "curves", str(run), "--out", str(out))
-    assert done.returncode == 0 and done.stdout == "5 points of 2 logs written\n", done.stderr
+    assert done.returncode == 0 and done.stdout == "5 data points of 2 logs written\n", done.stderr
     drawn = EventAccumulator(str(out)).Reload()
     curves = {tag: [(point.step, point.value) for point in drawn.Scalars(tag)] for tag in drawn.Tags()["scalars"]}
     assert curves == {

@@ -73,7 +73,11 @@ def test_verify_counts_the_witness_whose_key_is_given(medfedvqa: Callable[..., A
     assert "cosigned by 1 party" in medfedvqa(*verify, "--against", str(tmp_path / "keys")).stdout
     assert "no checkpoint of this log was found with others" in medfedvqa(*verify).stdout
     closed = ("http://127.0.0.1:1/", "does not answer")
-    for wrong, sentence in (("ftp://x/", "is a URL"), ("http://a:b@127.0.0.1/", "without a user"), closed):
+    for wrong, sentence in (
+        ("ftp://x/", "must be a URL"),
+        ("http://a:b@127.0.0.1/", "without user and password"),
+        closed,
+    ):
         done = medfedvqa("audit", "witness", "--site", site, "--url", wrong, "--key", KEY)
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and sentence in done.stderr
 
@@ -93,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], 
             assert process.stdout is not None
             ending.callback(process.stdout.close)
             url, key = process.stdout.readline().strip(), process.stdout.readline().split()[-1]
-            assert process.stdout.readline().startswith("It cosigns 1 log.")
+            assert process.stdout.readline().startswith("This witness cosigns 1 log.")
             return process, url, key
 
         yield begin
@@ -123,7 +127,7 @@ def test_a_hospital_cosigns_anothers_log(medfedvqa: Any, tmp_path: Path, start: 
     assert "does not answer" in ask(site).stderr
     _, url, same = start()
     assert same == key and "2 entries" in ask(site).stdout
-    assert "was cut or rolled back" in ask(("--site", str(early / "site.yml"))).stderr
+    assert "was shortened or rolled back" in ask(("--site", str(early / "site.yml"))).stderr
     (early / "audit.key").unlink()
     shutil.rmtree(early / "audit")
     log = AuditLog(early / "audit", "chest", AuditKey.at(early / "audit.key", origin_of("chest")))
@@ -138,7 +142,11 @@ def test_a_hospital_cosigns_anothers_log(medfedvqa: Any, tmp_path: Path, start: 
 def test_a_witness_says_what_it_lacks(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
     """No keys of logs, a damaged one, another name than its folder's, a name with a space."""
     words = "audit", "serve-witness", str(tmp_path / "witness"), "--logs", str(tmp_path / "logs"), "--name"
-    expected = [("", "is missing or empty"), ("chest", "this is not a verifier key"), (KEY, "without spaces")]
+    expected = [
+        ("", "is missing or empty"),
+        ("chest", "a verifier key must have the form NAME+ID+KEY"),
+        (KEY, "without spaces"),
+    ]
     for content, sentence in expected:
         (tmp_path / "logs").write_text(content)
         done = medfedvqa(*words, "a b")

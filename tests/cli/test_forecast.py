@@ -69,10 +69,10 @@ def test_a_forecast_without_what_it_needs_is_refused(medfedvqa: Command, tmp_pat
     """A pilot without federation, a size that is none, a pilot that was private or did not train alone."""
     private, no_alone = pilot(tmp_path / "private", dp={}), pilot(tmp_path / "no-alone", alone=None)
     for arguments, words in (
-        (("--pilot", no_alone), "give --federation 10x100 too"),
+        (("--pilot", no_alone), "--pilot also needs the size of the planned federation, such as --federation 10x100"),
         (("--federation", "ten"), "as 10x100"),
         (("--federation", "0x100"), "as 10x100"),
-        (("--federation", "10x100", "--pilot", private), "the pilot was private itself"),
+        (("--federation", "10x100", "--pilot", private), "the pilot was a private run"),
         (("--federation", "10x100", "--pilot", no_alone), "-O finish_epochs=1"),
     ):
         done = medfedvqa(*PLAN, *arguments)

@@ -127,7 +127,7 @@ def test_what_cannot_be_compared_is_refused(medfedvqa: Command, runs: tuple[Path
     private, plain = map(str, runs)
     for run_folder, baseline in ((plain, private), (private, private), (plain, plain)):
         done = medfedvqa("groups", run_folder, "--site", "chest", "--baseline", baseline)
-        assert done.returncode == 1 and "of the same one without" in done.stderr
+        assert done.returncode == 1 and "of the same job without it" in done.stderr
     shutil.copytree(runs[0], tmp_path / "run")
     store = phantom_store(tmp_path / "store", {patient: SEX[patient] for patient in CHEST[:-1]}, AGE)
     site = tmp_path / "run" / "sites" / "chest" / "site.yml"

@@ -194,9 +194,9 @@ def test_without_the_package_one_sentence_says_how_to_get_it(medfedvqa, monkeypa
     ("url", "sentence"),
     [
         ("http://pacs.example/dicom-web", "cross the network in clear"),
-        ("ftp://pacs.example", "a URL of its DICOMweb service"),
-        ("https://pacs.example:SECRET/dicom-web", "the port of the archive's address is not a number"),
-        ("/pacs", "a URL of its DICOMweb service"),
+        ("ftp://pacs.example", "the URL of its DICOMweb service"),
+        ("https://pacs.example:SECRET/dicom-web", "the port of the archive's address must be a number"),
+        ("/pacs", "the URL of its DICOMweb service"),
         ("https://user:SECRET@pacs.example", "for --login"),
     ],
 )

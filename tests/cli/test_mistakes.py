@@ -24,11 +24,11 @@ MISTAKES = [
     (("demo", "--data-root", "/nowhere"), "the folder '/nowhere' of --data-root does not exist: check its spelling"),
     ((*RUN, "--data-root", "{empty}"), "no vqa-rad data is found in '{empty}'"),
     (("demo", "--data-root", "{empty}"), "no data of slake or vqa-rad is found in '{empty}'"),
-    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates takes numbers separated by commas"),
+    (("tune", "--methods", "fedavg", "--data", "phantom", "--rates", "x"), "--rates needs numbers separated by commas"),
     (("benchmark", "--data", "phantom", "--tuned", "{file}"), "the file of --tuned is missing or is not JSON"),
     ((*DRAWN, "--engine", "simulator", "--cache", "{empty}"), "a cache is for sites in this process: leave it out"),
     # It ignored the folder.
-    ((*DRAWN, "--data-root", "{empty}"), "the phantom set is drawn and has no folder: leave --data-root out"),
+    ((*DRAWN, "--data-root", "{empty}"), "the phantom set is synthetic and has no folder: leave out --data-root"),
     # A traceback.
     ((*DRAWN, "--out", "{file}/run"), "'{file}/run' cannot be written, because '{file}' is a file: choose another"),
     (("privacy", "report", "--site", "x", "--out", "{file}/x"), "because '{file}' is a file: choose another place"),

@@ -70,7 +70,7 @@ def test_the_ledgers_that_two_sites_had_before_become_one(
     arguments = ("privacy", "ledger", "--site", str(site), "--take-over", str(tmp_path / "before"))
     for records in (3, 0):
         done = medfedvqa(*arguments)
-        assert done.returncode == 0 and f"{records} records were taken over" in done.stdout, done.stderr
+        assert done.returncode == 0 and f"{records} records were imported" in done.stdout, done.stderr
     with closing(Ledger(configs["abdomen"].ledger, "abdomen")) as ledger:
         worst = max(account.spent.epsilon for account in ledger.accounts(DP.delta))
         assert worst == pytest.approx(cost(job, 2), abs=1e-9)

@@ -94,7 +94,7 @@ def test_what_lies_beside_a_run_closes_the_rules_that_wait_for_a_path(
     assert open_rules(tmp_path / "bare") - still_open == {"whole log", "agreement", "settings"}
     out = str(tmp_path / "none")
     assert "neither results.json nor" in medfedvqa(*site, "--run", str(tmp_path), "--out", out).stderr
-    assert "Give --site" in medfedvqa("privacy", "report", "--out", out).stderr
+    assert "give the report's site: --site" in medfedvqa("privacy", "report", "--out", out).stderr
     (tmp_path / "results.json").write_text("{}")
     assert "is not the results file" in medfedvqa("privacy", "report", "--run", str(tmp_path), "--out", out).stderr
     assert not (tmp_path / "none").exists()

@@ -164,8 +164,8 @@ def test_noise_and_shares_are_refused_before_any_training(
     noisy = ran(tmp_path / "noisy", tiny_backbone, sites=SITES[:1], options=quick, dp=dp)
     shared = ran(tmp_path / "shared", tiny_backbone, sites=SITES[:3], options=quick, secagg=True)
     for out, reason in (
-        (noisy, "differential privacy: its noise is fresh"),
-        (shared, "shares: its masks are fresh"),
+        (noisy, "the run was private: its noise is fresh"),
+        (shared, "shares: its masks are secret"),
     ):
         done = medfedvqa("audit", "rerun", str(out), "-q")
         assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
@@ -176,7 +176,7 @@ def test_noise_and_shares_are_refused_before_any_training(
 @pytest.mark.parametrize(
     ("file", "change", "reason"),
     [
-        ("results.json", {"status": "failed"}, "is not over: its results.json says 'failed'"),
+        ("results.json", {"status": "failed"}, "has not finished: its results.json has the status 'failed'"),
         ("results.json", {"missing_at_end": ["site-001"]}, "a site missed rounds"),
         ("launch.json", {"format": 2}, "newer version"),
         ("launch.json", None, "holds no run"),

@@ -44,5 +44,5 @@ def test_more_hospitals_than_an_organ_has_patients_are_refused() -> None:
     """With the organ's name and what to do; and no number of hospitals is below 1."""
     with pytest.raises(ConfigError, match="'chest' has too few patients for 99 hospitals: choose fewer"):
         load_site("phantom", None, "chest-1of99", Split(), 0)
-    with pytest.raises(ConfigError, match="a cut has 1 to 99 sites"):
+    with pytest.raises(ConfigError, match="a cut must have 1 to 99 sites"):
         mv.load("phantom", hospitals=0)

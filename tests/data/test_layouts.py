@@ -301,10 +301,14 @@ def test_data_check_counts_the_labels_features_and_patients_of_a_table(tmp_path:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("table.csv", "a,b\n", "'table.csv' has the columns patient, site, features with their range"),
+        ("table.csv", "a,b\n", "'table.csv' must have the columns patient, site, features with their range"),
         ("table.csv", f"{ROWS}\np1,north,train,old,70,ill\n", "line 2 of 'table.csv': a feature is a number or empty"),
         ("table.csv", f"{ROWS}\n,north,train,40,70,ill\n", "line 2 of 'table.csv' names no patient"),
-        ("captions.csv", "picture,patient\n", "'captions.csv' has the columns picture, patient, site and caption"),
+        (
+            "captions.csv",
+            "picture,patient\n",
+            "'captions.csv' must have the columns picture, patient, site and caption",
+        ),
         (
             "captions.csv",
             "picture,patient,site,caption\n../a.png,p1,ward,a\n",
@@ -313,7 +317,7 @@ def test_data_check_counts_the_labels_features_and_patients_of_a_table(tmp_path:
         (
             "captions.csv",
             "picture,patient,site,caption\na.png,p1,ward,\n",
-            "line 2 of 'captions.csv': a caption has 1 to",
+            "line 2 of 'captions.csv': a caption must have 1 to",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_party_without_the_jobs_set_refuses(make: Make, monkeypatch: pytest.Mo
     """No folder named, or another one."""
     digest = digest_of(make())
     monkeypatch.delenv(PUBLIC_FOLDER, raising=False)
-    with pytest.raises(ConfigError, match="a public set that is not here"):
+    with pytest.raises(ConfigError, match="a public set that this machine lacks"):
         public_pairs(4, digest)
     monkeypatch.setenv(PUBLIC_FOLDER, str(make("other", seed=1)))
     with pytest.raises(ConfigError, match="is not the job's"):
@@ -76,8 +76,8 @@ def test_a_party_without_the_jobs_set_refuses(make: Make, monkeypatch: pytest.Mo
     ("lines", "sentence"),
     [
         ({"pair": "pictures/0.png,again"}, "names a picture twice"),
-        ({"pair": "pictures/9.png,absent"}, "line 10: there is no such picture"),
-        ({"pair": "../pairs/pictures/0.png,above"}, "line 10: there is no such picture"),
+        ({"pair": "pictures/9.png,absent"}, "line 10: the folder lacks this picture"),
+        ({"pair": "../pairs/pictures/0.png,above"}, "line 10: the folder lacks this picture"),
         ({"pair": "pictures/9.png"}, "pairs.csv, line 10: it needs picture, caption"),
         ({"pair": f"pictures/9.png,{'long ' * 500}"}, "pairs.csv, line 10: it needs"),
         ({"question": "pictures/9.png,Is there a mass?,yes"}, "asks about a picture"),

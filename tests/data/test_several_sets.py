@@ -78,9 +78,9 @@ def test_one_job_trains_on_sites_of_different_sets(tmp_path: Path) -> None:
 def test_only_different_sets_that_need_no_ledger_of_their_own_join(name: str) -> None:
     """A store is bound to its ledger, so it is a site of its own; a plug-in's reader joins nothing either."""
     assert not is_built_in(name) and is_built_in("slake+vqa-rad")
-    with pytest.raises(ConfigError, match="a joined name has several different sets"):
+    with pytest.raises(ConfigError, match="a joined name must name several different sets"):
         read(name, None)
-    with pytest.raises(ConfigError, match="a joined name has several different sets"):
+    with pytest.raises(ConfigError, match="a joined name must name several different sets"):
         find_root(name, None)
 
 
@@ -166,12 +166,12 @@ def test_pairs_of_picture_and_caption_are_rows_of_their_own_kind(tmp_path: Path)
 @pytest.mark.parametrize(
     ("last", "sentence"),
     [
-        ("16.png,p16,ward,,train", "line 18 of 'captions.csv': a caption has 1 to 2000 characters"),
-        (f"16.png,p16,ward,{'a' * 2001},train", "line 18 of 'captions.csv': a caption has"),
+        ("16.png,p16,ward,,train", "line 18 of 'captions.csv': a caption must have 1 to 2000 characters"),
+        (f"16.png,p16,ward,{'a' * 2001},train", "line 18 of 'captions.csv': a caption must have"),
         ("../16.png,p16,ward,a film,train", "line 18 of 'captions.csv' names no picture below"),
         ("16.png,,ward,a film,train", "line 18 of 'captions.csv' names no patient"),
         ("16.png,p16,ward,a film,third", "a split is train, validate, test"),
-        ("16.png,p16,ward,a film", "another number of columns"),
+        ("16.png,p16,ward,a film", "different numbers of columns"),
         ("16.png,p16,ward,a film,train", "row 16: its picture is missing"),
     ],
 )
@@ -183,7 +183,8 @@ def test_a_table_of_captions_with_a_fault_is_refused_by_its_line(tmp_path: Path,
     with pytest.raises(DataError, match=sentence) as refused:
         load_site("captions", folder, "ward", Split())
     assert "p16" not in str(refused.value) and "film" not in str(refused.value)
-    for text, words in ((table.replace("caption,", "words,", 1), "has the columns"), (table.split("\n")[0], "no pair")):
+    renamed = table.replace("caption,", "words,", 1)
+    for text, words in ((renamed, "must have the columns"), (table.split("\n")[0], "no pair")):
         (folder / "captions.csv").write_text(text)
         with pytest.raises(DataError, match=words):
             read("captions", folder)

@@ -85,7 +85,7 @@ def test_a_small_alpha_makes_sites_unlike_and_a_large_one_alike() -> None:
         ("dirichlet", "is not a cut of data into sites: write one of organ, hospital:N"),
         ("dirichlet:0", "is not a cut of data into sites"),
         ("dirichlet:.", "is not a cut of data into sites"),
-        ("halves:0", "a cut has 1 to 99 sites"),
+        ("halves:0", "a cut must have 1 to 99 sites"),
         ("halves", "is not a cut"),
         ("organ:2", "is not a cut"),
     ],

@@ -154,10 +154,10 @@ def test_a_rolled_back_site_is_found_out_by_everybody_and_itself(federation: Fed
     assert "checkpoints" in broken(federation.examined("chest"))
     results = federation.run("third")
     assert results["status"] == "finished"
-    assert any("cut or rolled back" in said for said in federation.findings("chest"))
+    assert any("shortened or rolled back" in said for said in federation.findings("chest"))
     (receipts,) = [federation.place / "third" / "receipts"]
     found = [str(entry.reason) for entry in read(receipts) if entry.event is Event.FINDING]
-    assert any("rolled back" in said or "not shown to continue" in said for said in found)
+    assert any("rolled back" in said or "does not show that the checkpoint continues" in said for said in found)
     assert list((federation.place / "notary").glob("evidence-*"))
     assert "checkpoints" in broken(federation.examined("chest"))
 
@@ -214,7 +214,7 @@ def test_a_site_that_comes_back_accuses_nobody_of_a_proof_from_what_the_server_k
         seen = Up.read(exchange.reply()).seen or {}
         assert 2 < seen[chest.public.name] < Checkpoint.parse(note.text).size
         exchange.receive(Down(notary, others=(early,)).encoded(), 2)
-    assert ["not shown to continue" in said for said in federation.findings("head")] == [True]
+    assert ["does not show that the checkpoint continues" in said for said in federation.findings("head")] == [True]
 
 
 def test_pinned_keys_go_before_those_that_the_server_shows(federation: Federation) -> None:
@@ -277,5 +277,5 @@ def test_arrays_of_any_layout_have_the_digest_of_their_values(federation: Federa
 
 def test_a_folder_without_a_log_proves_nothing(tmp_path: Path) -> None:
     """A mistyped place is named as such, not as an entry that nobody signed."""
-    with pytest.raises(LogError, match="there is none in this folder"):
+    with pytest.raises(LogError, match="this folder has no audit log"):
         prove(tmp_path / "nowhere", 3)

@@ -153,4 +153,4 @@ def test_the_command_tells_a_clean_method_from_two_that_leak(here: Path, sites: 
 def test_only_a_distribution_s_method_is_noted(here: Path, sites: Sites, tmp_path: Path) -> None:
     """The project's own needs no note: `--site` with it is refused before anything is loaded."""
     done = typed("audit", "neighbours", "fedavg", "--site", str(site_file(sites, tmp_path)))
-    assert done.exit_code == 1 and "none brings this method: leave it out" in str(done.exception)
+    assert done.exit_code == 1 and "none offers this method: leave it out" in str(done.exception)

@@ -198,7 +198,9 @@ def test_a_backup_of_another_site_is_refused(kit: Path, tmp_path: Path) -> None:
     shutil.copytree(kit, namesake)
     lose(namesake, "audit", "ledger")
     (namesake / "audit.key").write_bytes(bytes(32))
-    assert "another audit key" in refusal("restore", backup, "--to", namesake, *options)
+    assert "the audit keys of the site and of the backup's log differ" in refusal(
+        "restore", backup, "--to", namesake, *options
+    )
 
 
 def test_a_site_that_runs_is_not_restored(kit: Path, tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_site_that_runs_is_not_restored(kit: Path, tmp_path: Path) -> None:
     process = hold(kit, None)
     try:
         backup, options = backed_up(kit, tmp_path / "backups")
-        assert "the site runs" in refusal("restore", backup, "--to", kit, *options)
+        assert "the site is running" in refusal("restore", backup, "--to", kit, *options)
     finally:
         end(process)
 

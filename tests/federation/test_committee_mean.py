@@ -152,7 +152,7 @@ def test_a_member_that_died_while_it_opened_says_so_and_takes_no_further_part(sh
 @pytest.mark.parametrize(
     ("attempt", "sentence"),
     [
-        (Attempt("one", FIVE, members=FIVE[:3]), "other members than follow"),
+        (Attempt("one", FIVE, members=FIVE[:3]), "members that do not follow"),
         (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
         (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
     ],

@@ -158,14 +158,14 @@ def test_a_project_with_a_relay_is_refused_with_the_reason(tmp_path: Path) -> No
     """What a site sends would pass a process that nothing here hardens; no kit is left."""
     project = loopback_project(["chest"], 8002)
     relay = {"name": "between", "type": "relay", "org": "coordinator", "listening_host": {"default": "localhost"}}
-    with pytest.raises(FederationError, match="relays, whose processes no guard hardens"):
+    with pytest.raises(FederationError, match="relays, which are neither hardened nor logged"):
         provision({**project, "participants": [*project["participants"], relay]}, [SiteBuilder()], tmp_path)
     assert not list(tmp_path.rglob("site.yml"))
 
 
 def test_parties_whose_names_only_capitals_tell_apart_are_refused(tmp_path: Path) -> None:
     """People, and the disks of Windows and macOS, take them for one; no kit is left."""
-    with pytest.raises(FederationError, match="only capitals tell these parties' names apart: Chest, chest"):
+    with pytest.raises(FederationError, match="names of parties must differ in more than case: Chest, chest"):
         provision(loopback_project(["chest", "Chest"], 8002), [SiteBuilder()], tmp_path)
     assert not list(tmp_path.rglob("site.yml"))
 

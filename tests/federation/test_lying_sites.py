@@ -254,7 +254,7 @@ def test_a_garbled_report_in_an_attempt_counts_as_silence(job_on_shares: Make, t
 SHARES, READY, OPENING = 1, 2, 3
 """The messages of a site to a member in a mean with CrypTen, after the one that confirms the keys."""
 SEND, RECEIVE = SecureLink.send, _InProcessEnd.receive
-BROKEN, BEGUN = "broke off", "broke off while the sum was being opened"
+BROKEN, BEGUN = "broke off", "stopped while the sum was being opened"
 DIFFERENT, IMPOSSIBLE = "members opened different sums", "does not count each site once"
 
 

@@ -69,10 +69,10 @@ def test_only_the_value_of_peers_changes(file: Path, peers: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fingerprint", "words"),
     [
-        ("chest", ONE, "another site's name"),
-        ("../head", ONE, "another site's name"),
+        ("chest", ONE, "give the other site's name"),
+        ("../head", ONE, "give the other site's name"),
         ("abdomen", ONE[:-1], "64 hex digits"),
-        ("abdomen", OTHER, "never share a key"),
+        ("abdomen", OTHER, "must not share a key"),
         ("head", ONE, "--replace"),
     ],
 )

@@ -34,7 +34,7 @@ def start(config: SiteConfig, quick_job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("cleaning", "sentence"),
-    [({"flags": 1}, "wait for a decision"), ({}, "nobody has accepted")],
+    [({"flags": 1}, "await a decision"), ({}, "nobody has accepted")],
     ids=["open flag", "cleaned by machine alone"],
 )
 def test_a_store_that_nobody_accepted_is_not_trained_on(

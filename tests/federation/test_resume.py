@@ -236,7 +236,7 @@ def test_a_server_that_computes_otherwise_does_not_continue(
 ) -> None:
     """Another version of the code would mix two runs into one."""
     Journal(tmp_path).record("train", 2, MESSAGES, CALL)
-    with pytest.raises(FederationError, match="compute otherwise"):
+    with pytest.raises(FederationError, match="compute other values"):
         Journal(tmp_path).recall(task, round, messages)
 
 

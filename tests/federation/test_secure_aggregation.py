@@ -188,7 +188,7 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
         ),
         (
             Attempt("a", ("head", "chest", "abdomen"), members=("head", "chest", "abdomen")).message(),
-            "in order of names",
+            "in alphabetical order",
         ),
         ({}, "lacks its part 'attempt'"),
     ],

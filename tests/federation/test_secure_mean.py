@@ -227,10 +227,10 @@ def test_a_member_opens_one_sum_of_a_round_even_after_a_restart(uploaded: Any) -
 def test_a_site_that_goes_on_to_another_attempt_cannot_open_the_one_before(uploaded: Any) -> None:
     """Its shares of it are gone; and too few of its members may stay behind to open it without it."""
     engine, _, _ = uploaded
-    with pytest.raises(FederationError, match="the first may yet be opened"):
+    with pytest.raises(FederationError, match="the first one may still be opened"):
         ask(engine, "start/mean", "a", Attempt("two", FIVE[:3], members=FIVE[:3], number=2).message())
     ask(engine, "start/mean", FIVE[:4], Attempt("two", FIVE[:4], members=FIVE[:4], number=2).message())
-    with pytest.raises(FederationError, match="gone on to another one"):
+    with pytest.raises(FederationError, match="has begun another one"):
         ask(engine, "start/unmask", "a", Opening("one", FIVE).message())
     assert "opening" in ask(engine, "start/unmask", FIVE[:4], Opening("two", FIVE[:4]).message())["a"].tensors
 
@@ -262,12 +262,12 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
 @pytest.mark.parametrize(
     ("attempt", "sentence"),
     [
-        (Attempt("one", FIVE, members=FIVE[:3]), "other members than follow"),
+        (Attempt("one", FIVE, members=FIVE[:3]), "members that do not follow"),
         (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
         (Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
         (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
-        (Attempt("one", FIVE), "other members than follow"),
-        (Attempt("one", FIVE, members=FIVE, number=9), "at most 8 attempts"),
+        (Attempt("one", FIVE), "members that do not follow"),
+        (Attempt("one", FIVE, members=FIVE, number=9), "or exceeds 8"),
     ],
 )
 def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, attempt: Attempt, sentence: str) -> None:

@@ -150,7 +150,7 @@ def test_a_log_that_was_changed_has_no_head_to_tell(sites: Sites, tmp_path: Path
     first, rest = log.read_text().split("\n", 1)
     log.write_text(first.replace('"method":"site_status"', '"method":"prompt_pfl"') + "\n" + rest)
     assert not verify(configs["chest"].audit).ok
-    assert "the audit log does not hold" in asked(configs, tmp_path)["sites"]["chest"]["refused"]
+    assert "the audit log is broken" in asked(configs, tmp_path)["sites"]["chest"]["refused"]
 
 
 @pytest.mark.parametrize("lost", ["set back", "removed"])

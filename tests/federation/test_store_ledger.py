@@ -172,7 +172,7 @@ def test_public_data_do_not_use_the_ledger_of_a_store(
     """A data set without a key would mix its patients into those of the store."""
     work(organ_sites()["chest"], private_job(), "first")
     config = sites("chest", ledger=str(tmp_path / "ledger"))["chest"]
-    assert_refused(config, private_job().model_copy(update={"data": "phantom"}), "second", "this data set is none")
+    assert_refused(config, private_job().model_copy(update={"data": "phantom"}), "second", "data set is not a store")
 
 
 def test_a_new_ledger_beside_the_old_log_is_refused(organ_sites: Sites, private_job: Job, store: Path) -> None:

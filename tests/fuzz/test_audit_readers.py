@@ -230,7 +230,7 @@ def test_a_site_refuses_a_task_of_no_round_and_logs_it(
 def test_a_log_takes_no_entry_that_it_could_not_read(tmp_path: Path, value: Any) -> None:
     """A writer's mistake is an error at once, and not a log that is broken from there on."""
     log = AuditLog(tmp_path, "chest")
-    with pytest.raises(ValueError, match=r"the log's format does not have|surrogates not allowed"):
+    with pytest.raises(ValueError, match=r"the log's format does not allow|surrogates not allowed"):
         log.append(Event.FINDING, round=value, reason=value)
     log.append(Event.FINDING, reason="the next one")
     log.close()

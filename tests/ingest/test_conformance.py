@@ -364,5 +364,5 @@ def test_what_the_hospital_says_reaches_the_workers_and_the_manifest(place: Any,
 )
 def test_an_assumption_that_makes_no_sense_is_refused(wrong: str) -> None:
     """Before a file is read."""
-    with pytest.raises(ConfigError, match="can be assumed"):
+    with pytest.raises(ConfigError, match="--assume must be one of"):
         replace(Options(), assume=(wrong,))

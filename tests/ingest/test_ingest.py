@@ -245,7 +245,7 @@ def test_an_organ_of_the_hospital_s_own_becomes_a_site(place, make_dicom: Make, 
 @pytest.mark.parametrize("name", ["", "Retina", "SECRET name", "a" * 33, "-a", "../a", "a\n", "all", "server", "größe"])
 def test_a_name_that_no_site_could_have_is_no_organ(name: str) -> None:
     """The sentence does not repeat it."""
-    with pytest.raises(ConfigError, match="an organ's name has 1 to 32 lower-case letters") as caught:
+    with pytest.raises(ConfigError, match="an organ's name must have 1 to 32 lower-case letters") as caught:
         checked_organs([name])
     assert "SECRET" not in str(caught.value)
 
@@ -294,8 +294,8 @@ def test_parts_without_a_split_have_their_shares_of_the_patients(keys) -> None:
     [
         ("manifest.json", lambda text: text[:-20], "damaged or of another version"),
         ("manifest.json", lambda text: text.replace(b'"files"', b'"flies"'), "damaged or of another version"),
-        ("rows.jsonl", lambda text: text.replace(b"yes", b"no!"), "not what its manifest vouches for"),
-        ("images.jsonl", lambda text: text.replace(b"chest", b"neck!"), "not what its manifest vouches for"),
+        ("rows.jsonl", lambda text: text.replace(b"yes", b"no!"), "does not match its manifest"),
+        ("images.jsonl", lambda text: text.replace(b"chest", b"neck!"), "does not match its manifest"),
         ("images.jsonl", None, "is missing"),
         ("manifest.json", None, "no manifest"),
     ],

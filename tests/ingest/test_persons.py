@@ -75,7 +75,7 @@ def test_without_the_file_a_store_that_was_made_with_it_is_not_renewed(hospital)
     hospital.patients = persons(hospital, "SECRET-0;a", "SECRET-1;a")
     hospital.ingest()
     hospital.patients = None
-    with pytest.raises(ConfigError, match="was made with a file of patients"):
+    with pytest.raises(ConfigError, match="was made with a table of patients"):
         hospital.ingest()
 
 

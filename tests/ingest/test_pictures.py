@@ -177,7 +177,7 @@ def test_a_header_and_a_table_that_name_two_patients_are_doubtful(place, make_di
 def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     """Before a picture is read; the sentence does not repeat the path."""
     (tmp_path / "a.csv").write_text(f"file,question,answer\na.png,Left?,yes\n{name},Left?,yes\n")
-    with pytest.raises(DataError, match="row 1: the field 'image' leads out of the folder") as caught:
+    with pytest.raises(DataError, match="row 1: the field 'image' points outside of the folder") as caught:
         read_questions(tmp_path / "a.csv")
     assert "SECRET" not in str(caught.value)
 

@@ -124,16 +124,16 @@ def test_decisions_about_another_store_are_refused(ingested, place, make_dicom: 
     path = folder_of_finds(place.out) / "decisions.jsonl"
     content = path.read_text()
     path.write_text(re.sub(r'"store":"[0-9a-f]{32}"', f'"store":"{32 * "0"}"', content))
-    with pytest.raises(DataError, match="of another store"):
+    with pytest.raises(DataError, match="belong to another store"):
         place.ingest(side=256)
-    with pytest.raises(DataError, match="of another store"):
+    with pytest.raises(DataError, match="belong to another store"):
         decide(place.out, "Dr. Who", {}, [(image_of(place.out), (0, 0, 9, 9))])
 
 
 @pytest.mark.parametrize("box", [(0, 0, 257, 9), (9, 9, 9, 20), (30, 9, 20, 20)], ids=["outside", "empty", "reversed"])
 def test_a_box_outside_of_its_picture_is_refused(ingested, box: tuple[int, int, int, int]) -> None:
     """Whoever gives it has mistaken the picture or its size."""
-    with pytest.raises(ConfigError, match="lies within it"):
+    with pytest.raises(ConfigError, match="within the stored picture"):
         decide(ingested.out, "Dr. Who", {}, [(image_of(ingested.out), box)])
     with pytest.raises(DataError, match="no picture of that id"):
         decide(ingested.out, "Dr. Who", {}, [("0" * 32, (0, 0, 9, 9))])
@@ -154,7 +154,7 @@ def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: P
     before = decisions.read_bytes() if decisions.exists() else None
     with pytest.raises(ConfigError, match="needs the name"):
         decide(store, " ", {ReviewVerdict.KEEP: ["0" * 16]})
-    with pytest.raises(DataError, match="no find of that id"):
+    with pytest.raises(DataError, match="no mark with that id"):
         decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16]})
     with pytest.raises(ConfigError, match="named twice"):
         decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16], ReviewVerdict.BLANK: ["0" * 16]})

@@ -123,8 +123,8 @@ def again(_: Workbook, sheet: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (put("C2", "#N/A", kind="e"), "row 0: the field 'answer' holds an error of a formula"),
-        (put("C2", "#REF!", kind="s"), "row 0: the field 'answer' holds an error of a formula"),
+        (put("C2", "#N/A", kind="e"), "row 0: the field 'answer' holds a formula error"),
+        (put("C2", "#REF!", kind="s"), "row 0: the field 'answer' holds a formula error"),
         (put("A2", '="a"&".png"'), "row 0: the field 'image' has a formula without a kept value: open and save"),
         (put("C2", rich(strike=True)), "row 0: the field 'answer' has text that is struck out"),
         (put("C2", rich(vertAlign="superscript")), "row 0: the field 'answer' has raised or lowered letters"),
@@ -133,10 +133,10 @@ def again(_: Workbook, sheet: Any) -> None:
         (second_sheet, "has 2 visible sheets with the headings: keep one of them"),
         (hide_first, "has its headings on a hidden sheet: make that sheet visible"),
         (title, "has its headings in its line 3: delete the lines above"),
-        (put("A5", "SECRET"), "row 1 lacks a field and stands below an empty row: delete what stands below the table"),
+        (put("A5", "SECRET"), "row 1 lacks a field and comes after an empty row: delete everything below the table"),
         (again, "row 1 has the headings again: keep one table in the file"),
         (put("E2", 11450), "row 0: the field 'birth_date' is not a date: .* or format the column as a date"),
-        (put("D2", 4711.4, "0"), "row 0: the field 'patient' is rounded by its format"),
+        (put("D2", 4711.4, "0"), "row 0: the cell format rounds the field 'patient'"),
         (put("C2", 0.25, "yyyy-mm-dd"), "row 0: the field 'answer' is a date"),
         (put("E2", 0.25, "h:mm"), "row 0: the field 'birth_date' is a date"),
     ],

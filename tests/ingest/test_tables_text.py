@@ -154,7 +154,7 @@ def test_every_reader_folds_what_looks_the_same_into_one_class(text: str, folded
 @pytest.mark.parametrize("answer", ["NaN", "nan", "null", "NULL", "<NA>", "NaT", "#N/A", "#DIV/0!"])
 def test_what_programs_write_where_nothing_stood_is_no_answer(tmp_path: Path, answer: str) -> None:
     (tmp_path / "a.csv").write_text(f"{HEAD}a,b?,{answer},7\n")
-    with pytest.raises(DataError, match="row 0: the field 'answer' (is what programs write|holds an error)"):
+    with pytest.raises(DataError, match="row 0: the field 'answer' (is a placeholder|holds a formula error)"):
         read_questions(tmp_path / "a.csv")
 
 

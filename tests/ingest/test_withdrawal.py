@@ -104,7 +104,7 @@ def test_a_person_is_withdrawn_by_any_number(place, make_dicom: Callable, make_p
     place.patients = place.key.with_name("persons.csv")
     place.patients.write_text("patient,person\nSECRET-0,a\nSECRET-2,a\nSECRET-7,a\n")
     place.ingest()
-    with pytest.raises(ConfigError, match="was made with a file of patients"):
+    with pytest.raises(ConfigError, match="was made with a table of patients"):
         withdraw(place.out, "SECRET-7", place.key)
     assert withdraw(place.out, "SECRET-7", place.key, place.patients).pictures == 2
     place.patients.write_text("patient,person\nSECRET-1,a\n")

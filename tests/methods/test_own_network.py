@@ -158,9 +158,9 @@ def test_findings_are_learnt_each_by_its_own_output(films: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({**LABELS, "findings": ["bright"]}, "'answers' as no, yes"),
-        ({**LABELS, "channels": 2}, "1 channel or 3"),
-        ({**FINDINGS, "findings": ["bright", "Bright"]}, "stands twice"),
+        ({**LABELS, "findings": ["bright"]}, "'answers' to no, yes"),
+        ({**LABELS, "channels": 2}, "1 or 3 channels"),
+        ({**FINDINGS, "findings": ["bright", "Bright"]}, "is named twice"),
         ({**LABELS, "network_arguments": {"pretrained": True}}, "an argument of 'DenseNet121' is one of"),
         ({**LABELS, "network": "somebodys"}, "unknown network"),
         ({**LABELS, "backbone": "medclip2-slake"}, "give the backbone as 'none'"),
@@ -235,7 +235,7 @@ TABLES = {
     "a split": ("picture,patient,site,split,label\na.png,p,north,tset,dark\n", "train, validate, test"),
     "a finding": ("picture,patient,site,nodule\na.png,p,north,maybe\n", "1, 0 or empty"),
     "no target": ("picture,patient,site\na.png,p,north\n", "one for each finding"),
-    "a short line": ("picture,patient,site,label\na.png,p\n", "another number of columns"),
+    "a short line": ("picture,patient,site,label\na.png,p\n", "different numbers of columns"),
     "nothing": ("picture,patient,site,label\n", "labels no picture"),
     "bytes": ("\x00\x01", "cannot be read|columns"),
 }

@@ -137,8 +137,8 @@ def test_sites_learn_from_sums_on_shares(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda table: [{n: v for n, v in line.items() if n != "label"} for line in table], "has the columns"),
-        (lambda table: [{n: v for n, v in line.items() if ".." not in n} for line in table], "has the columns"),
+        (lambda table: [{n: v for n, v in line.items() if n != "label"} for line in table], "must have the columns"),
+        (lambda table: [{n: v for n, v in line.items() if ".." not in n} for line in table], "must have the columns"),
         (
             lambda table: [{**line, "age 18..95": "old"} for line in table],
             "line 2 of 'table.csv': a feature is a number",
@@ -153,7 +153,7 @@ def test_sites_learn_from_sums_on_shares(folder: Path, tmp_path: Path) -> None:
         ),
         (lambda table: [*table[:3], {**table[3], "patient": " "}], "line 5 of 'table.csv' names no patient"),
         (lambda table: [{**line, "label": ""} for line in table], "labels no patient"),
-        (lambda table: [{**line, "age 95..18": "3"} for line in table], "a finding is 1, 0 or empty"),
+        (lambda table: [{**line, "age 95..18": "3"} for line in table], "a finding must be 1, 0 or empty"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, change: Callable[..., list], sentence: str) -> None:
@@ -166,10 +166,10 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, change: Callable
 @pytest.mark.parametrize(
     ("features", "sentence"),
     [
-        (["age"], "states no range"),
-        (["age 95..18"], "states no range"),
-        (["age 18..95", "age 18..95"], "stands twice"),
-        (["age 1e3..2e3"], "states no range"),
+        (["age"], "lacks its range"),
+        (["age 95..18"], "lacks its range"),
+        (["age 18..95", "age 18..95"], "is named twice"),
+        (["age 1e3..2e3"], "lacks its range"),
     ],
 )
 def test_a_job_names_features_with_their_ranges(features: list[str], sentence: str) -> None:

@@ -113,5 +113,5 @@ def test_a_backbone_without_a_grid_is_refused_before_anything_travels(method: st
 def test_a_trunk_is_trained_as_a_whole(method: str) -> None:
     """Its weights are random: a tuning of a part is refused with what to give instead."""
     options = {"trunk": "butd", "tuning": "adapter"} | ({"aggregate": "none"} if method == "unicon" else {})
-    with pytest.raises(ConfigError, match="give 'tuning' as 'full'"):
+    with pytest.raises(ConfigError, match="set 'tuning' to 'full'"):
         create(method, options)

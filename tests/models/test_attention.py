@@ -95,5 +95,5 @@ def test_finished_features_have_no_attention_left(request, name: str) -> None:
 
 def test_a_tower_that_takes_a_mean_of_its_patches_is_refused(backbone, make_clip) -> None:
     mean = replace(backbone, clip=make_clip(vision={"pool_type": "avg"}))
-    with pytest.raises(ConfigError, match="takes a mean"):
+    with pytest.raises(ConfigError, match="pools pictures by a mean"):
         mean.attention(batch_of(mean, 1), Tuning())

@@ -50,7 +50,7 @@ def test_a_card_of_a_folder_says_the_shape_of_what_loads(folder: Path, card: Sha
 def test_a_card_of_another_model_is_refused_at_the_site(folder: Path, card: ShapeCard, tmp_path: Path) -> None:
     """What would travel is not what the job declared."""
     other = load_backbone(NAME, {NAME: siglip(tmp_path / "siglip")})
-    with pytest.raises(BackboneError, match="not that of this site"):
+    with pytest.raises(BackboneError, match="does not match this site"):
         check_card(card, NAME, other.shape)
 
 

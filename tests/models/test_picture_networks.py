@@ -157,7 +157,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "batch norm": ({"middle": nn.BatchNorm2d(4)}, r"'1' \(BatchNorm2d\).*use group normalisation"),
     "tracked instance norm": ({"middle": nn.InstanceNorm2d(4, track_running_stats=True)}, "InstanceNorm2d"),
     "dropout": ({"middle": nn.Dropout2d(0.1)}, r"Dropout2d.*set its probability to 0"),
-    "rows that reach each other": ({"middle": Coupled()}, "depends on the others of its batch"),
+    "rows that reach each other": ({"middle": Coupled()}, "depend on the other pictures in the batch"),
     "a buffer that pictures change": ({"middle": Counting()}, "buffers that pictures change"),
     "another last layer": ({"last": nn.Linear(4, 7)}, "end in a linear layer with a bias and 3 outputs"),
     "no last layer": ({"last": nn.Identity()}, "end in a linear layer"),

@@ -101,6 +101,8 @@ def test_a_full_disk_is_a_sentence_and_for_a_server_of_a_private_job_no_more_tha
     """How much is written depends on the patients. The device `/dev/full` is a disk that is always full."""
     opened = Path("/dev/full").open("w+b")  # noqa: SIM115 - the space closes it
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: opened)
-    with pytest.raises(DeviceMemoryError, match="^the disk is too full for what this site computes") as caught:
+    with pytest.raises(
+        DeviceMemoryError, match="^the disk has too little space for the features of this site's pictures"
+    ) as caught:
         PictureSpace(0, 2**20, tmp_path).keep(10, parts())
     assert code_of(caught.value, private=True) is Refusal.FAILED

@@ -203,7 +203,7 @@ def test_trunks_that_weigh_places_need_boxes_and_others_do_not(site: Site, publi
     assert cached_regions(site).boxes is None
     method = create("unicon", {**SPLIT, "trunk": "mmnas-small"})
     values = method.setup(site)["values"]
-    with pytest.raises(ConfigError, match="write 'boxes' in the region files"):
+    with pytest.raises(ConfigError, match="write 'boxes' into the region files"):
         method.activations(site, values, 1, 1)
 
 
@@ -218,7 +218,7 @@ def test_pictures_that_are_not_as_in_their_file_have_no_regions(site: Site, regi
     with pytest.raises(ConfigError, match="no region files belong to them"):
         backbone.regions_of(Stacked(torch.zeros(1, 1, 8, 8)))
     views = create("fedavg", {"trunk": "butd", "trunk_width": 16, "tuning": "full", "views": 2, "fusion": "concat"})
-    with pytest.raises(ConfigError, match="give 'views' as 1"):
+    with pytest.raises(ConfigError, match="set 'views' to 1"):
         views.handle(views.exchange(backbone.shape).task("start"), site, views.setup(site), {}, 1)
 
 
@@ -240,7 +240,7 @@ def test_names_of_region_files() -> None:
             parse(name)
     with pytest.raises(BackboneError, match="names region files twice"):
         parse("medclip2-slake+regions-3x5@a+regions-3x5@b")
-    with pytest.raises(BackboneError, match="region files do not go with a local folder"):
+    with pytest.raises(BackboneError, match="region files cannot be combined with a local folder"):
         parse("local-dir:model@mine+regions-3x5@a")
     with pytest.raises(BackboneError, match="name its folder of region files in site.yml"):
         load_backbone("medclip2-slake+regions-3x5@a")

@@ -237,7 +237,7 @@ def test_the_relations_of_boxes_are_those_of_the_paper_and_on_a_grid_those_of_th
         relations_of(regions) for regions in (Regions(values, all_of_them, cells), Regions(values))
     )
     assert torch.allclose(of_boxes[0, pairs], of_grid[0, offsets], rtol=0, atol=1e-12)
-    with pytest.raises(ConfigError, match="write 'boxes' in the region files"):
+    with pytest.raises(ConfigError, match="write 'boxes' into the region files"):
         relations_of(Regions(values, all_of_them))
 
 

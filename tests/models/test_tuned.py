@@ -94,5 +94,5 @@ def test_values_are_arguments_so_that_a_teacher_is_the_same_model(model):
 
 @pytest.mark.parametrize("options", [{"dropout": 1.0}, {"dropout": -0.1}, {"hidden": 0}])
 def test_impossible_heads_are_refused(options):
-    with pytest.raises(ConfigError, match="dropout lies"):
+    with pytest.raises(ConfigError, match="dropout must lie"):
         HeadConfig(3, **options)

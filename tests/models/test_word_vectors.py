@@ -96,7 +96,7 @@ def test_names_of_word_vectors() -> None:
     parsed = parse("medclip2-slake+words-300@glove")
     assert (parsed.below, parsed.words, parsed.label) == ("medclip2-slake", 300, "glove") and not parsed.is_folder
     assert seen_by("medclip2-slake+words-300@glove") == seen_by("medclip2-slake")
-    with pytest.raises(BackboneError, match="do not go with a local folder"):
+    with pytest.raises(BackboneError, match="cannot be combined with a local folder"):
         parse("local-dir:model@mine+words-300@glove")
     for name in ("medclip2-slake+words-0@glove", "medclip2-slake+words-300", "medclip2-slake+words-300@/etc/x"):
         with pytest.raises(BackboneError, match="unknown backbone"):

@@ -32,7 +32,7 @@ def test_raw_weights_of_the_card_s_example() -> None:
     scores = np.array([0.70 * 0.011, 0.80 * -0.010])
     assert scores / scores.sum() == pytest.approx([-25.667, 26.667], abs=1e-3)
     others = np.stack([plane(0.011), plane(-0.010)])
-    with pytest.raises(AggregationError, match="leaves 0..1"):
+    with pytest.raises(AggregationError, match="is outside 0..1"):
         reliability_weights(plane(1.0), others, np.array([0.70, 0.80]), PAPER)
     assert reliability_weights(plane(1.0), others, np.array([0.70, 0.80]), CLAMPED).tolist() == [1.0, 0.0]
 

@@ -35,7 +35,7 @@ def moved(rows: list[Row]) -> None:
         (lambda rows: rows.append(rows[3] | {"id": "mappings.x.said"}), "row 'mappings.x.said' is unknown"),
         (lambda rows: rows.pop(place(rows, "claim.epsilon")), "row 'claim.epsilon' is missing"),
         (lambda rows: rows.pop(place(rows, "egress.releases.1.sha256")), "row 'egress.releases.1.sha256' is missing"),
-        (lambda rows: rows.append(rows[place(rows, "claim.epsilon")]), "row 'claim.epsilon' is there twice"),
+        (lambda rows: rows.append(rows[place(rows, "claim.epsilon")]), "row 'claim.epsilon' appears twice"),
         (moved, "row 'claim.epsilon' is in the place of"),
         (with_member("claim.made", value=1), "row 'claim.made' has a value of another type"),
         (with_member("claim.epsilon", value=3), "row 'claim.epsilon' has a value of another"),
@@ -105,7 +105,7 @@ def test_a_report_of_the_former_format_has_the_same_rows() -> None:
         with pytest.raises(ReportError) as refused:
             read_report(indented_json(document))
         assert sentence in str(refused.value)
-    with pytest.raises(ReportError, match="not written again"):
+    with pytest.raises(ReportError, match="cannot be written again"):
         report_bytes(former)
 
 

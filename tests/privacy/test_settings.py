@@ -132,5 +132,5 @@ def test_counts_that_no_mechanism_can_afford_are_refused() -> None:
 
 def test_counts_that_the_noise_was_not_made_for_have_no_events() -> None:
     """A method whose cost forgets its counts cannot charge them as free."""
-    with pytest.raises(SettingsError, match="plan them"):
+    with pytest.raises(SettingsError, match="include them in its cost"):
         DPSettings(epsilon=1.0).events(Cost(1, 1), NoiseLevels(1.0))

@@ -76,7 +76,7 @@ def kind_of(kit: Path) -> str:
     kinds = [kind for kind in (SITE, SERVER, ADMIN) if (kit / "startup" / kind).is_file()]
     if len(kinds) != 1 or not (kit / "local").is_dir():
         raise ConfigError(
-            "this folder is not the startup kit of a site, a server or an administrator: point at the folder with "
+            "this folder is not the startup kit of a site, a server or an administrator: give the folder with "
             "startup/ and local/"
         )
     return kinds[0]
@@ -92,7 +92,7 @@ def examine(kit: Path, server: bool = False, running: bool = False) -> list[Chec
         return _examine(kit.resolve(), server, running)
     except PermissionError:
         raise ConfigError(
-            "this account may not look into the kit: run the command by the account that runs the party"
+            "this account may not read the kit: run the command as the account that runs the party"
         ) from None
 
 
@@ -117,7 +117,7 @@ def accept_changes(kit: Path) -> None:
         check.ok for check in hardening_checks(kit, "site" if kind == SITE else "server")
     ):
         raise ConfigError(
-            "the hardening does not hold, and that cannot be accepted: `medfedvqa doctor` says what is off"
+            "the hardening is incomplete, which cannot be accepted: `medfedvqa doctor` lists what is wrong"
         )
     record_digests(kit / "local")
 

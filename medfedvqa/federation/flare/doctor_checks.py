@@ -254,11 +254,11 @@ class Address:
     def parse(cls, target: Any, party: Any) -> "Address":
         """The address in a text `host:port`. Raises `ValueError`."""
         if not isinstance(target, str) or not isinstance(party, str):
-            raise ValueError("an address and a name are texts")
+            raise ValueError("an address and a name must be texts")
         host, _, port = target.rpartition(":")
         number = int(port)
         if not host or not 0 < number < 1 << 16:
-            raise ValueError("an address has a host and a port")
+            raise ValueError("an address must have a host and a port")
         return cls(host.strip("[]"), number, party)
 
 

@@ -83,7 +83,7 @@ _installed: list["SiteGuard"] = []
 
 
 class SiteGuard(FLComponent):
-    """Limits what this process does for a server or a job, or ends the process with a sentence."""
+    """Limits what this process does for a server or a job; ends the process with a message if it cannot."""
 
     def __init__(self, site: str) -> None:
         super().__init__()

@@ -126,7 +126,7 @@ def root_folder(project: Path, out: Path) -> str:
         newest = max(path.name for path in project.glob("prod_*"))
     except (OSError, ValueError, KeyError):
         raise ConfigError(
-            "no project is there that `nvflare provision` made: name the folder with its `state`"
+            "this folder has no project of `nvflare provision`: name the folder with its `state`"
         ) from None
     close_state(project / "state")
     fingerprint = cert_fingerprint_sha256(x509.load_pem_x509_certificate(pem))

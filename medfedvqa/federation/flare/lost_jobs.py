@@ -97,10 +97,10 @@ class RunningJob:
 
 
 def end_as_the_server_did(engine: Any) -> None:
-    """Keep a job finished if its process at the server ended well, whatever its sites report.
+    """Keep a job's status as finished if its process at the server ended well, whatever its sites report.
 
-    FLARE (2.9) calls such a job abnormal if a site cannot say how its own process ended: because it died after its last
-    answer, or because the server was not there to be told.
+    FLARE (2.9) marks such a job as abnormal if a site does not report how its process ended: because the process died
+    after its last answer, or because the server was down.
     """
     runner = engine.job_runner
     fail = runner.fail_run

@@ -1,9 +1,9 @@
-"""Every reach of a server behind NVIDIA FLARE's documented interface, with the digests that a new version must match.
+"""The undocumented code of NVIDIA FLARE that a server depends on, with the digests that a new version must match.
 
-A reach is code of FLARE that a guarded server replaces, writes to, reads, or relies on. Each row holds the SHA-256 of
-that code's source in the tested versions. A server whose FLARE has another source does not start: nobody knows what the
-change does there. A version whose sources are all in the table starts, so that FLARE's fixes can be installed before
-this project has released. A site has no such reach: its rows are in a process without FLARE, and any version works.
+A `Reach` is code of FLARE that a guarded server replaces, writes to, reads, or relies on. Each row holds the SHA-256 of
+that code's source in the tested versions. A server whose FLARE has another source does not start, since the effect of
+the change is unknown. A version whose sources are all in the table starts, so that FLARE's fixes can be installed
+before this project's next release. A site needs no row: its data are in a process without FLARE, and any version works.
 `python -m medfedvqa.federation.flare.compare VERSION` prints what changed.
 """
 
@@ -88,7 +88,7 @@ _ALL = ("2.9.0", "2.9.1rc5")
 UNPACK = Reach(
     "nvflare.fuel.utils.fobs.fobs:Packer.unpack",
     "replaced",
-    "FLARE makes objects of any class on a list of its own, which can be added to but not shortened.",
+    "FLARE decodes objects of all classes on its list, and the list cannot be shortened.",
     {"05cd1805704be8590ab5285e38b039c7487f42fa063daa5e76d349f7ab2fde6b": _ALL},
 )
 SECTION = Reach(
@@ -106,7 +106,7 @@ LOAD = Reach(
 RECOMPOSE = Reach(
     "nvflare.app_common.decomposers.numpy_decomposers:NumpyArrayDecomposer.native_recompose",
     "replaced",
-    "numpy makes room for what an array's header says; FLARE registers its decoder first, and the first one stays.",
+    "numpy allocates what an array's header states; FLARE registers its decoder first, and the first one stays.",
     {"2490186bc236c80ecb830e8b8d3322c6298374d88b0c38fe17b8707260d3cbda": _ALL},
 )
 FORGET = Reach(
@@ -137,14 +137,14 @@ INITIALIZE = Reach(
 CONFIG_PATH = Reach(
     "nvflare.fuel.utils.config_service:ConfigService._config_path",
     "read",
-    "Says where FLARE looks for settings; no public function does.",
+    "Holds where FLARE looks for settings; no public function returns it.",
     {"51667044512e8c6fb1a98bf3de57d268aacd52736bb78175f14ab7a36b25cd12": _ALL},
     source="nvflare.fuel.utils.config_service:ConfigService.find_file",
 )
 ANY_VAR = Reach(
     "nvflare.fuel.utils.config_service:ConfigService._any_var",
     "relied on",
-    "The first value of a setting is the value for good.",
+    "A setting keeps the first value that it gets.",
     {"6e8239b358167ad577d3df26f796db477f9417fd86ef3472c5da3b3d3d896af1": _ALL},
 )
 COMM_CONFIG = Reach(
@@ -181,13 +181,13 @@ DEPLOY_JOB = Reach(
 CLIENT_ACTIVE = Reach(
     "nvflare.apis.impl.wf_comm_server:WFCommServer.client_is_active",
     "written",
-    "One communicator's function: FLARE tells it of each heartbeat of a site, and fires no event.",
+    "FLARE calls it for each heartbeat of a site, and fires no event.",
     {"f1c0044211ab41d09c498fe36b5bbf8ce8b7bfbad70b40a9bbebb0b96b3953a4": _ALL},
 )
 CLIENT_TASKS = Reach(
     "nvflare.apis.controller_spec:Task.client_tasks",
     "written",
-    "FLARE lists an assignment twice if a site asks for it again, and its monitor thread dies of it.",
+    "FLARE lists an assignment twice if a site asks for it again, which kills its monitor thread.",
     {"a0f091727fcae8425eaa925f6ff51907fdc6635b595e0e7739d8453cd38ab50a": _ALL},
     source="nvflare.apis.impl.wf_comm_server:WFCommServer._do_process_task_request",
 )

@@ -51,13 +51,13 @@ class SiteBuilder(Builder):
         """
         if project.get_relays():
             raise ConfigError(
-                "the project has relays, whose processes no guard hardens and no log accounts for: take participants "
-                "of the type 'relay' out, so that every site connects to the server itself"
+                "the project has relays, which are neither hardened nor logged: remove participants of type 'relay', "
+                "so that every site connects to the server itself"
             )
         names = [party.name for party in project.get_all_participants()]
         folded = [name.casefold() for name in names]
         if alike := sorted(name for name in names if folded.count(name.casefold()) > 1):
-            raise ConfigError(f"only capitals tell these parties' names apart: {', '.join(alike)}; rename all but one")
+            raise ConfigError(f"names of parties must differ in more than case: {', '.join(alike)}; rename all but one")
         close_state(Path(ctx.get_state_dir()))
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:

@@ -284,10 +284,10 @@ class ServerGuard(FLComponent):
 
 
 class ServerJobLauncher(ServerProcessJobLauncher):
-    """FLARE's launcher for the server's job processes, which are started again; a server's resources.json names it.
+    """Launches the server's job processes and restarts those that die; the server's resources.json names this class.
 
-    FLARE (2.9) treats a job process that dies by a signal as a failed job. Here the next process continues from the
-    journal of the one that died.
+    FLARE (2.9) treats a job whose process dies by a signal as failed. Here a new process continues the job from the
+    journal of the dead process.
     """
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:

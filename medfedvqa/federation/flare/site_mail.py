@@ -48,7 +48,7 @@ class SiteMail:
         self._cell.register_request_cb(CHANNEL, _AGAIN, self._resend)
 
     def attempt(self, name: str) -> "AttemptMail":
-        """The relay of one attempt. Messages of earlier attempts are dropped."""
+        """The relay for the mail of one attempt to aggregate. Mail of earlier attempts is dropped."""
         with self._lock:
             for key in [key for key in self._boxes if key[0] != name]:
                 del self._boxes[key]

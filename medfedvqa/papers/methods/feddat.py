@@ -78,7 +78,7 @@ class FedDAT(CaptionSites[FedDATConfig]):
     def __init__(self, config: FedDATConfig, dp: DPSettings | None = None, secagg: Secagg = False) -> None:
         super().__init__(config, dp, secagg)
         if config.ablation == "local" and config.inference != "shared":
-            raise ConfigError("without a local adapter there is none to test with: use inference 'shared'")
+            raise ConfigError("without a local adapter a site can only test the shared one: use inference 'shared'")
 
     @property
     def passes(self) -> int:

@@ -45,7 +45,7 @@ from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class FedGEMSConfig(TaughtServerConfig, frozen=True):
-    """Options."""
+    """Options of FedGEMS."""
 
     answer_weight: Factor = Field(0.75, description="weight of the public answers against a teacher's; 1 is no teacher")
 

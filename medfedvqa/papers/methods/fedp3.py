@@ -74,7 +74,7 @@ class FedP3(Preserving[FedP3Config]):
         return super().setup(site)
 
     def term(self, student: Outputs, teacher: Outputs, rows: Rows) -> torch.Tensor:
-        """L_p3 of each row, or the divergence."""
+        """The distillation loss of each row: L_p3, or the Kullback-Leibler divergence where `preserve` is 'kl'."""
         config = self.config
         if config.preserve == "kl":
             factor = 1 if config.tau_squared else config.temperature**-2

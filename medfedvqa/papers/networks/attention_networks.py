@@ -48,7 +48,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         if self.pixels % REDUCTION or min(self.pixels, self.width, self.hops) < 1:
-            raise ConfigError(f"a picture's side is a multiple of {REDUCTION} pixels; width and hops are positive")
+            raise ConfigError(f"a picture's side must be a multiple of {REDUCTION} pixels, width and hops positive")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class JointBackbone(Backbone):
 
     @abstractmethod
     def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
-        """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]."""
+        """The attention to each patch in the last block, all tokens of a question weighted equally, [rows, patches]."""
 
     @property
     def layers(self) -> int:

@@ -1,13 +1,13 @@
-"""A backbone that takes picture regions from the site's own files, such as a detector's, instead of its grid.
+"""A backbone that reads picture regions, such as a detector's, from the site's files instead of its own grid.
 
 A folder has one file for each picture, `DIGEST.npz`, where DIGEST is the SHA-256 of the picture's file, in hexadecimal.
 `numpy.savez` writes it with these arrays:
 
-| array      | type and shape            | what                                                                   |
+| array      | type and shape            | content                                                                |
 |------------|---------------------------|------------------------------------------------------------------------|
-| `picture`  | text                      | DIGEST again: a file that was renamed is refused                       |
+| `picture`  | text                      | DIGEST again, so that a renamed file is refused                        |
 | `features` | floats, [regions, width]  | the features of each region                                            |
-| `boxes`    | floats, [regions, 4]      | left, top, right and bottom in any unit, where a trunk weighs places   |
+| `boxes`    | floats, [regions, 4]      | left, top, right, bottom in any unit; only for a trunk that uses them  |
 
 Regions are as personal as the pictures: they stay at the site, and no digest of them is in any log.
 """

@@ -259,7 +259,7 @@ class MiddlePart(_Trained):
         Raises `FederationError` without a batch that went forward.
         """
         if self._batch is None:
-            raise FederationError("a gradient came back for no batch: start the job again")
+            raise FederationError("a gradient arrived that belongs to no batch: start the job again")
         (leaf, output), self._batch = self._batch, None
         self.step(rate, output, gradient)
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

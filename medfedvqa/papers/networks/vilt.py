@@ -49,7 +49,7 @@ class ViltBackbone(JointBackbone):
 def looked(
     vilt: Any, words: torch.Tensor, patches: torch.Tensor, lengths: torch.Tensor, tuning: TowerTuning
 ) -> torch.Tensor:
-    """The attention of a question's tokens, all alike, to each patch in the last block, [rows, patches]."""
+    """The attention to each patch in the last block, all tokens of a question weighted equally, [rows, patches]."""
     hidden, visible = _below(vilt, words, patches, lengths, tuning)
     last = len(vilt.encoder.layer) - 1
     tokens = _tokens(vilt, tuning.prompts, last)

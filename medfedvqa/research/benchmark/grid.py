@@ -99,7 +99,7 @@ class Grid:
 
     @property
     def store(self) -> FeatureStore | None:
-        """The store in that folder. Raises `ConfigError`."""
+        """The feature store in the folder `cache`, if it is set. Raises `ConfigError`."""
         return None if self.cache is None else FeatureStore(self.cache)
 
     def job(self, system: System, seed: int) -> JobSpec:

@@ -114,7 +114,7 @@ def fewer_rows(data: SiteData, share: float) -> SiteData:
 
 
 def mislabelled(data: SiteData, share: float) -> SiteData:
-    """The site with the answers of this share of its training and validation rows shuffled among those rows."""
+    """The site with label noise: shuffles the answers within this share of its training and validation rows."""
 
     def changed(rows: Examples) -> Examples:
         drawn = torch.Generator().manual_seed(0)

@@ -72,7 +72,7 @@ def candidates(rates: Sequence[float], decays: Sequence[float]) -> tuple[Candida
     for pair in pairs:
         checked(Choice, asdict(pair), "the searched learning rates and weight decays")
     if not pairs or len(set(pairs)) < len(pairs):
-        raise ConfigError("a search takes at least one learning rate and one weight decay, and each once")
+        raise ConfigError("a search needs at least one learning rate and one weight decay, each named once")
     return pairs
 
 
@@ -103,8 +103,8 @@ def search(
 ) -> dict[str, Any]:
     """Searches for each system of the grid, and writes `tuned.json` after each. Runs in the folder are not repeated.
 
-    `watch` gets every trial once its step is over. Raises `ConfigError`, also for a system that counts no validation
-    rows, or trains under differential privacy.
+    `watch` gets every trial once its step is over. Raises `ConfigError`, also for a system without validation
+    accuracy, or under differential privacy.
     """
     found: dict[str, list[list[Trial]]] = {}
     record: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def with_choices(systems: Sequence[System], tuned: Tuned, data: str, backbone: s
     ]
     missing = [system.label for system, choice in zip(systems, choices, strict=True) if choice is None]
     if missing:
-        raise ConfigError(f"--tuned has no choice for {', '.join(missing)}: search for them, or leave them out")
+        raise ConfigError(f"--tuned has no values for {', '.join(missing)}: search for them, or leave them out")
     return tuple(
         replace(system, options=system.options | choice.model_dump())
         for system, choice in zip(systems, choices, strict=True)

@@ -199,7 +199,7 @@ def frequent_answers(corpus: Corpus, least: int = 5) -> list[str]:
 
 
 def classes_of(corpus: Corpus) -> Classes:
-    """The classes of each label in the corpus, and the frequent answers."""
+    """The classes of each label in the corpus; the label `answer` has the frequent answers."""
     named = {label: {p.labels[label] for p in corpus.pictures if label in p.labels} for label in LABELS}
     return {label: sorted(names) for label, names in named.items()} | {"answer": frequent_answers(corpus)}
 

@@ -41,7 +41,7 @@ class Trained:
     states: Mapping[str, State] | None = None
 
     def each(self) -> Iterator[tuple[Method[Any], Site, State]]:
-        """The method with each site and its state."""
+        """Yields the method, the site and the site's state, for every site."""
         assert self.method and self.sites and self.states is not None
         for name, site in self.sites.items():
             yield self.method, site, self.states[name]

@@ -160,7 +160,7 @@ def test_connected_sites_exchange_messages_of_the_length_agreed() -> None:
     left.send(b"four")
     assert right.receive(4) == b"four"
     left.send(b"seven..")
-    with pytest.raises(SiteError, match="'a' sent 7 bytes where 4 belong"):
+    with pytest.raises(SiteError, match="'a' sent 7 bytes instead of 4: leave it out"):
         right.receive(4)
 
 
@@ -177,5 +177,5 @@ def test_the_identity_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         Identity.load(path)
     path.chmod(0o600)
     path.write_bytes(b"short")
-    with pytest.raises(SecureAggregationError, match="does not hold 32"):
+    with pytest.raises(SecureAggregationError, match="must hold 32"):
         Identity.load(path)

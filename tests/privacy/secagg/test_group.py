@@ -19,8 +19,8 @@ def test_ranks_follow_the_order_of_names() -> None:
         ("abc", "ab", "fewer than 3"),
         ("abc", "abd", "must be among the sites"),
         ("bcd", "bcd", "must be among the sites"),
-        ("acb", "abc", "in order of names"),
-        ("abcd", "acb", "in order of names"),
+        ("acb", "abc", "in alphabetical order"),
+        ("abcd", "acb", "in alphabetical order"),
         ("aabc", "abc", "once"),
     ],
 )

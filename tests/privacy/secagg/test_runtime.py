@@ -196,7 +196,7 @@ def test_crypten_s_zero_shares_are_ours(everyone: Any) -> None:
 
 def test_crypten_outside_a_party_is_refused() -> None:
     """A thread that is no party's has no communicator, whatever other threads do."""
-    with pytest.raises(SecureAggregationError, match="no party is at work"):
+    with pytest.raises(SecureAggregationError, match="no party is active"):
         crypten.communicator.get()
     assert not crypten.communicator.is_initialized()
 

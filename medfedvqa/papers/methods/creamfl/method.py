@@ -467,7 +467,7 @@ class CreamFL(CaptionSites[CreamFLConfig]):
 
     def _by_kind(self, sites: tuple[str, ...]) -> dict[Sees, list[str]]:
         if not self.config.models.keys() <= set(sites):
-            raise ConfigError("'models' names a site that is not there")
+            raise ConfigError("'models' names a site that does not take part")
         by_kind: dict[Sees, list[str]] = {}
         for site in sites:
             by_kind.setdefault(self.config.of(site).sees, []).append(site)

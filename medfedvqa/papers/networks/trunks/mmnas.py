@@ -93,7 +93,7 @@ def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:
     """
     values, boxes = regions.values, regions.boxes
     if boxes is None and regions.present is not None:
-        raise ConfigError("MMnas weighs regions by where they lie: write 'boxes' in the region files")
+        raise ConfigError("MMnas uses the positions of regions: write 'boxes' into the region files")
     if boxes is None:
         offsets, between = grid_offsets(values)
         # Every row gets the same relations, as a row of its own: a row's gradient is then its patient's.
