@@ -13,8 +13,14 @@ from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import Backbone
+from privacy import spent
 
+Sites = Callable[..., dict[str, SiteConfig]]
+"""The fixtures `sites` and `introduced`."""
+Job = Callable[..., JobSpec]
+"""The fixture `quick_job`."""
 _BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
 """All that were loaded, for all engines: to load one takes longer than most jobs that do not train."""
 
@@ -65,3 +71,21 @@ class Engine:
 
 def ask(engine: Engine, task: str, sites: Collection[str], message: Tensors) -> dict[str, Reply]:
     return engine.call(TaskCall(task, 1, dict.fromkeys(sites, message)))
+
+
+def work(config: SiteConfig, job: JobSpec, job_id: str) -> list[Tensors]:
+    """All tasks of a job at one site, which mixes with itself."""
+    runtime = SiteRuntime(config, job, job_id)
+    try:
+        replies = [runtime.handle("start", 1, {})]
+        shared = {name: replies[0][name] for name in ("prompt.image", "prompt.text")}
+        replies.append(runtime.handle("train", 2, shared))
+        return [*replies, runtime.handle("evaluate", 2, shared)]
+    finally:
+        runtime.close()
+
+
+def cost(job: JobSpec, times: int = 1) -> float:
+    """The epsilon of a patient who is in the whole job, by itself or several times."""
+    assert job.dp is not None
+    return spent([event for task in job.build().plan() for event in task.events] * times, job.dp.delta).epsilon

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from golden_files import GOLDEN
+from in_process import Job, Sites
 from test_admission import ACTOR, FEDERATION, SIGNED, ask, fresh
 from typer.testing import CliRunner
 
@@ -26,8 +26,6 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings
 from privacy.forecast import kept, noise_over_signal, trained_numbers
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 WEEK = timedelta(days=7)
 
 

@@ -1,12 +1,13 @@
 """Methods from outside that `medfedvqa audit neighbours` tries, and a site that takes only those that passed."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from example_plug_in import SMALL, medfedvqa
+from in_process import Sites
 from plug_in import built, forget_methods, unpacked
 from typer.testing import CliRunner
 
@@ -18,7 +19,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 
-Sites = Callable[..., dict[str, SiteConfig]]
 NAME = "own-late"
 CODE = '''"""Three methods that weigh rows: by their own loss, by place, and by losses of the whole batch."""
 import torch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import Engine, ask
-from untrained import Averaged, AveragedAtSites, Mixed, given
+from untrained import DP, FIVE, Averaged, AveragedAtSites, Make, Mixed, given
 
 from audits import Event, JobRefused, Kind, Outcome, Refusal, Sharing, Stage, read, verify
 from medfedvqa.core import Tensors, method_type, registry
@@ -22,11 +22,8 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
-from privacy import DPSettings
 
 Configs = dict[str, SiteConfig]
-Make = Callable[..., tuple[Configs, JobSpec]]
-FIVE = ("a", "b", "c", "d", "e")
 
 
 @pytest.fixture(autouse=True)
@@ -135,8 +132,7 @@ def test_sums_under_differential_privacy_are_remembered_and_not_held_against_eac
     job_on_shares: Make, tmp_path: Path
 ) -> None:
     """Each upload carries noise of its own; a job without comes after them as if they were not there."""
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
-    configs, job = job_on_shares(Mixed, tuple("abcd"), dp=dp)
+    configs, job = job_on_shares(Mixed, tuple("abcd"), dp=DP)
     run(configs, job, "abcd", "first", tmp_path)
     assert run(configs, job, "abc", "second", tmp_path)["status"] == "finished"
     shared = [entry.sharing for entry in read(configs["a"].audit) if entry.peer == "sites" and entry.direction == "out"]

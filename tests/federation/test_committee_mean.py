@@ -1,6 +1,6 @@
 """Means that sites compute with CrypTen, in process: what comes of them, who learns what, what happens on faults."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import Engine
-from untrained import Averaged, AveragedAtSites, assert_alike, given
+from untrained import DP, FIVE, THREE, Averaged, AveragedAtSites, Make, Unweighted, assert_alike, given
 
 from audits import JobRefused, Outcome, Protection, Refusal, SitePolicy, read, verify
 from audits.errors import PolicyError
-from medfedvqa.core import MeanOnShares, Tensors
+from medfedvqa.core import Tensors
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt
@@ -23,17 +23,9 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_state import StateFile
-from privacy import DPSettings
 from privacy.secagg import SecureAggregationError
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
 CRYPTEN: dict[str, Any] = {"secagg": "crypten"}
-
-
-def mean_of(sites: Collection[str], round: int) -> Tensors:
-    """The plain mean over these sites."""
-    return next(iter(Averaged.plain(sites, round).values()))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +52,7 @@ def test_every_site_gets_the_mean_of_the_masks_bit_for_bit(
     assert not engine.sent("start/unmask", "uploaded")
     for masked, summed in zip(means[True], means["crypten"], strict=True):
         assert masked.keys() == summed.keys() and all(np.array_equal(masked[name], summed[name]) for name in masked)
-    plain = [mean_of(FIVE, round) for _ in FIVE for round in (1, 2)]
+    plain = [Averaged.mean(FIVE, round) for _ in FIVE for round in (1, 2)]
     for summed, mean in zip(means["crypten"], plain, strict=True):
         assert_alike(summed, {name: mean[name] for name in summed})
 
@@ -102,9 +94,9 @@ def test_a_round_is_repeated_without_a_site_that_dies(
     results = serve_job(job, FIVE, engine.call, tmp_path, "local")
     assert results["status"] == "finished" and [n for n in results["notes"] if "went on without" in n or "left" in n]
     scale, prompt = (engine.sent("train", name)[0] for name in ("scale", "prompt.x"))
-    assert_alike({"scale": scale, "prompt.x": prompt}, mean_of(FIVE if when == "after" else FIVE[1:], 1))
+    assert_alike({"scale": scale, "prompt.x": prompt}, Averaged.mean(FIVE if when == "after" else FIVE[1:], 1))
     for site in FIVE[1:]:
-        assert_alike(given(configs[site], 2), mean_of(FIVE[1:], 2))
+        assert_alike(given(configs[site], 2), Averaged.mean(FIVE[1:], 2))
 
 
 @pytest.fixture
@@ -217,7 +209,7 @@ def test_sums_that_differ_or_that_no_sites_can_have_are_no_mean(
     results = serve_job(job, FIVE, engine.call, tmp_path, "local")
     assert [note for note in results["notes"] if "Round 2 gave no mean, and the one before it stayed" in note], results
     assert [note for note in results["notes"] if sentence in note]
-    assert_alike(given(configs["a"], 2), mean_of(FIVE, 1))
+    assert_alike(given(configs["a"], 2), Averaged.mean(FIVE, 1))
 
 
 def reply(**values: int) -> Reply:
@@ -264,23 +256,10 @@ def test_the_log_tells_what_was_shared_and_which_sum_was_opened(job_on_shares: M
             assert answer.task == "start/mean/shared" and {t.name for t in answer.tensors} == {"shared_bytes"}
 
 
-class Unweighted(Averaged):
-    """All sites weigh the same: a count of rows is not released under differential privacy."""
-
-    name = "unweighted"
-    how = MeanOnShares()
-    weight = None
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        return {name: array for name, array in super().holding(site, round).items() if name != "rows"}
-
-
 def test_after_differential_privacy_shares_carry_both_and_are_charged_once(job_on_shares: Make, tmp_path: Path) -> None:
     """What goes out as shares, and the sum, have the charge of their task and no other."""
     allowed = {"require_secagg": True, "require_dp": True}
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
-    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=dp, **CRYPTEN)
+    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=DP, **CRYPTEN)
     results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     for config in configs.values():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import Engine
-from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
+from untrained import FIVE, THREE, Averaged, AveragedAtSites, Make, Mixed, assert_alike, given
 
 from audits import Event, Kind, Outcome, Tensors, read
 from audits.errors import ReleaseFault
@@ -31,9 +31,7 @@ from privacy import mean
 from privacy.secagg.channel import SecureLink, _InProcessEnd
 from privacy.secagg.layout import summand
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 Change = Callable[[Tensors], Tensors]
-THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
 LIAR, MARKER = "chest", "patient-17"
 
 

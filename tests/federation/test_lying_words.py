@@ -1,6 +1,5 @@
 """A server that tells sites different things of one computation: they compare its words before anything is opened."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ from lying_dealer import Deal
 from lying_network import CLOCK, Letter
 from lying_server import (
     LyingServer,
-    MaskedUpload,
     attempt_message,
     numbers,
     opened_sum,
@@ -17,15 +15,12 @@ from lying_server import (
     read_upload,
     refusals,
 )
-from untrained import Averaged, Mixed
+from lying_views import Exchange, MaskedUpload
+from untrained import FIVE, Averaged, Make, Mixed
 
 from audits import read, verify
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig
 from privacy.secagg import pairwise_masks
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-FIVE = ("a", "b", "c", "d", "e")
 NAMES = ["prompt.x", "scale"]
 
 
@@ -118,8 +113,7 @@ def test_a_sum_opens_although_a_members_words_are_late(uploaded: LyingServer, up
 
     uploaded.network.deliver = delay
     answers = uploaded.tell("start/unmask", 1, FIVE[:4], opening_message("one", FIVE))
-    openings = {member: read_opening(answer) for member, answer in answers.items()}
-    total = opened_sum(FIVE, FIVE, uploads, openings)
+    total = opened_sum(Exchange(FIVE, FIVE, uploads=uploads), answers)
     assert total is not None and int(total[-1]) == len(FIVE)
     rows = sum(int(Averaged.holding(site, 1)["rows"]) for site in FIVE)
     assert numbers(total)[-1] == rows

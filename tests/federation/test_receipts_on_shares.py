@@ -1,20 +1,16 @@
 """The server's receipts of what sites answer on shares, against the sites' own logs."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from in_process import Engine
-from untrained import Averaged, Mixed
+from untrained import Averaged, Make, Mixed
 
 from audits import VerdictState, examine
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.server_receipts import ServerReceipts
-from medfedvqa.federation.site_config import SiteConfig
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 SITES = ("a", "b", "c", "d", "e")
 CASES = [
     (True, "before start/mean"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fixed_answers import EXCHANGE, SITES, answer, vectors
+from in_process import Job
 from tiny_clip import TINY
 from typer.testing import CliRunner
 
@@ -26,7 +27,6 @@ from medfedvqa.federation.launch import LAUNCH, plan, resume, run
 from medfedvqa.federation.quorum import RECONNECT, QuorumRule
 from privacy import Reliability
 
-Job = Callable[..., JobSpec]
 RANDOM = "medclip@random"
 
 PROGRAM = """

@@ -1,14 +1,13 @@
 """Jobs with secure aggregation in process: what comes of them, what the server holds, and what happens on faults."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import Engine
-from untrained import Mixed, assert_mixed, assert_near, saved
+from in_process import Engine, Job, Sites
+from untrained import DP, Make, Mixed, assert_mixed, assert_near, saved
 
 from audits import JobRefused, Outcome, Protection, read, verify
 from audits.errors import ReleaseFault
@@ -21,16 +20,11 @@ from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
-from privacy import DPSettings
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 SITES = ("abdomen", "chest", "head")
 
 
@@ -113,9 +107,8 @@ def test_after_differential_privacy_what_is_shared_carries_both(
     job_on_shares: Make, tmp_path: Path, method: type[Method[Any]]
 ) -> None:
     """The epsilon goes to the server in clear, and every masked release has its charge."""
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
     allowed = {"require_secagg": True, "require_dp": True}
-    configs, job = job_on_shares(method, SITES, rounds=2, allowed=allowed, dp=dp)
+    configs, job = job_on_shares(method, SITES, rounds=2, allowed=allowed, dp=DP)
     results = serve_job(job, SITES, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     exchange = job.build().final_exchange(shape_of(job.backbone))

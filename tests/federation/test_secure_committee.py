@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine
-from untrained import Averaged, Mixed, assert_alike, assert_mixed, assert_near, given, saved
+from in_process import Engine, Job, Sites
+from untrained import TWELVE, Averaged, Make, Mixed, assert_alike, assert_mixed, assert_near, given, saved
 
 from audits import Outcome, read, verify
 from medfedvqa.core import Tensors
@@ -20,13 +20,8 @@ from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 from privacy.secagg import Relay
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 SIX = TWELVE[:6]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fate import Fate
+from in_process import Job, Sites
 from processes import Nursery, ProcessEngine
 from untrained import METHODS, Averaged, AveragedAtSites, Mixed, assert_alike, assert_near, given
 
@@ -51,9 +52,6 @@ READY, LAST_SHARE = 3 * 6, 4 * 6
 
 ONE_OF_EACH = (Mixed, AveragedAtSites)
 """Both means exchange the same; the one for sites only goes on at the sites."""
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 @pytest.fixture(scope="module")

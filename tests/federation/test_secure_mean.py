@@ -1,15 +1,14 @@
 """Means under masks in process: what comes of them, who learns what, and what happens on faults."""
 
 import json
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine, ask
+from in_process import Engine, Sites, ask
 from tiny_clip import TINY
-from untrained import Averaged, AveragedAtSites, assert_alike, given
+from untrained import DP, FIVE, THREE, Averaged, AveragedAtSites, Make, Unweighted, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
 from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
@@ -23,11 +22,6 @@ from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
-from privacy import DPSettings
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
 
 
 class ByAccuracy(Averaged):
@@ -128,16 +122,11 @@ def test_a_site_may_die_at_every_step(
     assert any(f"Site {victim} broke off in round {2 if unmasks else 1}" in note for note in results["notes"])
     in_first = FIVE if kind == "unmask" else rest
     scale, prompt = (engine.sent("train", name)[0] for name in ("scale", "prompt.x"))
-    assert_alike({"scale": scale, "prompt.x": prompt}, mean_of(in_first, 1))
+    assert_alike({"scale": scale, "prompt.x": prompt}, Averaged.mean(in_first, 1))
     for site in rest:
-        assert_alike(given(configs[site], 2), mean_of(rest, 2))
+        assert_alike(given(configs[site], 2), Averaged.mean(rest, 2))
     said = {message.tobytes() for message in engine.sent("start/mean", "attempt")}
     assert len(said) == (2 if moment == "before mean" else 1)
-
-
-def mean_of(sites: Collection[str], round: int) -> Tensors:
-    """The plain mean over these sites."""
-    return next(iter(Averaged.plain(sites, round).values()))
 
 
 @pytest.mark.parametrize("method", [Averaged, AveragedAtSites])
@@ -160,7 +149,7 @@ def test_a_mean_that_cannot_be_opened_is_not_asked_for_again(
     assert lost == [False, True]
     assert any("Round 2 gave no mean, and the one before it stayed in use: 0 members" in n for n in results["notes"])
     for site in "cde":
-        assert_alike(given(configs[site], 2), mean_of(FIVE, 1))
+        assert_alike(given(configs[site], 2), Averaged.mean(FIVE, 1))
 
 
 def test_without_a_mean_before_it_a_lost_one_ends_the_job(
@@ -198,7 +187,7 @@ def test_a_site_that_sends_garbage_is_left_out_and_named(job_on_shares: Make, tm
 
     results = serve_job(job, FIVE, Cut(configs, job).call, tmp_path, "local")
     assert "Site b broke off in round 1: the job went on without it." in results["notes"]
-    assert_alike(given(configs["a"], 1), mean_of("acde", 1))
+    assert_alike(given(configs["a"], 1), Averaged.mean("acde", 1))
 
 
 @pytest.fixture
@@ -314,25 +303,12 @@ def test_the_log_tells_masks_uploads_and_openings(job_on_shares: Make, tmp_path:
         assert {(t.name, t.sha256) for t in known.tensors} == {("prompt.x", None), ("scale", None)}
 
 
-class Unweighted(Averaged):
-    """All sites weigh the same: a count of rows is not released under differential privacy."""
-
-    name = "unweighted"
-    how = MeanOnShares()
-    weight = None
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        return {name: array for name, array in super().holding(site, round).items() if name != "rows"}
-
-
 def test_after_differential_privacy_the_upload_carries_both_and_is_charged_once(
     job_on_shares: Make, tmp_path: Path
 ) -> None:
     """The masked release has the charge of its task, and no other."""
     allowed = {"require_secagg": True, "require_dp": True}
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
-    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=dp)
+    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=DP)
     results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     up = job.build().final_exchange(shape_of(job.backbone)).task("start/mean").up

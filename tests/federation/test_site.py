@@ -1,18 +1,14 @@
 """One site's part of a job: gate in, handler, saved state, gate out."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import Job, Sites
 
 from audits import JobRefused, Outcome, ReceiptRefused, Refusal, read, verify
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 def shared(value: float = 0.01, shape: tuple[int, ...] = (2, 4, 32)) -> dict[str, np.ndarray]:

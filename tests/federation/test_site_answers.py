@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from in_process import Sites
 
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import SiteRuntime
-
-Sites = Callable[..., dict[str, SiteConfig]]
 
 
 def loaded(folder: Path, **facts: object) -> SiteConfig:

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from in_process import Sites
 from tiny_clip import TINY
 from typer.testing import CliRunner
 
@@ -34,7 +34,6 @@ from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 
-Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 16, "answers": "closed"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": QUICK,
