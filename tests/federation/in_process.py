@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import Backbone
@@ -27,7 +29,7 @@ _BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
 
 class Engine:
     """Calls sites; by task, `before` and `after` say which of them die, before the task or before its answer arrives.
-    `tamper` sees, and may change, each message to a site."""
+    `tamper` sees, and may change, each message to a site, and `bend` each answer on its way, as if it had no gate."""
 
     def __init__(self, configs: Mapping[str, SiteConfig], job: JobSpec, job_id: str = "job") -> None:
         self.local = LocalEngine(configs, job, job_id)
@@ -35,6 +37,7 @@ class Engine:
         self.before: dict[str, set[str]] = {}
         self.after: dict[str, set[str]] = {}
         self.tamper: Callable[[str, str, Tensors], Tensors] = lambda task, site, message: message
+        self.bend: Callable[[str, str, Tensors], Tensors] = lambda task, site, answer: answer
         self.dead: set[str] = set()
         self.restarts = True
         """Whether a site's process that refused is followed by another, which knows what the site's files say."""
@@ -56,7 +59,8 @@ class Engine:
             raise
         self.passed += [(task, reply.tensors) for reply in replies.values()]
         self.dead |= self.after.get(task, set())
-        return {site: reply for site, reply in replies.items() if site not in self.dead}
+        bent = {site: reply._replace(tensors=self.bend(task, site, reply.tensors)) for site, reply in replies.items()}
+        return {site: reply for site, reply in bent.items() if site not in self.dead}
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -71,6 +75,19 @@ class Engine:
 
 def ask(engine: Engine, task: str, sites: Collection[str], message: Tensors) -> dict[str, Reply]:
     return engine.call(TaskCall(task, 1, dict.fromkeys(sites, message)))
+
+
+def in_clear_and_on_shares(
+    configs: Mapping[str, SiteConfig], job: JobSpec, folder: Path
+) -> tuple[dict[str, Engine], dict[str, Any]]:
+    """The engines after the job `plain`, and after the same on shares, `secure`; and the results of that."""
+    runs = {}
+    for name, secagg in (("plain", False), ("secure", True)):
+        (folder / name).mkdir()
+        spec = JobSpec.from_dict(job.to_dict() | {"secagg": secagg})
+        runs[name] = Engine(configs, spec, name)
+        results = serve_job(spec, tuple(configs), runs[name].call, folder / name, "local")
+    return runs, results
 
 
 def work(config: SiteConfig, job: JobSpec, job_id: str) -> list[Tensors]:

@@ -12,7 +12,7 @@ import pytest
 from in_process import Engine, ask
 from untrained import DP, FIVE, Averaged, AveragedAtSites, Make, Mixed, given
 
-from audits import Event, JobRefused, Kind, Outcome, Refusal, Sharing, Stage, read, verify
+from audits import Event, JobRefused, Kind, Refusal, Sharing, Stage, read, verify
 from medfedvqa.core import Tensors, method_type, registry
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
@@ -231,23 +231,6 @@ def test_a_task_under_the_number_of_another_round_is_not_aggregated(job_on_share
     assert refusal(engine, "start", "b", {}, round=2) is Refusal.ORDER
     engine.call(TaskCall("start", 1, dict.fromkeys("abc", {})))
     assert refusal(engine, "start/mean", "a", attempt("one", "abc"), round=2) is Refusal.ORDER
-
-
-def test_a_server_that_tells_sites_of_different_cohorts_gets_no_upload(job_on_shares: Make) -> None:
-    """Links are made under the digest of the sites: `a`, who would refuse four, is told of five and gets no answer."""
-    configs, job = job_on_shares(Averaged, FIVE)
-    engine = start(configs, job, "job")
-    engine.tamper = lambda task, site, message: (
-        attempt("one", FIVE) if site == "a" and "attempt" in message else message
-    )
-    replies = ask(engine, "start/mean", "abcd", attempt("one", "abcd"))
-    assert not [site for site, reply in replies.items() if "prompt.x" in reply.tensors]
-    assert not [
-        entry
-        for site in "abcd"
-        for entry in read(configs[site].audit)
-        if (entry.task, entry.peer) == ("start/mean", "server") and entry.outcome is Outcome.SENT
-    ]
 
 
 def test_of_two_jobs_at_once_a_site_takes_part_in_one(job_on_shares: Make, tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
     return phantoms(SITES, methods=["fedavg"])
 
 
+def submitted(federation: Phantoms, folder: Path, rounds: int, timeout: float, seed: int) -> str:
+    """A job of so many rounds, which differs from others by its seed."""
+    changes = {"options": {**JOB.options, "rounds": rounds}, "seed": seed, "round_timeout": timeout}
+    return federation.submit_job(JOB.model_copy(update=changes), folder / "job")
+
+
 def rounds(federation: Phantoms, job_id: str) -> list[dict[str, Any]]:
     """The rounds in the results so far."""
     path = federation.results(job_id) / "results.json"
@@ -42,10 +48,7 @@ def rounds(federation: Phantoms, job_id: str) -> list[dict[str, Any]]:
 @pytest.mark.release
 def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: Phantoms, tmp_path: Path) -> None:
     """The server's process is halted while its status is asked for; the job finishes as if it had not been."""
-    options = {**JOB.options, "rounds": 2}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": 1, "round_timeout": 300.0}), tmp_path / "job"
-    )
+    job_id = submitted(federation, tmp_path, 2, 300.0, seed=1)
     (server,) = federation.processes(SERVER, job=False)
     server.suspend()
     resume = threading.Timer(20.0, server.resume)
@@ -65,10 +68,7 @@ def test_a_job_whose_server_process_is_killed_goes_on(federation: Phantoms, tmp_
     """SIGKILL of the server's process of the job in round 3: another one continues from the journal, no round is lost
     or done twice, and the sites' logs agree with the server's receipts. Sites that wait for an answer of the dead one
     ask again after a minute, and do not count as late."""
-    options = {**JOB.options, "rounds": 6}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": 2, "round_timeout": 60.0}), tmp_path / "job"
-    )
+    job_id = submitted(federation, tmp_path, 6, 60.0, seed=2)
     wait_for(lambda: len(rounds(federation, job_id)) >= 2)
     (process,) = federation.processes(SERVER, job=True)
     process.kill()
@@ -94,10 +94,7 @@ def test_a_job_whose_server_process_is_killed_goes_on(federation: Phantoms, tmp_
 
 def started(federation: Phantoms, folder: Path, seed: int) -> str:
     """A job in clear that has two rounds behind it."""
-    options = {**JOB.options, "rounds": ROUNDS}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": seed, "round_timeout": PATIENCE}), folder / "job"
-    )
+    job_id = submitted(federation, folder, ROUNDS, PATIENCE, seed)
     wait_for(lambda: len(rounds(federation, job_id)) >= 2)
     return job_id
 
@@ -113,8 +110,12 @@ def killed(federation: Phantoms, *parties: str, job: tuple[bool, ...] = (False, 
     psutil.wait_procs(processes)
 
 
-def check_results(federation: Phantoms, job_id: str) -> None:
-    """No round is lost or done twice, and every log is whole, closed and agrees with the server's receipts."""
+def goes_on(federation: Phantoms, job_id: str, *parties: str, patience: float = PATIENCE) -> None:
+    """Once these are started, the job ends: no round is lost or done twice, and every log is whole, closed and agrees
+    with the server's receipts."""
+    for name in parties:
+        federation.start(name)
+    assert federation.wait(job_id, patience) == "FINISHED:COMPLETED"
     out = federation.results(job_id)
     results = federation.outcome(job_id)
     assert results["status"] == "finished"
@@ -139,10 +140,7 @@ def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: Phantom
     parties = (SERVER, *SITES)
     killed(federation, *parties)
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    for name in parties:
-        federation.start(name)
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, *parties)
     assert not list((federation.kits / SERVER / "running").glob("*.json"))
 
 
@@ -158,9 +156,7 @@ def test_a_job_goes_on_after_the_server_alone_was_killed(
     killed(federation, SERVER, job=job)
     wait_for(lambda: not federation.processes(SERVER, job=True))
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    federation.start(SERVER)
-    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, SERVER, patience=2 * PATIENCE)
 
 
 @pytest.mark.release
@@ -170,9 +166,7 @@ def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(federation: P
     killed(federation, "head", job=(False,))
     wait_for(lambda: not federation.processes("head", job=True))
     assert not [entry for entry in federation.log("head", job_id) if entry.event is Event.CLOSE]
-    federation.start("head")
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, "head")
 
 
 @pytest.mark.release
@@ -187,9 +181,7 @@ def test_a_site_that_a_service_manager_stops_ends_in_time_and_continues(federati
     assert not psutil.wait_procs(processes, STOPPED)[1] and time.monotonic() - began < STOPPED
     wait_for(lambda: not federation.processes("head", job=True))
     assert verify(federation.kits / "head" / "audit").ok
-    federation.start("head")
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, "head")
 
 
 @pytest.mark.release
@@ -203,9 +195,7 @@ def test_a_server_that_a_service_manager_stops_continues_its_jobs(federation: Ph
             process.send_signal(signal.SIGTERM)
         assert processes and not psutil.wait_procs(processes, STOPPED)[1]
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    federation.start(SERVER)
-    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, SERVER, patience=2 * PATIENCE)
 
 
 # The server dies just before or just after a job.
@@ -236,8 +226,7 @@ def test_a_job_ends_with_results_if_its_server_dies_at_its_beginning_or_end(
     """SIGKILL of the server's own process. At the end the sites' processes of the job are over before it is back: no
     site can say any more how its own ended."""
     (server,) = federation.processes(SERVER, job=False)
-    changes = {"options": {**JOB.options, "rounds": 2}, "seed": server.pid, "round_timeout": 120.0}
-    job_id = federation.submit_job(JOB.model_copy(update=changes), tmp_path / "job")
+    job_id = submitted(federation, tmp_path, 2, 120.0, seed=server.pid)
     wait_for(lambda: moment(federation, job_id), 0.005)
     server.kill()
     server.wait()

@@ -10,7 +10,6 @@ from in_process import cost
 from lying_server import charged
 from phantoms import Phantoms
 from server_lies import LIES
-from taps import add_component, disarm
 
 from audits import verify
 from medfedvqa.data.phantom import organs
@@ -21,23 +20,13 @@ pytestmark = pytest.mark.slow
 SITES = organs(4)
 
 
-class LyingFederation(Phantoms):
-    """Its server has no guard, and plays attacks in the place of jobs."""
-
-    modules = True
-
-    def start(self, name: str) -> None:
-        if name == SERVER:
-            disarm(self.kits / name)
-            part = {"id": "liar", "path": "flare_liar.LyingWorkflow", "args": {"folder": str(self.folder)}}
-            add_component(self.kits / name, part)
-        super().start(name)
-
-
 @pytest.fixture(scope="module")
 def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
-    """Four sites that know each other's keys and want sums of three sites at least."""
-    return phantoms(SITES, LyingFederation, introduced=True, methods=["prompt_pfl", "fedavg"], min_sites=3)
+    """A server that plays attacks in the place of jobs, and four sites that know each other's keys and want sums of
+    three sites at least."""
+    attackers = {SERVER: "flare_liar.LyingWorkflow"}
+    facts = {"methods": ["prompt_pfl", "fedavg"], "min_sites": 3}
+    return phantoms(SITES, attackers=attackers, introduced=True, **facts)
 
 
 @pytest.mark.parametrize(

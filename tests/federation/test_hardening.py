@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doctored
 import pytest
+from doctored import SITE, edited
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.audit import AuditService
@@ -25,32 +27,14 @@ from medfedvqa.cli import app
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import hardening
 from medfedvqa.federation.flare.kit_contents import FILES, kit_problem
-from medfedvqa.federation.flare.provision import SiteBuilder, loopback_project, provision
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.flare.validator import ConfigurationOnly
 from medfedvqa.federation.job import JobSpec
 
-SITE = "chest"
-FACTS = {"reader": "phantom", "organ": SITE, "methods": ["prompt_pfl"]}
-
-
-@pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    builder = SiteBuilder({SITE: FACTS})
-    return provision(loopback_project([SITE], 8002), [builder], tmp_path_factory.mktemp("kits")) / SITE
-
 
 @pytest.fixture
-def kit(provisioned: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(provisioned, tmp_path / SITE))
-
-
-def edited(name: str, **changes: Any) -> Callable[[Path], None]:
-    def edit(kit: Path) -> None:
-        path = kit / "local" / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return edit
+def kit(site_kits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(site_kits / SITE, tmp_path / SITE))
 
 
 def shadowed(kit: Path) -> None:
@@ -64,18 +48,10 @@ def without_sockets(kit: Path) -> None:
     path.write_text(path.read_text().replace('"scheme": "http"', '"scheme": "grpc"'))
 
 
-BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+BREAKS = doctored.BREAKS | {
     "classes": (edited("resources.json.default", class_allow_list=["*"]), "class allow-list"),
-    "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
-    "logs": (edited("resources.json.default", allow_log_streaming=True), "log streaming"),
-    "validator": (edited("resources.json.default", app_validator=None), "job validator"),
-    "launcher": (edited("resources.json.default", components=[]), "job launcher"),
     "shadowed": (shadowed, "class allow-list"),
     "guard": (lambda kit: (kit / "local" / "egress__resources.json").unlink(), "guard"),
-    "more": (lambda kit: (kit / "local" / "more__p_resources.json").write_text("{}"), "other components"),
-    "code": (lambda kit: (kit / "local" / "custom").mkdir(), "no code"),
-    "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
-    "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
     "scopes": (edited("privacy.json", scopes=FILES["privacy.json"]["scopes"] * 2), "one privacy scope"),
     "grpc": (without_sockets, "server's address"),
 }

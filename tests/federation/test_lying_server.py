@@ -8,7 +8,6 @@ from in_process import Job, Sites, cost
 from lying_server import LyingServer, assert_refused_in_order, charged
 from server_lies import LIES, ROWS, averaged_shapes, rewound_sum, two_rounds
 from tiny_clip import TINY
-from untrained import DP
 
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.job import JobSpec
@@ -77,10 +76,9 @@ def test_a_task_beyond_the_plan_is_refused(averaging: LyingServer) -> None:
 
 
 @pytest.fixture
-def private(sites: Sites, quick_job: Job) -> Iterator[LyingServer]:
+def private(sites: Sites, private_job: Job) -> Iterator[LyingServer]:
     """One site that trains in two rounds under differential privacy, in clear."""
-    job = quick_job(answers="closed", local_epochs=1).model_copy(update={"dp": DP})
-    server = LyingServer(sites("chest"), job)
+    server = LyingServer(sites("chest"), private_job(local_epochs=1))
     yield server
     server.close()
 

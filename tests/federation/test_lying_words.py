@@ -70,12 +70,19 @@ def test_sites_that_were_told_different_numbers_of_an_attempt_upload_nothing(ave
     assert ["views"] in [refusals(averaging.configs[site]) for site in "abcd"]
 
 
-def test_sites_that_were_told_of_different_cohorts_upload_nothing(averaging: LyingServer) -> None:
-    """`e` is told of five sites, the others of four: it hears nothing of them, and they hear nothing of it."""
-    messages = {site: attempt_message("one", FIVE[:4], FIVE[:4]) for site in FIVE[:4]}
-    answers = averaging.ask("start/mean", 1, messages | {"e": attempt_message("one", FIVE, FIVE)})
-    assert "contributors" not in answers["e"].tensors
-    assert refusals(averaging.configs["e"]) in ([], ["views"])
+@pytest.mark.parametrize(("asked", "misled"), [(FIVE, "e"), (FIVE[:4], "a")])
+def test_sites_that_were_told_of_different_cohorts_upload_nothing(
+    averaging: LyingServer, asked: tuple[str, ...], misled: str
+) -> None:
+    """One of all is told of five sites, the others of four: it hears nothing of them, and they hear nothing of it. If
+    it is one of these four, nobody uploads."""
+    views = {site: FIVE if site == misled else FIVE[:4] for site in asked}
+    answers = averaging.ask("start/mean", 1, {site: attempt_message("one", view, view) for site, view in views.items()})
+    assert "contributors" not in answers[misled].tensors
+    assert refusals(averaging.configs[misled]) in ([], ["views"])
+    if misled in FIVE[:4]:
+        assert not [site for site, answer in answers.items() if "prompt.x" in answer.tensors]
+        assert_nothing_left(averaging, "start/mean")
 
 
 def test_members_that_are_asked_for_different_sums_open_none(uploaded: LyingServer) -> None:

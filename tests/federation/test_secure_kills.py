@@ -146,6 +146,13 @@ def assert_finished_without(run: Run, victim: str, moment: Any) -> None:
         assert_means(run, rest)
 
 
+def assert_harmless(run: Run, victim: str, moment: Any) -> None:
+    """The same of a site that is there again at the end; what it shared, its log says."""
+    assert_finished_without(run, victim, moment)
+    assert run.log(victim, "out", 1) == [run.attempts(1)[0].name] and not run.log(victim, "out", 2)
+    assert victim in run.engine.counts
+
+
 def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
     """Each survivor has the plain mixture over those of the last attempt, if it got all shares of it, and no other."""
     for round in range(1, ROUNDS + 1):
@@ -244,9 +251,7 @@ def test_a_site_that_halts_is_left_out_and_does_no_harm_when_it_goes_on(run: Run
     for moment in ("saved", 1, MIX_MESSAGES // 2 if method is Mixed else MEAN_MESSAGES // 2):
         task = steps(method)[3][0]
         ran = run(method, {"c": Fate(f"{task} 1", moment, signal.SIGSTOP)}, goes_on)
-        assert_finished_without(ran, "c", moment)
-        assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
-        assert "c" in ran.engine.counts
+        assert_harmless(ran, "c", moment)
 
 
 def mean_with_crypten(run: RunJob, moment: int | str) -> None:
@@ -294,9 +299,7 @@ def test_a_site_that_comes_back_in_the_attempt_takes_no_further_part(
     """Asked again for the attempt in which it was killed, it says so: nothing of it serves twice, and the others go on
     without it."""
     ran = run(method, {"c": Fate(f"{steps(method)[3][0]} 1", moment)}, comes_back)
-    assert_finished_without(ran, "c", moment)
-    assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
-    assert "c" in ran.engine.counts
+    assert_harmless(ran, "c", moment)
 
 
 @pytest.mark.slow

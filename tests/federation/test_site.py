@@ -93,14 +93,6 @@ def test_a_method_that_the_site_does_not_allow_is_refused_before_it_runs(sites: 
     assert not list(config.state.glob("*.pt"))
 
 
-def test_a_job_for_other_data_is_refused(sites: Sites, quick_job: Job) -> None:
-    """A site with the phantom set takes no part in a job for VQA-RAD."""
-    job = quick_job().model_copy(update={"data": "vqa-rad"})
-    with pytest.raises(JobRefused) as refused:
-        SiteRuntime(sites("chest")["chest"], job, "job").handle("start", 1, {})
-    assert refused.value.code is Refusal.READER
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "policy: {}", "data: [", "data: {reader: phantom}\npolicy: {methods: [prompt_pfl], kinds: [parameters]}"],

@@ -170,14 +170,6 @@ def test_a_task_that_died_is_charged_and_its_repetition_too(
     assert entry.dp_event is not None and entry.dp_event["attempt"] == 2
 
 
-def test_a_saved_answer_given_again_costs_nothing_more(sites: Sites, private_job: Job) -> None:
-    """The same bytes leave a second time: the mechanism ran once."""
-    config, job = sites("chest")["chest"], private_job()
-    one = SiteRuntime(config, job, "job").handle("start", 1, {})
-    two = SiteRuntime(config, job, "job").handle("start", 1, {})
-    assert all(one[name].tobytes() == two[name].tobytes() for name in one)
-
-
 def test_a_task_outside_of_the_plan_is_refused(sites: Sites, private_job: Job) -> None:
     """A server cannot ask for more rounds than were reserved."""
     config, job = sites("chest")["chest"], private_job()
