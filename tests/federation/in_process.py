@@ -1,6 +1,7 @@
 """Sites in the process of the test: what passes between them and the server is kept, dies or changes as a test says."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import Backbone
-from privacy import spent
+from privacy import Ledger, spent
 
 Sites = Callable[..., dict[str, SiteConfig]]
 """The fixtures `sites` and `introduced`."""
@@ -106,3 +107,16 @@ def cost(job: JobSpec, times: int = 1) -> float:
     """The epsilon of a patient who is in the whole job, by itself or several times."""
     assert job.dp is not None
     return spent([event for task in job.build().plan() for event in task.events] * times, job.dp.delta).epsilon
+
+
+@contextmanager
+def opened(config: SiteConfig) -> Iterator[Ledger]:
+    """The site's ledger."""
+    with closing(Ledger(config.ledger, config.name)) as ledger:
+        yield ledger
+
+
+def budget(config: SiteConfig, delta: float = 1e-5) -> tuple[float, float]:
+    """The epsilon that a site's ledger says was spent, and authorised, over all jobs."""
+    with opened(config) as ledger:
+        return ledger.together(delta, False).epsilon, ledger.together(delta, True).epsilon

@@ -9,14 +9,14 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from in_process import _BACKBONES, cost
+from in_process import _BACKBONES, budget, cost, opened
 from lying_network import Network
 from lying_views import Exchange, MaskedUpload
 
@@ -29,7 +29,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 from medfedvqa.models import Backbone, load_backbone
-from privacy import Ledger
 from privacy.secagg.pairwise_masks import threshold
 from privacy.secagg.ring import Ring
 
@@ -256,13 +255,11 @@ def overspent(config: SiteConfig, job: JobSpec) -> bool:
     assert job.dp is not None
     if not config.ledger.exists():
         return False
-    with closing(Ledger(config.ledger, config.name)) as ledger:
+    with opened(config) as ledger:
         accounts = ledger.accounts(job.dp.delta)
     return any(part.epsilon > cost(job) + 1e-9 for account in accounts for part in account.jobs)
 
 
 def charged(config: SiteConfig, delta: float) -> tuple[float, int]:
     """The epsilon that the site's ledger says was spent, and how many entries of its log carry a charge."""
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        epsilon = ledger.together(delta, False).epsilon
-    return epsilon, sum(entry.dp_event is not None for entry in read(config.audit))
+    return budget(config, delta)[0], sum(entry.dp_event is not None for entry in read(config.audit))

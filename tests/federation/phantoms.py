@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 from taps import add_component, disarm
 
 from audits import Entry, Event, read
@@ -97,6 +98,16 @@ class Phantoms(LoopbackFederation):
             yield
         finally:
             file.write_text(before)
+
+    def kill(self, *parties: str, job: tuple[bool, ...] = (False, True)) -> None:
+        """All processes of these parties, or those of one kind, die at one moment: they are halted first, so that none
+        sees another die."""
+        processes = [each for name in parties for kind in job for each in self.processes(name, kind)]
+        for process in processes:
+            process.suspend()
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes)
 
     def run(self, job: JobSpec, folder: Path, *sites: str) -> str:
         """The id of a job, which has ended; see `submit_job`."""

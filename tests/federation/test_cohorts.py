@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine, ask
+from in_process import Engine, Job, ask
 from untrained import DP, FIVE, Averaged, AveragedAtSites, Make, Mixed, given
 
 from audits import Event, JobRefused, Kind, Refusal, Sharing, Stage, read, verify
@@ -275,9 +275,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.0}, "moon": {"mu": 0
 
 
 @pytest.fixture
-def trained(
-    introduced: Callable[..., Configs], quick_job: Callable[..., JobSpec]
-) -> Callable[..., tuple[Configs, Any]]:
+def trained(introduced: Callable[..., Configs], quick_job: Job) -> Callable[..., tuple[Configs, Any]]:
     """Four sites of the phantom set, and a maker of jobs of real methods on shares."""
     everything = {kind.value for kind in Kind}
     configs = introduced(*"abcd", organ="chest", methods=[*AVERAGING, "prompt_pfl"], kinds=sorted(everything))

@@ -148,8 +148,9 @@ def test_sums_that_differ_or_that_no_sites_can_have_are_no_mean(
     engine = Engine(configs, job)
 
     def bend(task: str, site: str, answer: Tensors) -> Tensors:
-        lies = {"prompt.x": answer["prompt.x"] + 1, "rows": np.array(int(answer["rows"]) + 10**15)}
-        return answer | lies if task == "train/mean" and site in liars else answer
+        if task != "train/mean" or site not in liars:
+            return answer
+        return answer | {"prompt.x": answer["prompt.x"] + 1, "rows": np.array(int(answer["rows"]) + 10**15)}
 
     engine.bend = bend
     results = serve_job(job, FIVE, engine.call, tmp_path, "local")

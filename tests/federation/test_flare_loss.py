@@ -99,17 +99,6 @@ def started(federation: Phantoms, folder: Path, seed: int) -> str:
     return job_id
 
 
-def killed(federation: Phantoms, *parties: str, job: tuple[bool, ...] = (False, True)) -> None:
-    """All processes of these parties, or those of one kind, die at one moment: they are halted first, so that none
-    sees another die."""
-    processes = [each for name in parties for kind in job for each in federation.processes(name, kind)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    psutil.wait_procs(processes)
-
-
 def goes_on(federation: Phantoms, job_id: str, *parties: str, patience: float = PATIENCE) -> None:
     """Once these are started, the job ends: no round is lost or done twice, and every log is whole, closed and agrees
     with the server's receipts."""
@@ -138,7 +127,7 @@ def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: Phantom
     does anything else: the server takes the job up when its sites are back, and it finishes."""
     job_id = started(federation, tmp_path, seed=11)
     parties = (SERVER, *SITES)
-    killed(federation, *parties)
+    federation.kill(*parties)
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
     goes_on(federation, job_id, *parties)
     assert not list((federation.kits / SERVER / "running").glob("*.json"))
@@ -153,7 +142,7 @@ def test_a_job_goes_on_after_the_server_alone_was_killed(
     """SIGKILL of the server's own process, with or without that of the job, while the sites live on: they keep the job,
     and the restarted server continues it. Nobody trains twice."""
     job_id = started(federation, tmp_path, seed=13 + len(job))
-    killed(federation, SERVER, job=job)
+    federation.kill(SERVER, job=job)
     wait_for(lambda: not federation.processes(SERVER, job=True))
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
     goes_on(federation, job_id, SERVER, patience=2 * PATIENCE)
@@ -163,7 +152,7 @@ def test_a_job_goes_on_after_the_server_alone_was_killed(
 def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(federation: Phantoms, tmp_path: Path) -> None:
     """SIGKILL of it alone: the job's process ends without closing the job, and the restarted site continues it."""
     job_id = started(federation, tmp_path, seed=17)
-    killed(federation, "head", job=(False,))
+    federation.kill("head", job=(False,))
     wait_for(lambda: not federation.processes("head", job=True))
     assert not [entry for entry in federation.log("head", job_id) if entry.event is Event.CLOSE]
     goes_on(federation, job_id, "head")
@@ -252,9 +241,7 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: Phantoms, tmp
     restarted site joins a later round with the current model, is evaluated, and the results say which it missed."""
     job_id = federation.submit_job(JOB, tmp_path / "job")
     wait_for(lambda: any(e.event is Event.RECEIVE and (e.round or 0) >= 2 for e in federation.log("head", job_id)))
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
+    federation.kill("head")
     wait_for(lambda: any("head" in record["missing"] for record in rounds(federation, job_id)))
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"

@@ -202,9 +202,7 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
     """As when a hospital's machine restarts in the middle of a round."""
     job_id = federation.submit(job_folder)
     wait_for(lambda: logged(federation, "head", job_id, Event.RECEIVE, 2))
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
+    federation.kill("head")
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)

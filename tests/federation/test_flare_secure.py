@@ -98,9 +98,7 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
     held.suspend()
     # Its log is ahead of its answer.
     wait_for(lambda: answered(federation, job_id, "thorax", "train", 2), 0.02)
-    for job in (False, True):
-        for process in federation.processes("thorax", job):
-            process.kill()
+    federation.kill("thorax")
     held.resume()
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = (federation.results(job_id) / "results.json").read_text()
@@ -123,12 +121,7 @@ def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_f
     """SIGKILL of client and job process in round 2, and it does not come back."""
     job_id = federation.submit_job(JOB, tmp_path / "job")
     wait_for(lambda: logged(federation, "head", job_id, Event.RECEIVE), 0.02)
-    for job in (True, False):
-        for process in federation.processes("head", job):
-            process.suspend()
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
+    federation.kill("head", job=(True, False))
     assert not logged(federation, "head", job_id, Event.RELEASE)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = (federation.results(job_id) / "results.json").read_text()

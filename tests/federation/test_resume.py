@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ def watch(event):
     seen += 1
     if seen == fatal:
         os.kill(os.getpid(), signal.SIGKILL)
-if len(sys.argv) > 3:
-    job = JobSpec.from_dict(json.loads(sys.argv[3]))
-    run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: Path(sys.argv[4])}), "local", watch)
-else:
+if out.exists():
     resume(out, watch)
+else:
+    job = JobSpec.from_dict(json.loads(sys.argv[3]))
+    run(plan(job, None, out, tuple(sys.argv[5].split(",")), 1, {job.backbone: Path(sys.argv[4])}), "local", watch)
 """
 
 
@@ -64,9 +64,13 @@ def dying_at(event: int) -> Callable[[TaskAnswer], None]:
     return watch
 
 
-def killed(out: Path, event: int, *start: str) -> bool:
-    """Run, or continue, a job in a process that kills itself at its n-th event of progress; whether it died."""
-    command = [sys.executable, "-c", PROGRAM, str(out), str(event), *start]
+def killed(
+    out: Path, event: int, job: JobSpec, backbone: Path, sites: Collection[str] = ("chest", "head"), first: str = ""
+) -> bool:
+    """Run, or continue, a job in a process that kills itself at its n-th event of progress; whether it died. `first`:
+    code that runs before."""
+    words = (out, event, json.dumps(job.to_dict()), backbone, ",".join(sites))
+    command = [sys.executable, "-c", first + PROGRAM, *map(str, words)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode in (0, -signal.SIGKILL), process.stderr
     return process.returncode != 0
@@ -140,8 +144,7 @@ def test_a_run_that_is_killed_again_and_again_is_continued(
     changes = {"dp": {"noise": 1.5, "count_noise": 10.0}} if private else {}
     job = JobSpec.from_dict(quick_job(answers="closed").to_dict() | {"backbone": RANDOM, **changes})
     out = tmp_path / "run"
-    assert killed(out, event, json.dumps(job.to_dict()), str(random_backbone))
-    assert killed(out, event) and not killed(out, event)
+    assert [killed(out, event, job, random_backbone) for _ in range(3)] == [True, True, False]
     results = json.loads((out / "results.json").read_text())
     other = undisturbed(job, random_backbone, tmp_path / "other")
     assert results["status"] == "finished"

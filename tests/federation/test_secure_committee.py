@@ -1,9 +1,9 @@
 """Runs in process in which a committee, drawn or named, computes for all sites."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def test_an_owner_that_sends_garbage_is_left_out(
             count[to] = count.get(to, 0) + 1
             send(to, message if count[to] < 3 else message[:-1] + bytes([message[-1] ^ 1]))
 
-        return Changed(changed, relay.receive)
+        return SimpleNamespace(send=changed, receive=relay.receive)
 
     def tamper(task: str, site: str, message: Tensors) -> Tensors:
         if task == "start/mix" and not liar:
@@ -139,13 +139,6 @@ def test_an_owner_that_sends_garbage_is_left_out(
     assert f"Site {liar[0]} broke off in round 1: the job went on without it." in results["notes"]
     assert len([note for note in results["notes"] if "broke off" in note]) == 1
     assert_mixed(configs, tuple(site for site in SIX if site != liar[0]), 1)
-
-
-class Changed:
-    """A relay whose messages are changed."""
-
-    def __init__(self, send: Callable[[str, bytes], None], receive: Callable[[str, float], bytes]) -> None:
-        self.send, self.receive = send, receive
 
 
 def test_a_round_has_a_bounded_number_of_attempts(

@@ -232,16 +232,20 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
     assert int(reply.tensors["fault"]) == 1 and "prompt.x" not in reply.tensors
 
 
-@pytest.mark.parametrize("secagg", [True, "crypten"])
+EXPOSING = [
+    (Attempt("one", FIVE, members=FIVE[:3]), "other members than follow"),
+    (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
+    (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
+    (Attempt("one", FIVE), "other members than follow"),
+    (Attempt("one", FIVE, members=FIVE, number=9), "at most 8 attempts"),
+]
+
+
 @pytest.mark.parametrize(
-    ("attempt", "sentence"),
+    ("secagg", "attempt", "sentence"),
     [
-        (Attempt("one", FIVE, members=FIVE[:3]), "other members than follow"),
-        (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
-        (Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
-        (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
-        (Attempt("one", FIVE), "other members than follow"),
-        (Attempt("one", FIVE, members=FIVE, number=9), "at most 8 attempts"),
+        *((secagg, *case) for secagg in (True, "crypten") for case in EXPOSING),
+        (True, Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
     ],
 )
 def test_a_site_refuses_attempts_that_would_expose_it(

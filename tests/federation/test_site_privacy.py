@@ -3,8 +3,6 @@
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import Job, Sites, cost, work
+from in_process import Job, Sites, cost, opened, work
 from untrained import DP
 
 from audits import JobRefused, Outcome, Protection, read, verify
@@ -26,15 +24,8 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
 from medfedvqa.training import Privacy, Trainer, answer_losses
-from privacy import DPSettings, Ledger, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
+from privacy import DPSettings, NoiseLevels, RepeatableRandomness, SecureRandomness, spent
 from privacy.mechanisms.sampled_gaussian import grid_step
-
-
-@contextmanager
-def opened(config: SiteConfig) -> Iterator[Ledger]:
-    """The site's ledger."""
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        yield ledger
 
 
 def refusals(config: SiteConfig) -> list[str | None]:
@@ -86,31 +77,24 @@ def test_what_is_not_charged_stays_at_the_site(sites: Sites, private_job: Job) -
         assert (spec.protection is Protection.DP) == (spec.name != "epsilon")
 
 
-def test_a_site_that_requires_differential_privacy_refuses_a_job_without(sites: Sites, quick_job: Job) -> None:
-    """Before anything trains, with the reason in the log."""
-    config = sites("chest", require_dp=True)["chest"]
-    with pytest.raises(JobRefused, match=ReleaseFault.DP):
-        SiteRuntime(config, quick_job(), "job").handle("start", 1, {})
-    assert refusals(config) == [ReleaseFault.DP]
-    assert not list(config.state.glob("*.pt"))
-
-
 @pytest.mark.parametrize(
     ("demands", "reason"),
     [
+        ({"require_dp": True}, ReleaseFault.DP),
         ({"delta": 1e-6}, ReleaseFault.DELTA),
         ({"require_secagg": True}, ReleaseFault.SECAGG),
         ({"min_sites": 2}, ReleaseFault.SITES.format(count=2)),
     ],
 )
-def test_a_job_that_tries_to_lower_a_demand_is_refused_and_logged(
-    sites: Sites, private_job: Job, demands: dict[str, Any], reason: str
+def test_a_job_that_does_not_meet_a_demand_is_refused_and_logged(
+    sites: Sites, quick_job: Job, private_job: Job, demands: dict[str, Any], reason: str
 ) -> None:
-    """A larger delta, aggregation in clear, fewer sites."""
-    config = sites("chest", **demands)["chest"]
+    """No privacy, a larger delta, aggregation in clear, fewer sites: before anything trains, the reason in the log."""
+    config, job = sites("chest", **demands)["chest"], (quick_job if "require_dp" in demands else private_job)()
     with pytest.raises(JobRefused, match=reason):
-        SiteRuntime(config, private_job(), "job").handle("start", 1, {})
+        SiteRuntime(config, job, "job").handle("start", 1, {})
     assert refusals(config) == [reason]
+    assert not list(config.state.glob("*.pt"))
 
 
 @pytest.mark.slow
