@@ -135,6 +135,11 @@ class Phantoms(LoopbackFederation):
         audit = self.kits / name / "audit"
         return [entry for entry in read(audit) if entry.job == job_id] if segments(audit) else []
 
+    def logged(self, name: str, job_id: str, event: Event, round: int) -> bool:
+        """Whether a site has logged an event of a training round."""
+        found = ((entry.event, entry.round) for entry in self.log(name, job_id) if entry.task != "evaluate")
+        return (event, round) in found
+
     def codes(self, name: str, job_id: str) -> list[str]:
         """The codes with which a site refused a job."""
         refused = [entry for entry in self.log(name, job_id) if entry.event is Event.REFUSAL and entry.admission]

@@ -1,16 +1,14 @@
 """A run whose process dies, and the process that continues it."""
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fate import killed
 from fixed_answers import EXCHANGE, SITES, answer, vectors
 from in_process import Job
 from tiny_clip import TINY
@@ -29,24 +27,6 @@ from privacy import Reliability
 
 RANDOM = "medclip@random"
 
-PROGRAM = """
-import json, os, signal, sys
-from pathlib import Path
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import plan, resume, run
-out, fatal, seen = Path(sys.argv[1]), int(sys.argv[2]), 0
-def watch(event):
-    global seen
-    seen += 1
-    if seen == fatal:
-        os.kill(os.getpid(), signal.SIGKILL)
-if out.exists():
-    resume(out, watch)
-else:
-    job = JobSpec.from_dict(json.loads(sys.argv[3]))
-    run(plan(job, None, out, tuple(sys.argv[5].split(",")), 1, {job.backbone: Path(sys.argv[4])}), "local", watch)
-"""
-
 
 class Dead(BaseException):
     """The end of a process, as far as one can have it in the process of the test."""
@@ -62,18 +42,6 @@ def dying_at(event: int) -> Callable[[TaskAnswer], None]:
             raise Dead
 
     return watch
-
-
-def killed(
-    out: Path, event: int, job: JobSpec, backbone: Path, sites: Collection[str] = ("chest", "head"), first: str = ""
-) -> bool:
-    """Run, or continue, a job in a process that kills itself at its n-th event of progress; whether it died. `first`:
-    code that runs before."""
-    words = (out, event, json.dumps(job.to_dict()), backbone, ",".join(sites))
-    command = [sys.executable, "-c", first + PROGRAM, *map(str, words)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr
-    return process.returncode != 0
 
 
 def figures(results: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
-from test_resume import killed
+from fate import killed
 
 from audits import Tensors
 from medfedvqa.federation.hub import Reply, TaskCall

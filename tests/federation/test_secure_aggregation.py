@@ -151,11 +151,8 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
     configs, job = job_on_shares(Mixed, THREE)
     engine = Engine(configs, job)
     engine.call(TaskCall("start", 1, dict.fromkeys(THREE, {})))
-    chest, file, begun = (
-        engine.local._runtime("chest"),
-        StateFile(configs["chest"].state, "job"),
-        saved(configs["chest"]),
-    )
+    chest, begun = engine.local._runtime("chest"), saved(configs["chest"])
+    file = StateFile(configs["chest"].state, "job")
     file.save(replace(begun, attempt="died"))
     assert int(chest.handle("start/mix", 1, Attempt("died", THREE, b"", THREE).message())["fault"]) == 1
     file.save(replace(begun, attempt="done", mixed=1))

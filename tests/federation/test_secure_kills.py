@@ -82,9 +82,6 @@ class Run:
         (sites,) = {Opening.read(message).uploaded for asked, _, message in self.engine.said if asked == task}
         return sites
 
-    def given(self, site: str, round: int) -> Tensors:
-        return given(self.configs[site], round)
-
     def log(self, site: str, direction: str, round: int) -> list[str]:
         """The names of the attempts that a site's log tells, which holds."""
         assert verify(self.configs[site].audit).ok
@@ -163,7 +160,7 @@ def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
         assert all(run.log(site, "in", round) == [last.name] for site in got)
         plain = run.method.plain(last.sites, round)
         for site in rest:
-            assert_near(run.given(site, round), plain[site] if site in got else {})
+            assert_near(given(run.configs[site], round), plain[site] if site in got else {})
 
 
 def assert_means(run: Run, rest: list[str]) -> None:
@@ -171,7 +168,7 @@ def assert_means(run: Run, rest: list[str]) -> None:
     for round in range(1, ROUNDS + 1):
         plain = run.method.plain(run.uploaded(round), round)
         for site in rest:
-            assert_alike(run.given(site, round), plain[site])
+            assert_alike(given(run.configs[site], round), plain[site])
 
 
 def assert_nothing_shown(run: Run) -> None:
@@ -265,7 +262,7 @@ def mean_with_crypten(run: RunJob, moment: int | str) -> None:
     repeated = moment == "working" or (isinstance(moment, int) and moment <= READY)
     plain = Averaged.plain(SITES, 1) if lost else Averaged.plain(rest if repeated else SITES, 2)
     for site in rest:
-        assert_alike(ran.given(site, 2), plain["a"])
+        assert_alike(given(ran.configs[site], 2), plain["a"])
         assert verify(ran.configs[site].audit).ok
     assert_nothing_shown(ran)
 
