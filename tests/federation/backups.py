@@ -2,14 +2,19 @@
 
 import hashlib
 import json
+import os
 import shutil
-from contextlib import closing
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from doctored import SITE, TASK, charge, edit_site, log_of
 from typer.testing import CliRunner, Result
 
+import medfedvqa as package
 from audits import Event
 from medfedvqa.cli import app
 from medfedvqa.federation.site_config import load_site_config
@@ -106,3 +111,26 @@ def spent(kit: Path) -> float:
 def lose(kit: Path, *names: str) -> None:
     for name in names:
         shutil.rmtree(kit / name)
+
+
+@contextmanager
+def killed(work: str, origin: Path, place: Path, backup: Path, every: int = 1) -> Iterator[Iterator[None]]:
+    """Yields an iterator that stops after each kill by `kill_steps.py`, until the work ends by itself."""
+    script = Path(__file__).with_name("kill_steps.py")
+    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
+    command = [sys.executable, str(script), work, *map(str, (origin, place, backup, every))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdin and process.stdout
+
+        def steps() -> Iterator[None]:
+            while (line := process.stdout.readline()) == "killed\n":  # type: ignore[union-attr]
+                yield
+                process.stdin.write("\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+            assert line == "ended 0\n"
+
+        try:
+            yield steps()
+        finally:
+            process.kill()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from doctored import DP, SITE, charge, edit_site, provisioned
+from in_process import Job, Sites
 from phantoms import Phantoms
+from untrained import DP as NOISY
+from untrained import Make
 
 from medfedvqa.core import Method, registry
 from medfedvqa.federation.aggregation_attempt import load_identity
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,9 +40,13 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory, random_backbone: Path) ->
 
 
 @pytest.fixture
-def job_on_shares(
-    introduced: Sites, quick_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[dict[str, SiteConfig], JobSpec]]:
+def private_job(quick_job: Job) -> Job:
+    """A quick job under differential privacy; keywords are options of the method."""
+    return lambda **options: quick_job(answers="closed", **options).model_copy(update={"dp": NOISY})
+
+
+@pytest.fixture
+def job_on_shares(introduced: Sites, quick_job: Job, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Sites that know each other, and a job on shares of a method that is known during the test.
 
     Keywords are fields of the job; `rounds`, and `allowed`, what the sites' files say."""

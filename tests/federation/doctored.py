@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -54,6 +54,29 @@ def edit_site(kit: Path, **changes: Any) -> SiteConfig:
     path = kit / "local" / "site.yml"
     path.write_text(site_yaml(**{**FACTS, **PLACES, **changes}))
     return load_site_config(path, SITE)
+
+
+def edited(name: str, **changes: Any) -> Callable[[Path], None]:
+    """Changes values of a JSON file in a kit's folder `local`."""
+
+    def edit(kit: Path) -> None:
+        path = kit / "local" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
+    "logs": (edited("resources.json.default", allow_log_streaming=True), "log streaming"),
+    "validator": (edited("resources.json.default", app_validator=None), "job validator"),
+    "launcher": (edited("resources.json.default", components=[]), "job launcher"),
+    "more": (lambda kit: (kit / "local" / "more__p_resources.json").write_text("{}"), "other components"),
+    "code": (lambda kit: (kit / "local" / "custom").mkdir(), "no code"),
+    "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
+    "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
+}
+"""What breaks a kit of a site or of a server, and the line that says so."""
 
 
 def edit_json(path: Path, *keys: str | int, value: Any) -> None:

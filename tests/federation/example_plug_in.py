@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
-from plug_in import forget_methods, installed
-
-from medfedvqa import plugins
+from plug_in import forget_plug_ins, installed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "own_method"
@@ -50,12 +48,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process can import the distribution; what it allows and loads is forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(target))
-    monkeypatch.setattr(plugins, "_allowed", {})
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for name in ("pycache_prefix", "dont_write_bytecode"):  # loading the distribution sets them
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    forget_methods(monkeypatch)
+    forget_plug_ins(monkeypatch, target)
     yield target
     for name in [name for name in sys.modules if name.partition(".")[0] == METHOD]:
         del sys.modules[name]

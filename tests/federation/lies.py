@@ -1,7 +1,7 @@
-"""What a site's process loads in tests only: code of an attacker that changes what its executor answers."""
+"""Lies of a site: what code of an attacker makes of its answers, the same in process and in a site's own processes."""
 
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,49 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
-Change = Callable[[dict[str, Any]], Any]
+MARKER = "patient-17"
+WEIGHT, FIRST = "weight", "first"
+"""For the count of rows, whatever a method calls it, and for the first array of an answer."""
+OUTSIDE = "tensor '{name}' holds values outside of its declared bounds "
 
 
-def _put(name: str, value: float, dtype: str) -> Change:
-    return lambda tensors: tensors.update({name: np.array(value, dtype)})
+@dataclass(frozen=True)
+class Lie:
+    """One array that is changed, or left out if the value is None, and the reason with which the server refuses it."""
+
+    name: str
+    value: np.ndarray | None
+    reason: str
+
+    def named(self, tensors: dict[str, Any]) -> str:
+        """The array's name in this answer."""
+        weight = next((name for name in ("rows", "train_rows") if name in tensors), WEIGHT)
+        return {WEIGHT: weight, FIRST: next(iter(tensors))}.get(self.name, self.name)
+
+    def told(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The answer with the lie."""
+        name = self.named(tensors)
+        kept = {other: array for other, array in tensors.items() if other != name}
+        return kept if self.value is None else tensors | {name: self.value}
 
 
-LIES: dict[str, Change] = {
-    "accuracy not a number": _put("accuracy", np.nan, "float32"),
-    "accuracy 1e9": _put("accuracy", 1e9, "float32"),
-    "weight 1e30": _put("train_rows", 1e30, "float64"),
-    "weight 1e9": _put("train_rows", 10**9, "int64"),
-    "weight negative": _put("train_rows", -5, "int64"),
-    "an extra name": _put("patient-17", 1.0, "float32"),
-    "text for an array": lambda tensors: tensors.update({next(iter(tensors)): np.array("patient-17")}),
+INFINITE = "tensor '{name}' holds values that are not finite"
+NO_ARRAY = "tensor '{name}' is not a plain numpy array of numbers"
+OTHER = "tensor '{name}' does not have its declared "
+LIES = {
+    "accuracy not a number": Lie("accuracy", np.array(np.nan, "float32"), INFINITE),
+    "accuracy 1e9": Lie("accuracy", np.array(1e9, "float32"), f"{OUTSIDE}0 to 1"),
+    "accuracy negative": Lie("accuracy", np.array(-5, "float32"), f"{OUTSIDE}0 to 1"),
+    "accuracy dtype": Lie("accuracy", np.array(0.5), f"{OTHER}dtype float32"),
+    "accuracy shape": Lie("accuracy", np.full(1, 0.5, "float32"), f"{OTHER}shape []"),
+    "accuracy a text": Lie("accuracy", np.array(MARKER), NO_ARRAY),
+    "accuracy missing": Lie("accuracy", None, "tensor '{name}' is missing"),
+    "an infinite prompt": Lie(FIRST, np.full((2, 2, 4), np.inf, "float32"), INFINITE),
+    "weight 1e9": Lie(WEIGHT, np.array(10**9, "int64"), f"{OUTSIDE}0 to 1e+06"),
+    "weight negative": Lie(WEIGHT, np.array(-5, "int64"), f"{OUTSIDE}0 to 1e+06"),
+    "weight 1e30": Lie(WEIGHT, np.array(1e30), f"{OTHER}dtype int64"),
+    "an extra name": Lie(MARKER, np.array(1, "float32"), "1 of the message's tensors are not declared for this task"),
+    "text for an array": Lie(FIRST, np.array(MARKER), NO_ARRAY),
 }
 
 
@@ -43,7 +71,7 @@ class SiteLies(FLComponent):
                 reply = execute(executor, task, message, fl_ctx, signal)
                 order = Path(folder) / "lie"
                 if order.exists() and reply.get(TENSORS):
-                    LIES[order.read_text()](reply[TENSORS])
+                    reply[TENSORS] = LIES[order.read_text()].told(reply[TENSORS])
                 return reply
 
             SiteExecutor.execute = lying

@@ -1,42 +1,36 @@
 """A lying server's mixtures and draws: it deals what it likes, and draws until a committee suits it."""
 
 import hashlib
+import itertools
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from lying_server import Answer, Liar, as_json, attempt_message, hex_message
+from lying_views import Equations, Row, input_of
+from untrained import Mixed
 
 from audits import canonical
-from medfedvqa.core import MixOnShares, Tensors
-from medfedvqa.federation.job import JobSpec
+from medfedvqa.core import ACCURACY, MixOnShares, Tensors
 from medfedvqa.models import shape_of
-from privacy.secagg import TensorLayout
-from privacy.secagg.channel import joined
+from privacy.secagg import TensorLayout, protocol
+from privacy.secagg.channel import Session, joined
 from privacy.secagg.committee import Beacon
 from privacy.secagg.cut_and_choose import SETS, choice, set_seed
 from privacy.secagg.protocol import deal_mix
+from privacy.secagg.ring import Ring
+from privacy.secagg.tuples import mask_key
 
 KEY = 32
 """Bytes of a key in what is dealt."""
 
+CONFIRMATION = len(b"confirmed") + 32
+"""Bytes of the message that confirms a channel, and what the server said."""
+
 Parts = dict[str, bytes]
-Bend = Callable[[int, Parts], Parts]
-"""What the dealer puts in the place of the honest parts of one set, before it commits to it."""
-
-
-def honest(index: int, parts: Parts) -> Parts:
-    """Nothing is bent."""
-    return parts
-
-
-def mixed_layout(job: JobSpec, task: str) -> TensorLayout:
-    """What the job mixes."""
-    method = job.build()
-    how = method.on_shares[task]
-    assert isinstance(how, MixOnShares)
-    return how.layout(method.declared(shape_of(job.backbone)).task(task))
+Bend = Callable[["Deal", int, Parts], Parts]
+"""What the dealer puts in the place of the honest parts of the set of this number, before it commits to it."""
 
 
 @dataclass
@@ -49,7 +43,7 @@ class Deal:
     sites: tuple[str, ...]
     members: tuple[str, ...]
     number: int = 1
-    bend: Bend = honest
+    bend: Bend = lambda deal, index, parts: parts
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     seeds: dict[str, bytes] = field(default_factory=dict)
     sets: list[Parts] = field(default_factory=list)
@@ -72,10 +66,9 @@ class Deal:
         self._coins = self._sent("coin_commitment")
         if self.seeds.keys() != set(self.members):
             return False
-        layout = mixed_layout(self.server.job, self.task)
         for index in range(SETS):
             seeds = {member: set_seed(seed, self.label, index) for member, seed in self.seeds.items()}
-            self.sets.append(self.bend(index, deal_mix(self.sites, self.members, layout, seeds)))
+            self.sets.append(self.bend(self, index, deal_mix(self.sites, self.members, self.layout, seeds)))
         return True
 
     def toss(self) -> bool:
@@ -104,6 +97,20 @@ class Deal:
         opened = as_json({"coins": _hex(self.opened), "parts": _hex(digests), "seeds": shown})
         common = {"committed": self.committed, "opened": opened}
         return {site: self._described(parts[site]) | common for site in self.sites}
+
+    @property
+    def layout(self) -> TensorLayout:
+        """What the job mixes."""
+        method = self.server.job.build()
+        how = method.on_shares[self.task]
+        assert isinstance(how, MixOnShares)
+        return how.layout(method.declared(shape_of(self.server.job.backbone)).task(self.task))
+
+    def shifted(self, parts: Parts, site: str) -> Parts:
+        """A half added to all numbers of one site's mixture."""
+        start, end = (KEY * len(self.members) + 8 * size for size in (0, self.layout.size))
+        part, correction = parts[site], np.frombuffer(parts[site][start:end], "<u8") + np.uint64(2**51)
+        return {**parts, site: part[:start] + correction.tobytes() + part[end:]}
 
     @property
     def label(self) -> bytes:
@@ -137,11 +144,121 @@ def _hex(values: Mapping[str, bytes]) -> dict[str, str]:
     return {name: values[name].hex() for name in sorted(values)}
 
 
-def bent(part: bytes, members: int, size: int, vector: np.ndarray) -> bytes:
-    """A site's part with a vector of ring elements, [size], added to the correction of its mixture."""
-    start, end = members * KEY, members * KEY + 8 * size
-    correction = np.frombuffer(part[start:end], "<u8") + vector.astype(np.uint64)
-    return part[:start] + correction.tobytes() + part[end:]
+class Ears:
+    """What every site unseals, by number of the attempt, hearer and sender."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self._heard: dict[tuple[int, str, str], list[bytes]] = {}
+        self._unsealed = Session.open
+
+    @property
+    def listening(self) -> Callable[[Session, bytes], bytes]:
+        """`Session.open`, whose results are kept."""
+
+        def unseal(session: Session, sealed: bytes) -> bytes:
+            content = self._unsealed(session, sealed)
+            self._heard.setdefault((self.attempt, session.me, session.peer), []).append(content)
+            return content
+
+        return unseal
+
+    def shown(self, attempt: int, member: str, owner: str, size: int) -> list[bytes]:
+        """What an owner of `size` numbers showed a member under its mask: unit vector, norm and accuracy."""
+        pairs = itertools.pairwise(self._heard.get((attempt, member, owner), []))
+        # What an owner shows follows what confirms the channel.
+        return [content for before, content in pairs if (len(before), len(content)) == (CONFIRMATION, 8 * (size + 2))]
+
+
+class Overheard(Ears):
+    """What colluding members of mixtures learn together, over all jobs of a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deals: list[tuple[int, Deal]] = []
+        """With the number of the job."""
+        self.mixed: list[tuple[int, Deal, str]] = []
+        """The sites that have their mixtures."""
+        self.public_keys: set[bytes] = set()
+
+    def begin(self, job: int, deal: Deal) -> None:
+        """The next attempt."""
+        self.attempt = len(self.deals)
+        self.deals.append((job, deal))
+
+    def reveal(self, deal: Deal, sets: Collection[int]) -> None:
+        """Mask keys that everybody knows: those of dealings whose seeds were shown."""
+        self.public_keys |= _keys(deal, deal.seeds, sets)
+
+    def exposed(self, colluders: Collection[str]) -> list[str]:
+        """Sites of whose inputs something follows, from what members heard and from their own mixtures."""
+        equations, shown = self._masked(colluders), self._shown(colluders)
+        for job, deal, site in self.mixed:
+            if site in colluders:
+                equations.add(_mixture(job, deal, site, colluders))
+        exposed = [owner for _, deal, owner, ring in shown if np.array_equal(ring, _planted(owner, deal.round))]
+        # The difference of two inputs, or one mask twice.
+        for (_, deal, owner, ring), (_, other_deal, other, other_ring) in itertools.combinations(shown, 2):
+            if owner == other:
+                apart = _planted(owner, deal.round) - _planted(other, other_deal.round)
+                exposed += [owner] if np.array_equal(ring - other_ring, apart) else []
+        return [*equations.exposed(), *exposed]
+
+    def exposed_by_masks(self, deal: Deal, colluders: Collection[str]) -> list[str]:
+        """Sites that one attempt exposes by what members heard, without their own mixtures."""
+        return self._masked(colluders, deal).exposed()
+
+    def _masked(self, colluders: Collection[str], only: Deal | None = None) -> Equations:
+        """What honest owners showed, as equations of their inputs and of masks that colluders do not know."""
+        known = set(self.public_keys)
+        for _, deal in self.deals:
+            known |= _keys(deal, deal.seeds.keys() & set(colluders), range(SETS))
+        equations = Equations()
+        for job, deal, owner, _ in self._shown(colluders):
+            assert deal.index is not None
+            part, row = deal.sets[deal.index][owner], {input_of(owner, job, deal.round): 1}
+            # The shares of the mask that an owner used are those that were dealt to it.
+            for seat in range(len(deal.members)):
+                mask = "mask", part[KEY * seat : KEY * (seat + 1)]
+                row[mask] = row.get(mask, 0) - 1
+            if only in (None, deal):
+                equations.add(row, {("mask", key) for key in known})
+        return equations
+
+    def _shown(self, colluders: Collection[str]) -> list[tuple[int, Deal, str, Ring]]:
+        """What honest owners showed colluding members under their masks."""
+        showings = {}
+        for number, (job, deal) in enumerate(self.deals):
+            for member, owner in itertools.product(
+                set(colluders) & set(deal.members), set(deal.sites) - set(colluders)
+            ):
+                for content in self.shown(number, member, owner, deal.layout.size):
+                    showings[content] = (job, deal, owner, np.frombuffer(content, "<u8"))
+        return list(showings.values())
+
+
+def _keys(deal: Deal, members: Collection[str], sets: Collection[int]) -> set[bytes]:
+    """The mask keys that follow from the seeds of these members, in these sets."""
+    sought = itertools.product(members, sets, range(len(deal.sites)))
+    return {mask_key(set_seed(deal.seeds[member], deal.label, index), rank) for member, index, rank in sought}
+
+
+def _mixture(job: int, deal: Deal, site: str, colluders: Collection[str]) -> Row:
+    """A colluder's own mixture, as if it knew all weights; they are as good as random."""
+    return {
+        input_of(other, job, deal.round): int.from_bytes(
+            hashlib.sha256(f"{job} {deal.label!r} {site} {other}".encode()).digest()[:7]
+        )
+        for other in deal.sites
+        if other not in colluders
+    }
+
+
+def _planted(site: str, round: int) -> Ring:
+    """What a site puts into a mixture, in the ring."""
+    held = Mixed.holding(site, round)
+    accuracy = float(held.pop(ACCURACY))
+    return protocol._encoded(held, accuracy, TensorLayout.of({name: array.shape for name, array in held.items()}))
 
 
 def draw(server: Liar, round: int, sites: Collection[str]) -> tuple[dict[str, bytes], set[str]]:

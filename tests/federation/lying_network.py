@@ -8,8 +8,8 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-from privacy.secagg import Relay
+from types import SimpleNamespace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,6 @@ class Network:
 
     def __init__(self) -> None:
         self.deliver: Deliver = lambda letter: [letter]
-        self.channel: Callable[[str], str] = lambda attempt: attempt
-        """Attempts whose names the server maps to one channel hear each other."""
         self._changed = threading.Condition()
         self._at_work = 0
         self._waiting: dict[tuple[str, str, str], float] = {}
@@ -55,9 +53,12 @@ class Network:
         self._late: list[tuple[float, Letter]] = []
         self._sent: defaultdict[tuple[str, str, str], int] = defaultdict(int)
 
-    def relay(self, site: str, attempt: str) -> Relay:
+    def relay(self, site: str, attempt: str) -> Any:
         """One site's end in the attempt of this name."""
-        return _End(self, site, self.channel(attempt))
+        return SimpleNamespace(
+            send=lambda to, message: self.send(attempt, site, to, message),
+            receive=lambda sender, timeout: self.receive(attempt, sender, site, timeout),
+        )
 
     def begin(self, sites: int) -> None:
         """As many sites start to work on a task."""
@@ -113,16 +114,3 @@ class Network:
         self._waiting = {way: deadline for way, deadline in self._waiting.items() if deadline > CLOCK.now}
         self._changed.notify_all()
         return True
-
-
-@dataclass(frozen=True)
-class _End:
-    network: Network
-    site: str
-    attempt: str
-
-    def send(self, to: str, message: bytes) -> None:
-        self.network.send(self.attempt, self.site, to, message)
-
-    def receive(self, sender: str, timeout: float) -> bytes:
-        return self.network.receive(self.attempt, sender, self.site, timeout)

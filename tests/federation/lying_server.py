@@ -1,6 +1,6 @@
 """A server that lies to real sites: it makes and reads all arrays itself, and asks for any task in any order.
 
-Nothing of the honest server is in it. What it knows is what it was sent: `opened_sum` and `Draw` show what a curious or
+Nothing of the honest server is in it. What it knows is what it was sent: `lying_views` shows what a curious or
 malicious server computes from that.
 """
 
@@ -9,38 +9,34 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from in_process import _BACKBONES, budget, cost, opened
 from lying_network import Network
+from lying_views import Exchange, MaskedUpload
 
 from audits import Event, JobRefused, ReceiptRefused, ReleaseRefused, read, verify
 from medfedvqa.core import Tensors
-from medfedvqa.data import load_site
+from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.error_codes import code_of
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 from medfedvqa.models import Backbone, load_backbone
-from privacy import Ledger
-from privacy.secagg import shamir
 from privacy.secagg.pairwise_masks import threshold
-from privacy.secagg.ring import Ring, Stream
+from privacy.secagg.ring import Ring
 
 DEADLINE = 120.0
 """Seconds after which a task that no site has answered counts as a hang."""
 
 TOGETHER = ("/mean", "/unmask", "/mix")
 """Endings of the tasks in which sites talk to each other."""
-
-_BACKBONES: dict[tuple[str, Path | None, str], Backbone] = {}
 
 
 @dataclass(frozen=True)
@@ -73,13 +69,13 @@ class Liar(ABC):
 
         `names`: of the tensors that are averaged.
         """
-        name, group = secrets.token_hex(8), sorted(sites)
+        name, group = secrets.token_hex(8), tuple(sorted(sites))
         answers = self.tell(f"{task}/mean", round, group, attempt_message(name, group, group, number))
         uploads = {site: upload for site, answer in answers.items() if (upload := read_upload(answer, names, weight))}
         if len(uploads) < threshold(len(group)):
             return None
         openings = self.tell(f"{task}/unmask", round, sorted(uploads), opening_message(name, uploads))
-        return opened_sum(group, group, uploads, {member: read_opening(answer) for member, answer in openings.items()})
+        return opened_sum(Exchange(group, group, uploads=uploads), openings)
 
 
 class NearLiar(Liar):
@@ -178,6 +174,14 @@ def _shared_backbone(name: str, files: Mapping[str, Path], device: str) -> Backb
     return _BACKBONES[key]
 
 
+@cache
+def shared_data(
+    reader: str, root: Path | None, organ: str, split: Split, seed: int, answers: tuple[str, ...] | None
+) -> SiteData:
+    """The rows of all sites whose method looks at none: drawing them takes longer than a script."""
+    return load_site(reader, root, organ, split, seed, answers)
+
+
 # What the server writes.
 
 
@@ -207,14 +211,6 @@ def hex_message(array: str, parts: Mapping[str, bytes]) -> Tensors:
 # What the server reads and computes.
 
 
-@dataclass(frozen=True)
-class MaskedUpload:
-    """What one site put into a sum, under masks."""
-
-    values: Ring
-    key: bytes
-
-
 def read_upload(answer: Answer, names: Sequence[str], weight: str) -> MaskedUpload | None:
     """The masked upload in an answer, if it holds one."""
     parts = [*sorted(names), weight, "contributors"]
@@ -229,33 +225,11 @@ def read_opening(answer: Answer) -> list[bytes]:
     return [np.asarray(row, "<i8").tobytes() for row in answer.tensors.get("opening", ())]
 
 
-def opened_sum(
-    sites: Sequence[str],
-    members: Sequence[str],
-    uploads: Mapping[str, MaskedUpload],
-    openings: Mapping[str, Sequence[bytes]],
-) -> Ring | None:
-    """The sum of the uploads without masks; None if fewer members than the threshold gave shares."""
-    given = {member: rows for member, rows in openings.items() if rows}
-    if len(given) < threshold(len(members)):
-        return None
-    total: Ring = np.sum([upload.values for upload in uploads.values()], axis=0, dtype=np.uint64)
-    for rank, site in enumerate(sites):
-        shares = {members.index(member): shamir.from_bytes(rows[rank]) for member, rows in given.items()}
-        key = shamir.to_bytes(shamir.rebuild(shares, threshold(len(members))))
-        if site in uploads:
-            total = total - Stream(key).ring(total.shape)
-            continue
-        for peer in uploads.keys() & set(sites if site in members else members):
-            mask = common_mask(key, uploads[peer].key, total.shape)
-            total = total + mask if peer > site else total - mask
-    return total
-
-
-def common_mask(private: bytes, public: bytes, shape: tuple[int, ...]) -> Ring:
-    """The mask that two sites have in common, from one's private key and the other's public one."""
-    agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return Stream(HKDFExpand(SHA256(), 32, b"medfedvqa common mask").derive(agreed)).ring(shape)
+def opened_sum(exchange: Exchange, openings: Mapping[str, Answer]) -> Ring | None:
+    """The sum of all uploads, after members were asked for it; None if fewer than the threshold gave shares."""
+    for member, answer in openings.items():
+        exchange.opened(member, read_opening(answer), exchange.uploads)
+    return exchange.sum_of(exchange.uploads, exchange.keys())
 
 
 def numbers(total: Ring) -> np.ndarray:
@@ -276,8 +250,16 @@ def assert_refused_in_order(server: LyingServer, sites: tuple[str, ...]) -> None
         assert verify(server.configs[site].audit).ok
 
 
+def overspent(config: SiteConfig, job: JobSpec) -> bool:
+    """Whether a job in a site's ledger has spent more than the plan of this one."""
+    assert job.dp is not None
+    if not config.ledger.exists():
+        return False
+    with opened(config) as ledger:
+        accounts = ledger.accounts(job.dp.delta)
+    return any(part.epsilon > cost(job) + 1e-9 for account in accounts for part in account.jobs)
+
+
 def charged(config: SiteConfig, delta: float) -> tuple[float, int]:
     """The epsilon that the site's ledger says was spent, and how many entries of its log carry a charge."""
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        epsilon = ledger.together(delta, False).epsilon
-    return epsilon, sum(entry.dp_event is not None for entry in read(config.audit))
+    return budget(config, delta)[0], sum(entry.dp_event is not None for entry in read(config.audit))

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+from taps import add_component, disarm
+
 from audits import Entry, Event, read
 from audits.log_files import segments
 from medfedvqa.federation.flare.loopback import LoopbackFederation
+from medfedvqa.federation.flare.provision import SERVER
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
@@ -51,9 +55,12 @@ class Phantoms(LoopbackFederation):
         backbone: Path,
         environment: Mapping[str, str] | None = None,
         introduced: bool = False,
+        attackers: Mapping[str, str] | None = None,
         **facts: Any,
     ) -> None:
-        """`introduced`: sites have keys and pin each other's. `facts`: of every `site.yml`."""
+        """`introduced`: sites have keys and pin each other's. `attackers`: by party, a component of the tests' modules
+        that its processes load; a server has no guard then. `facts`: of every `site.yml`."""
+        self._attackers = attackers or {}
         places = {place: f"../{place}" for place in ("state", "audit", "ledger")}
         self._facts = {"reader": "phantom", "backbones": {BACKBONE: str(backbone)}, **places, **facts}
         self._own: dict[str, dict[str, Any]] = {name: {"organ": ORGANS.get(name, name)} for name in names}
@@ -65,9 +72,17 @@ class Phantoms(LoopbackFederation):
                 own |= {"identity": str(keys[name]), "peers": peers}
         for name, path in paths.items():
             path.write_text(self.site_file(name))
-        search = [*([str(Path(__file__).parent)] if self.modules else []), os.environ.get("PYTHONPATH", "")]
+        modules = [str(Path(__file__).parent)] if self.modules or attackers else []
+        search = [*modules, os.environ.get("PYTHONPATH", "")]
         path = {"PYTHONPATH": os.pathsep.join(filter(None, search))}
         super().__init__(folder, paths, {**path, **(environment or {})})
+
+    def start(self, name: str) -> None:
+        if path := self._attackers.get(name):
+            if name == SERVER:
+                disarm(self.kits / name)
+            add_component(self.kits / name, {"id": "attacker", "path": path, "args": {"folder": str(self.folder)}})
+        super().start(name)
 
     def site_file(self, name: str, **changes: Any) -> str:
         """The text of a site's `site.yml`; `changes` replace what it says."""
@@ -83,6 +98,16 @@ class Phantoms(LoopbackFederation):
             yield
         finally:
             file.write_text(before)
+
+    def kill(self, *parties: str, job: tuple[bool, ...] = (False, True)) -> None:
+        """All processes of these parties, or those of one kind, die at one moment: they are halted first, so that none
+        sees another die."""
+        processes = [each for name in parties for kind in job for each in self.processes(name, kind)]
+        for process in processes:
+            process.suspend()
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes)
 
     def run(self, job: JobSpec, folder: Path, *sites: str) -> str:
         """The id of a job, which has ended; see `submit_job`."""
@@ -109,6 +134,11 @@ class Phantoms(LoopbackFederation):
         """A site's entries of a job; none before its first job, when a site has no log."""
         audit = self.kits / name / "audit"
         return [entry for entry in read(audit) if entry.job == job_id] if segments(audit) else []
+
+    def logged(self, name: str, job_id: str, event: Event, round: int) -> bool:
+        """Whether a site has logged an event of a training round."""
+        found = ((entry.event, entry.round) for entry in self.log(name, job_id) if entry.task != "evaluate")
+        return (event, round) in found
 
     def codes(self, name: str, job_id: str) -> list[str]:
         """The codes with which a site refused a job."""

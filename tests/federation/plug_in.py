@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from medfedvqa import plugins
 from medfedvqa.core import registry
 
 NAME, VERSION = "Acme.Federated", "1.4.2"
@@ -90,6 +91,16 @@ def unpacked(wheel: Path, target: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", *offline, str(wheel)]
     subprocess.run(command, check=True, timeout=300, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
     return target
+
+
+def forget_plug_ins(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """This process can import what is in the folder; what it allows, loads and registers is forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(plugins, "_allowed", {})
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for name in ("pycache_prefix", "dont_write_bytecode"):  # loading a distribution sets them
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    forget_methods(monkeypatch)
 
 
 def forget_methods(monkeypatch: pytest.MonkeyPatch) -> None:

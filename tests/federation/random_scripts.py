@@ -1,144 +1,54 @@
 """Random scripts for a lying server: moves drawn by a seed, honest ones and lies of every kind, against real sites.
 
 A script ends with two questions: does any honest site's input follow from what the server and its colluders know, and
-was more of a budget spent than the jobs planned?
+was more of a budget spent than the jobs planned? Against means the server lies about attempts, and opens whatever
+members let it open; against mixtures it deals what it likes, and colluding members show each other what they hear.
 """
 
 import random
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from lying_dealer import draw
+from lying_dealer import Deal, Overheard, Parts, draw
 from lying_network import Letter
-from lying_server import Answer, LyingServer
-from untrained import Averaged, Mixed
+from lying_server import (
+    Answer,
+    LyingServer,
+    attempt_message,
+    opening_message,
+    overspent,
+    read_opening,
+    read_upload,
+    shared_data,
+)
+from lying_views import COMMON, OWN, Equations, Exchange, found_in_sums
+from server_lies import LETTERS, PARTS, VIEWS, Sites, View, all_but_one, some_of
+from tiny_clip import TINY
+from untrained import DP, Averaged, Mixed, Unweighted
 
-from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
-from medfedvqa.data import SiteData, Split, load_site
+from medfedvqa.core import Tensors
 from medfedvqa.federation.admission import Signature
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
-from privacy import DPSettings, Ledger, spent
+from privacy.secagg import TensorLayout, shamir
 from privacy.secagg.committee import Beacon
+from privacy.secagg.cut_and_choose import SETS
+from privacy.secagg.layout import summand
+from privacy.secagg.ring import Ring
 
 MOVES = 30
 ROUNDS = 3
-DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 SUBMITTER = Signature("5" * 64, "")
 NAMES = tuple(f"site-{number}" for number in range(1, 9))
-
-
-class TinyMean(Averaged):
-    """Four numbers and a count of rows, averaged for the server."""
-
-    name = "tiny_mean"
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        rng = np.random.default_rng([*site.encode(), round])
-        return {"prompt.x": np.float32(1 + rng.normal(size=4)), "rows": np.array(rng.integers(1, 4000))}
-
-
-class TinyUnweighted(TinyMean):
-    """The same with equal weights, as differential privacy asks for."""
-
-    name = "tiny_unweighted"
-    how = MeanOnShares()
-    weight = None
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        return {"prompt.x": super().holding(site, round)["prompt.x"]}
-
-
-class TinyMix(Mixed):
-    """Four numbers, mixed by accuracy among the sites."""
-
-    name = "tiny_mix"
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        rng = np.random.default_rng([*site.encode(), round])
-        prompt = np.float32(1 + rng.normal(size=4))
-        return {"prompt.x": prompt, ACCURACY: np.array(rng.uniform(0.5, 1.0), np.float32)}
-
-
-METHODS = (TinyMean, TinyUnweighted, TinyMix)
-
-
-@cache
-def shared_data(
-    reader: str, root: Path | None, organ: str, split: Split, seed: int, answers: tuple[str, ...] | None
-) -> SiteData:
-    """The rows of all sites: no method here looks at them, and drawing them takes longer than a script."""
-    return load_site(reader, root, organ, split, seed, answers)
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Eight sites that know each other; each script gives them folders without a past."""
-
-    configs: dict[str, SiteConfig]
-    backbone: str
-
-    def fresh(self, folder: Path, script: "Setting") -> dict[str, SiteConfig]:
-        """The script's sites, with policies for its number of colluders."""
-        fewest = script.colluders + 2
-        configs = {}
-        for name in NAMES[: script.sites]:
-            policy = replace(
-                self.configs[name].policy,
-                methods=(script.method,),
-                require_dp=script.private,
-                require_secagg=True,
-                min_sites=max(3, fewest),
-                min_difference=max(2, fewest),
-                max_epsilon=1000.0 if script.private else None,
-                require_fresh=False,
-                repeats=1000,
-            )
-            places = {place: folder / name / place for place in ("state", "audit", "ledger")}
-            configs[name] = self.configs[name].model_copy(update={**places, "policy": policy})
-        return configs
-
-    def job(self, script: "Setting") -> JobSpec:
-        """The script's job."""
-        spec = {
-            "method": script.method,
-            "options": {"rounds": ROUNDS, "answers": "closed"},
-            "data": "phantom",
-            "backbone": self.backbone,
-            "secagg": True,
-            "min_sites": max(3, script.colluders + 2),
-            "committee": script.committee,
-        }
-        return JobSpec.from_dict(spec | ({"dp": DP} if script.private else {}))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the seed of a script decides first."""
-
-    method: str
-    sites: int
-    colluders: int
-    committee: int | None
-    private: bool
-
-    @classmethod
-    def drawn(cls, rng: random.Random, mixes: bool) -> "Setting":
-        """Of a mean or of a mixture."""
-        sites, private = rng.randint(4, 8), rng.random() < 0.1
-        method = TinyMix if mixes else TinyUnweighted if private else TinyMean
-        committee = rng.choice([None, None, 4]) if sites > 4 else None
-        return cls(method.name, sites, rng.randint(0, 1 if sites < 6 else 2), committee, private)
+METHODS = (Averaged, Unweighted, Mixed)
+SHAPES = {"prompt.x": (2, 2, 4), "scale": ()}
+PUBLIC = {"tuple_seed", "coin_commitment", "coin", "fault", "shared_bytes", "commitment", "nonce", "beacon", "epsilon"}
+"""All that the server is sent in a job that mixes."""
 
 
 @dataclass
@@ -146,24 +56,46 @@ class Script:
     """One server of one script; `run` plays it. Subclasses know how a round's answers are aggregated."""
 
     seed: int
-    federation: Federation
+    known: Mapping[str, SiteConfig]
+    """Eight sites that know each other; each script gives some of them folders without a past."""
     folder: Path
-    mixes: ClassVar[bool]
     log: list[str] = field(default_factory=list)
     """The moves so far, for whoever has to find out what went wrong."""
+    mixes: ClassVar[bool]
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.setting = Setting.drawn(self.rng, self.mixes)
-        self.configs = self.federation.fresh(self.folder, self.setting)
-        self.job, self.sites = self.federation.job(self.setting), tuple(sorted(self.configs))
-        self.colluders = frozenset(self.rng.sample(self.sites, self.setting.colluders))
+        number, self.private = self.rng.randint(4, 8), self.rng.random() < 0.1
+        self.method = Mixed if self.mixes else Unweighted if self.private else Averaged
+        self.committee = self.rng.choice([None, None, 4]) if number > 4 else None
+        colluders = self.rng.randint(0, 1 if number < 6 else 2)
+        self.sites = tuple(sorted(self.known)[:number])
+        self.configs, self.job = self.fresh(colluders + 2), self.first_job(max(3, colluders + 2))
+        self.colluders = frozenset(self.rng.sample(self.sites, colluders))
         self.plan = list(self.job.build().tasks())
         self.honesty = self.rng.choice([13, 40, 130])
         # A site that refused a signed job never takes it up again: without a signature scripts get further.
         self.signature = SUBMITTER if self.rng.random() < 0.3 else None
         self.jobs = 0
         self.begin_job()
+
+    def fresh(self, fewest: int) -> dict[str, SiteConfig]:
+        """The script's sites, with policies for its number of colluders."""
+        allowed: dict[str, Any] = {"methods": (self.method.name,), "require_dp": self.private, "require_secagg": True}
+        allowed |= {"min_sites": max(3, fewest), "min_difference": fewest, "require_fresh": False}
+        allowed |= {"max_epsilon": 1000.0 if self.private else None, "repeats": 1000}
+        configs = {}
+        for name in self.sites:
+            places = {place: self.folder / name / place for place in ("state", "audit", "ledger")}
+            policy = replace(self.known[name].policy, **allowed)
+            configs[name] = self.known[name].model_copy(update={**places, "policy": policy})
+        return configs
+
+    def first_job(self, fewest: int) -> JobSpec:
+        """The others are like it."""
+        spec: dict[str, Any] = {"method": self.method.name, "options": {"rounds": ROUNDS, "answers": "closed"}}
+        spec |= {"data": "phantom", "backbone": TINY, "secagg": True, "committee": self.committee}
+        return JobSpec.from_dict({**spec, "min_sites": fewest, **({"dp": DP} if self.private else {})})
 
     def run(self) -> None:
         """All moves, then the folders are removed unless the answers to the two questions are wrong."""
@@ -177,10 +109,9 @@ class Script:
         """Raises `AssertionError` with the moves of the script."""
         exposed = sorted(set(self.exposed()) - self.colluders)
         assert not exposed, f"script {self.seed}: {exposed} are exposed\n" + "\n".join(self.log)
-        if self.setting.private:
-            for name, config in self.configs.items():
-                over = overspent(config, self.job)
-                assert not over, f"script {self.seed}: {name} spent more than planned\n" + "\n".join(self.log)
+        for name, config in self.configs.items():
+            over = self.private and overspent(config, self.job)
+            assert not over, f"script {self.seed}: {name} spent more than planned\n" + "\n".join(self.log)
 
     def exposed(self) -> list[str]:
         """Sites of whose inputs something is known."""
@@ -190,16 +121,9 @@ class Script:
 
     def move(self) -> None:
         """One of them; a third are lies, and an honest move may carry a lie as well."""
-        lies: list[tuple[int, Callable[[], None]]] = [
-            (3, self.any_task),
-            (5, self.any_aggregate),
-            (3, self.restart),
-            (1, self.redraw),
-            (1, self.begin_job),
-        ]
-        moves = [(self.honesty, self.honest), *lies]
-        weights = [weight for weight, _ in moves]
-        chosen = self.rng.choices([each for _, each in moves], weights)[0]
+        moves = {self.honest: self.honesty, self.any_task: 3, self.any_aggregate: 5, self.restart: 3}
+        moves |= {self.redraw: 1, self.begin_job: 1}
+        chosen = self.rng.choices(list(moves), list(moves.values()))[0]
         self.server.network.deliver = self.tampering() if self.lying(0.5) else lambda letter: [letter]
         chosen()
 
@@ -212,9 +136,9 @@ class Script:
             # Another definition, for which a committee may be drawn.
             self.job = self.job.model_copy(update={"seed": self.jobs})
         self.server = LyingServer(self.configs, self.job, f"job-{self.jobs}", shared_data, self.signature)
-        self.place, self.aggregated, self.group = 0, False, self.sites
+        self.place, self.aggregated, self.group, self.number = 0, False, self.sites, 0
         self.refused: set[str] = set()
-        self.note("a new job")
+        self.log.append("a new job")
 
     def honest(self) -> None:
         """The next step of the job with all sites that the server still counts in."""
@@ -245,49 +169,52 @@ class Script:
             task, round = self.plan[self.place]
         self.aggregate(task, round, self.some_sites())
 
-    def aggregate(self, task: str, round: int, group: tuple[str, ...]) -> None:
-        """Asks for the aggregate of a round."""
+    def aggregate(self, task: str, round: int, group: Sites) -> None:
+        """Asks for the aggregate of a round, under a number that may be a lie."""
+        if task == "evaluate":
+            self.ask_task(task, round, group)
+            return
+        self.number = self.rng.randint(0, 9) if self.lying(0.4) else self.number + 1
+        self.attempt(task, round, group)
+
+    def attempt(self, task: str, round: int, group: Sites) -> None:
+        """One attempt at it."""
         raise NotImplementedError
 
-    def ask_task(self, task: str, round: int, group: tuple[str, ...]) -> None:
+    def ask_task(self, task: str, round: int, group: Sites) -> None:
         """One task of the plan, or none of it."""
-        down = self.rng.choice([{"prompt.x": np.float32(np.ones(4))}, {"prompt.x": np.float32(np.arange(4))}])
-        message = down if self.receives(task) else {}
-        answers = self.server.tell(task, round, group, message)
-        self.hear(answers)
+        values = self.rng.choice([np.ones(16), np.arange(16)]).astype(np.float32)
+        down = {"prompt.x": values.reshape(SHAPES["prompt.x"]), "scale": np.array(2.5, np.float32)}
+        answers = self.server.tell(task, round, group, {} if task == "start" or self.mixes else down)
+        self.hear(answers, f"{task} {round} {group}")
         if (task, round) in self.plan and any(not answer.code for answer in answers.values()):
             self.place, self.aggregated = self.plan.index((task, round)), True
-        self.note(f"{task} {round} {group}: {[answer.code or 'answered' for answer in answers.values()]}")
-
-    def receives(self, task: str) -> bool:
-        """Whether the method declares a message for a task."""
-        return task != "start" and not self.mixes
 
     def restart(self) -> None:
         """Some sites die and come back."""
         group = self.some_sites()
         self.server.restart(*group)
-        self.note(f"restart {group}")
+        self.log.append(f"restart {group}")
 
     def redraw(self) -> None:
         """A draw of a committee, by all or some, in any round."""
         self.draw(self.rng.choice([1, 1, 2]), self.some_sites())
 
-    def draw(self, round: int, group: tuple[str, ...]) -> None:
+    def draw(self, round: int, group: Sites) -> None:
         """A draw by these sites."""
         beacons, codes = draw(self.server, round, group)
-        self.note(f"draw {group}: {len(beacons)} beacons, {codes}")
+        self.log.append(f"draw {group}: {len(beacons)} beacons, {codes}")
 
-    def members(self, group: tuple[str, ...], round: int) -> tuple[str, ...]:
+    def members(self, group: Sites, round: int) -> Sites:
         """As the job's rule has them; if it needs a draw and there was none, the sites draw first."""
         if self.job.members_rule(self.beacon(group)).needs_draw(group):
             self.draw(round, group)
         rule = self.job.members_rule(self.beacon(group))
         if rule.needs_draw(group) or (rule.beacon and not set(group) <= set(rule.beacon.sites)):
-            return group[: self.setting.committee]
+            return group[: self.committee]
         return rule.members(group, round)
 
-    def beacon(self, group: tuple[str, ...]) -> Beacon | None:
+    def beacon(self, group: Sites) -> Beacon | None:
         """What sites know of the draw: it is public."""
         saved = [StateFile(self.configs[site].state, self.server.job_id).load() for site in group]
         return next((state.beacon for state in saved if state and state.beacon), None)
@@ -298,41 +225,175 @@ class Script:
         """Whether a move carries a lie, which is as rare as the script is honest."""
         return self.rng.random() < share * 13 / (13 + self.honesty)
 
-    def hear(self, answers: Mapping[str, Answer]) -> None:
-        """Remembers who refuses everything until it is restarted."""
+    def hear(self, answers: Mapping[str, Answer], move: str) -> None:
+        """Remembers the move, and who refuses everything until it is restarted."""
+        self.log.append(f"{move}: {[answer.code or 'answered' for answer in answers.values()]}")
         self.refused |= {site for site, answer in answers.items() if answer.code}
         self.refused -= {site for site, answer in answers.items() if not answer.code}
 
-    def some_sites(self) -> tuple[str, ...]:
-        """All of them, or all but one or two, or any."""
-        count = len(self.sites) - self.rng.choice([0, 0, 0, 1, 1, 2])
-        return tuple(sorted(self.rng.sample(self.sites, max(1, count))))
+    def some_sites(self) -> Sites:
+        """All of them, or all but one or two."""
+        return some_of(self.rng, self.sites)
 
     def tampering(self) -> Callable[[Letter], list[Letter]]:
         """What the server does to letters during one move."""
-        kind, share = self.rng.choice(["drop", "delay", "double", "replace"]), self.rng.choice([0.02, 0.2, 1.0])
+        lie, share = LETTERS[self.rng.choice(list(LETTERS))], self.rng.choice([0.02, 0.2, 1.0])
         chance = random.Random(self.rng.random())
-
-        def deliver(letter: Letter) -> list[Letter]:
-            if chance.random() >= share:
-                return [letter]
-            late = replace(letter, delay=chance.uniform(1, 100))
-            flipped = replace(letter, content=letter.content[:-1] + bytes([letter.content[-1] ^ 1]))
-            return {"drop": [], "delay": [late], "double": [letter, letter], "replace": [flipped]}[kind]
-
-        return deliver
-
-    def note(self, line: str) -> None:
-        """What happened."""
-        self.log.append(line)
+        return lambda letter: [letter] if chance.random() >= share else lie(letter, chance.uniform(1, 100))
 
 
-def overspent(config: SiteConfig, job: JobSpec) -> bool:
-    """Whether a site's ledger holds more charges of a job than the job's plan has, or any epsilon beyond it."""
-    assert job.dp is not None
-    planned = spent([event for task in job.build().plan() for event in task.events], job.dp.delta).epsilon
-    if not config.ledger.exists():
-        return False
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        accounts = ledger.accounts(job.dp.delta)
-        return any(part.epsilon > planned + 1e-9 for account in accounts for part in account.jobs)
+@dataclass
+class MeanScript(Script):
+    """The server of a mean."""
+
+    held: list[Exchange] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    mixes = False
+
+    def begin_job(self) -> None:
+        self.last: dict[str, Exchange] = {}
+        super().begin_job()
+
+    def attempt(self, task: str, round: int, group: Sites) -> None:
+        """True or with a lie, and what members open of it."""
+        self.upload(task, round, group)
+        for _ in range(2 if self.lying(1.0) else 1):
+            self.open(task, round)
+
+    def upload(self, task: str, round: int, group: Sites) -> None:
+        """Under masks, if the sites believe what they are told."""
+        name = self.rng.choice(self.names) if self.names and self.lying(0.2) else f"attempt-{len(self.names)}"
+        self.names.append(name)
+        views = dict.fromkeys(group, View(name, group, self.members(group, round), self.number))
+        if self.lying(0.6):
+            for site in self.rng.sample(group, self.rng.randint(1, len(group))):
+                views[site] = self.rng.choice(list(VIEWS.values()))(self.rng, views[site], self.sites)
+        answers = self.server.ask(f"{task}/mean", round, {s: attempt_message(*view) for s, view in views.items()})
+        self.hear(answers, f"{task}/mean {round} {set(views.values())}")
+        exchanges: dict[tuple[Sites, Sites], Exchange] = {}
+        # Under differential privacy inputs of several jobs are not the same.
+        job = self.jobs if self.private else 0
+        for site, answer in answers.items():
+            upload = read_upload(answer, list(SHAPES), "weight" if self.private else "rows")
+            if upload is not None:
+                _, *parties, _ = views[site]
+                self.last[site] = exchanges.setdefault(tuple(parties), Exchange(*parties, job, round))
+                self.last[site].uploads[site] = upload
+        self.held += exchanges.values()
+        for site in self.colluders & set(group):
+            self.collude(site)
+
+    def collude(self, site: str) -> None:
+        """A colluding member gives the server its shares of all keys."""
+        saved = StateFile(self.configs[site].state, self.server.job_id).load()
+        if saved is None or not saved.contributions or site not in self.last:
+            return
+        for owner, share in saved.contributions[-1].shares.items():
+            self.last[site].shares[owner, COMMON][site] = share[: shamir.ELEMENT_BYTES]
+            self.last[site].shares[owner, OWN][site] = share[shamir.ELEMENT_BYTES :]
+
+    def open(self, task: str, round: int) -> None:
+        """Members are asked to open a sum; with a lie, not all the same one."""
+        if not self.last:
+            return
+        held = self.rng.choice(self.held) if self.lying(0.4) else self.held[-1]
+        group = [site for site in held.members if site in self.last]
+        sums = dict.fromkeys(group, self.summed(held))
+        if self.lying(1.0):
+            sums.update({site: self.summed(held) for site in group})
+        name = self.rng.choice(self.names) if self.lying(0.2) else self.names[-1]
+        answers = self.server.ask(f"{task}/unmask", round, {s: opening_message(name, sums[s]) for s in group})
+        self.hear(answers, f"{task}/unmask {round} {sums}")
+        for member, answer in answers.items():
+            self.last[member].opened(member, read_opening(answer), sums[member])
+
+    def summed(self, held: Exchange) -> Sites:
+        """The sites that uploaded; with a lie, one fewer, or another set."""
+        uploaded = tuple(sorted(held.uploads))
+        if not uploaded or not self.lying(1.0):
+            return uploaded
+        denied = self.rng.choice(uploaded)
+        return tuple(site for site in uploaded if site != denied) if self.rng.random() < 0.7 else self.sites
+
+    def exposed(self) -> list[str]:
+        equations = Equations()
+        for number, held in enumerate(self.held):
+            for row in held.equations(number, self.colluders):
+                equations.add(row)
+        # Only sums of one job have an input in common, if there is noise.
+        jobs = [[held for held in self.held if held.job == job] for job in {held.job for held in self.held}]
+        secrets = {(site, round): self.planted(site, round) for site in self.sites for round in range(1, ROUNDS + 1)}
+        return [*equations.exposed(), *(site for job in jobs for site in found_in_sums(job, secrets, self.colluders))]
+
+    def planted(self, site: str, round: int) -> Ring:
+        """What a site puts into a sum, in the ring."""
+        held: Tensors = Averaged.holding(site, round)
+        weight = 1.0 if self.private else float(held.pop("rows"))
+        return summand({name: held[name] for name in SHAPES}, weight, TensorLayout.of(SHAPES), len(self.sites))
+
+
+@dataclass
+class MixScript(Script):
+    """The server of a mixture, whose colluders are members or owners that do what they are told."""
+
+    overheard: Overheard = field(default_factory=Overheard)
+    mixes = True
+
+    @property
+    def deals(self) -> list[Deal]:
+        """All so far."""
+        return [deal for _, deal in self.overheard.deals]
+
+    def attempt(self, task: str, round: int, group: Sites) -> None:
+        """A mixture, as far as it comes."""
+        deal = Deal(self.server, task, round, group, self.members(group, round), self.number, self.bend)
+        if self.deals and self.lying(0.2):
+            deal.name = self.rng.choice(self.deals).name
+        if self.lying(0.2):
+            deal.members = all_but_one(self.rng, group)
+        unused = None if self.lying(0.3) or not self.deals else self.deals[-1].seeds
+        self.overheard.begin(self.jobs, deal)
+        reached = deal.seed(unused) and deal.toss()
+        self.heard(deal, f"{task} {round} deal {group} {deal.members} {deal.number} {reached}")
+        if not reached or self.lying(0.5):
+            self.overheard.reveal(deal, range(SETS) if reached else ())
+            return
+        self.mix(deal)
+        if self.lying(0.4):
+            self.mix(deal)
+
+    def mix(self, deal: Deal) -> None:
+        """The last step; with a lie, under other parts than were committed to, or with other words for some."""
+        assert deal.index is not None
+        parts = deal.sets[deal.index]
+        if self.lying(0.3):
+            parts = self.bent(deal, parts)
+        messages = deal.mixing_messages(parts)
+        if self.lying(0.3):
+            site = self.rng.choice(deal.sites)
+            messages[site] = messages[site] | {"opened": messages[site]["committed"]}
+        if self.lying(0.3):
+            messages.pop(self.rng.choice(deal.sites))
+        deal.answers = self.server.ask(f"{deal.task}/mix", deal.round, messages)
+        self.overheard.reveal(deal, [index for index in range(SETS) if index != deal.index])
+        self.heard(deal, f"{deal.task}/mix {deal.round} {deal.completed}")
+        self.overheard.mixed += [(self.jobs, deal, site) for site in deal.completed]
+
+    def bend(self, deal: Deal, index: int, parts: Parts) -> Parts:
+        """What the dealer commits to in the place of the honest parts."""
+        return self.bent(deal, parts) if self.lying(0.15) else parts
+
+    def bent(self, deal: Deal, parts: Parts) -> Parts:
+        """By a lie of the table."""
+        earlier = [each for deal in self.deals for each in deal.sets if each.keys() == parts.keys()]
+        lies = [lie for name, lie in PARTS.items() if earlier or name != "reused"]
+        return self.rng.choice(lies)(self.rng, deal, parts, earlier)
+
+    def heard(self, deal: Deal, move: str) -> None:
+        """Remembers who refuses, and that the server was sent nothing but what is public."""
+        self.hear(deal.answers, move)
+        sent = {name for answer in deal.answers.values() for name in answer.tensors}
+        assert sent <= PUBLIC, f"script {self.seed}: the server was sent {sorted(sent - PUBLIC)}"
+
+    def exposed(self) -> list[str]:
+        return self.overheard.exposed(self.colluders)

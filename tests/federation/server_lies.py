@@ -1,14 +1,17 @@
-"""Lies of a server: what it does in the place of a job, the same for sites in process and through FLARE.
+"""The lies of a server, the same for sites in process, through FLARE and at vaults' sockets.
 
-One for each finding of an attack on version 0.1.0, with what has to come of it.
+What it does to letters, says of an attempt and deals, from which random scripts draw, and what it does in the place of
+a job: one for each finding of an attack on version 0.1.0, with what has to come of it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from lying_dealer import Deal
+from lying_dealer import Bend, Deal, Parts
+from lying_network import Letter
 from lying_server import Answer, Liar, numbers
 from phantoms import short_job
 
@@ -16,6 +19,7 @@ from medfedvqa.core import Tensors
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.models import shape_of
 from privacy import DPSettings
+from privacy.secagg.cut_and_choose import SETS
 from privacy.secagg.ring import Ring
 
 ROWS = "train_rows"
@@ -27,6 +31,87 @@ PRIVATE = short_job("prompt_pfl", {"rounds": 2, "answers": "closed"}, dp=DP, min
 
 Sites = tuple[str, ...]
 Outcome = dict[str, Any]
+
+
+class View(NamedTuple):
+    """What one site is sent about an attempt."""
+
+    name: str
+    sites: Sites
+    members: Sites
+    number: int
+
+
+def some_of(rng: random.Random, sites: Sites) -> Sites:
+    """All of them, or all but one or two."""
+    return tuple(sorted(rng.sample(sites, max(1, len(sites) - rng.choice([0, 0, 0, 1, 1, 2])))))
+
+
+def all_but_one(rng: random.Random, sites: Sites) -> Sites:
+    """Of these."""
+    return tuple(sorted(rng.sample(sites, max(1, len(sites) - 1))))
+
+
+def other_sites(rng: random.Random, view: View, sites: Sites) -> View:
+    """An attempt of some of all `sites`, who compute if those of the view do."""
+    others = some_of(rng, sites)
+    return view._replace(sites=others, members=others if view.members == view.sites else view.members)
+
+
+LETTERS: dict[str, Callable[[Letter, float], list[Letter]]] = {
+    "drop": lambda letter, late: [],
+    "delay": lambda letter, late: [replace(letter, delay=late)],
+    "double": lambda letter, late: [letter, letter],
+    "replace": lambda letter, late: [replace(letter, content=letter.content[:-1] + bytes([letter.content[-1] ^ 1]))],
+}
+"""What is delivered in place of a letter between sites; the number: seconds."""
+VIEWS: dict[str, Callable[[random.Random, View, Sites], View]] = {
+    "name": lambda rng, view, sites: view._replace(name=f"{view.name}-else"),
+    "sites": other_sites,
+    "members": lambda rng, view, sites: view._replace(members=all_but_one(rng, view.sites)),
+    "number": lambda rng, view, sites: view._replace(number=rng.randint(0, 9)),
+    "order": lambda rng, view, sites: view._replace(sites=view.sites[::-1]),
+}
+"""What one site is sent about an attempt in place of what the others are; last, all sites."""
+
+
+def exchanged(rng: random.Random, parts: Parts) -> Parts:
+    """Two sites' parts in each other's place."""
+    site, other = rng.sample(sorted(parts), 2)
+    return {**parts, site: parts[other], other: parts[site]}
+
+
+PARTS: dict[str, Callable[[random.Random, Deal, Parts, list[Parts]], Parts]] = {
+    "reused": lambda rng, deal, parts, earlier: rng.choice(earlier),
+    "added": lambda rng, deal, parts, earlier: deal.shifted(parts, rng.choice(sorted(parts))),
+    "exchanged": lambda rng, deal, parts, earlier: exchanged(rng, parts),
+}
+"""What is dealt in place of a set's honest parts; last, those that were dealt before to the same sites."""
+
+
+def second_mixture(server: Liar, sites: Sites) -> Deal:
+    """Finding 3, without going back: a round that was mixed, again."""
+    assert Deal(server, "start", 1, sites, sites).play().completed == list(sites)
+    return Deal(server, "start", 1, sites, sites, number=2).play()
+
+
+MIXING: dict[str, tuple[Callable[[Liar, Sites], Deal], set[str]]] = {
+    "nothing": (lambda server, sites: Deal(server, "start", 1, sites, sites).play(), set()),
+    "a bent dealing": (
+        lambda server, sites: Deal(server, "start", 1, sites, sites, bend=shifted_for(sites[-1])).play(),
+        {"dealer"},
+    ),
+    "two sites alone": (lambda server, sites: Deal(server, "start", 1, sites[:2], sites[:2]).play(), {"attempt"}),
+    "two members only": (lambda server, sites: Deal(server, "start", 1, sites, sites[:2]).play(), {"attempt"}),
+    "a second mixture": (second_mixture, {"attempt"}),
+}
+"""What is played once sites have trained in round 1, and the codes with which they refuse. Finding 4: a dealer adds a
+vector of its choice to the correction of one site's mixture, in all dealings."""
+
+
+def shifted_for(site: str, sets: Collection[int] = range(SETS)) -> Bend:
+    """In these sets a half is added to all numbers of the site's mixture."""
+    return lambda deal, index, parts: deal.shifted(parts, site) if index in sets else parts
 
 
 def averaged_shapes(job: JobSpec) -> dict[str, tuple[int, ...]]:

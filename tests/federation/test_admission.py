@@ -1,12 +1,12 @@
 """Which jobs a site takes: decided by signature, policy, log and budget before its data, and told as a code."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from in_process import Job, Sites
 
 from audits import Event, JobRefused, Outcome, Refusal, read
 from medfedvqa.data import Split
@@ -15,9 +15,6 @@ from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 ACTOR, FEDERATION, ANOTHER = "a" * 64, "SHA256" + ":FF" * 32, "SHA256" + ":EE" * 32
 SIGNED = Signature(ACTOR, FEDERATION)

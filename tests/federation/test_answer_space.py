@@ -1,10 +1,10 @@
 """Under differential privacy the answers that a model chooses from are public: a list of the job's or of the site's."""
 
 import logging
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+from in_process import Job, Sites
 
 from audits import JobRefused, Outcome, Refusal, read
 from medfedvqa.cli.privacy_matrix import public_options
@@ -16,8 +16,6 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import Ledger
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 DP = {"noise": 2.0, "count_noise": 20.0, "sample_rate": 0.3}
 NOTICE = "medfedvqa.training.trainer"
 OWN = {"own": "head"}

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from golden_files import GOLDEN
+from in_process import Job, Sites
 from test_admission import ACTOR, FEDERATION, SIGNED, ask, fresh
 from typer.testing import CliRunner
 
@@ -26,8 +28,6 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from privacy import DPSettings
 from privacy.forecast import kept, noise_over_signal, trained_numbers
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 WEEK = timedelta(days=7)
 
 
@@ -85,24 +85,33 @@ def test_a_no_and_an_end_stop_a_job_and_a_later_yes_admits_it(guarded: tuple[Sit
     assert ask(config, job, "four") is None
 
 
+def stopped(config: SiteConfig, job: JobSpec, meanwhile: Callable[[], object]) -> Refusal:
+    """With which code a site refuses the next task of a job that runs."""
+    with closing(SiteRuntime(config, job, "two", signature=SIGNED)) as runtime:
+        runtime.handle("start", 1, {})
+        meanwhile()
+        with pytest.raises(JobRefused) as refused:
+            runtime.handle("start", 1, {})
+    return refused.value.code
+
+
 def test_a_withdrawal_stops_a_running_job_at_its_next_task(guarded: tuple[SiteConfig, Path], quick_job: Job) -> None:
     """The task before it ran."""
     config, job = guarded[0], fresh(quick_job())
     ask(config, job, "one")
     yes(guarded)
-    runtime = SiteRuntime(config, job, "two", signature=SIGNED)
-    try:
-        runtime.handle("start", 1, {})
-        yes(guarded, answer="no")
-        with pytest.raises(JobRefused) as refused:
-            runtime.handle("start", 1, {})
-        assert refused.value.code is Refusal.DECLINED
-    finally:
-        runtime.close()
+    assert stopped(config, job, lambda: yes(guarded, answer="no")) is Refusal.DECLINED
     assert [entry.admission for entry in read(config.audit) if entry.event is Event.REFUSAL][-1] == {
         "code": "declined",
         "definition": job.definition,
     }
+
+
+def in_eight_days(guarded: tuple[SiteConfig, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ada says yes for a month, and then the week of her first yes is over."""
+    yes(guarded, timedelta(days=30))
+    later = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=8))
+    monkeypatch.setattr(approvals, "datetime", later)
 
 
 def test_a_run_ends_with_its_own_yes_whatever_another_run_was_given(
@@ -112,17 +121,7 @@ def test_a_run_ends_with_its_own_yes_whatever_another_run_was_given(
     config, job = guarded[0], fresh(quick_job())
     ask(config, job, "one")
     yes(guarded)
-    runtime = SiteRuntime(config, job, "two", signature=SIGNED)
-    try:
-        runtime.handle("start", 1, {})
-        yes(guarded, timedelta(days=30))
-        in_eight_days = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=8))
-        monkeypatch.setattr(approvals, "datetime", in_eight_days)
-        with pytest.raises(JobRefused) as refused:
-            runtime.handle("start", 1, {})
-        assert refused.value.code is Refusal.APPROVAL
-    finally:
-        runtime.close()
+    assert stopped(config, job, lambda: in_eight_days(guarded, monkeypatch)) is Refusal.APPROVAL
 
 
 def test_a_run_that_goes_on_after_a_kill_needs_its_own_yes_still(
@@ -133,9 +132,7 @@ def test_a_run_that_goes_on_after_a_kill_needs_its_own_yes_still(
     ask(config, job, "one")
     yes(guarded)
     assert ask(config, job, "two") is ask(config, job, "two") is None
-    yes(guarded, timedelta(days=30))
-    in_eight_days = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=8))
-    monkeypatch.setattr(approvals, "datetime", in_eight_days)
+    in_eight_days(guarded, monkeypatch)
     assert ask(config, job, "two") is Refusal.APPROVAL
 
 

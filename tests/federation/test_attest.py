@@ -31,10 +31,7 @@ from audits import (
 from audits.checkpoint import NoteFile, signed_checkpoint
 from audits.entry_proof import check, prove
 from medfedvqa.federation.checkpoint_exchange import MAX_DOWN, MAX_UP, CheckpointExchange, Down, Relayed, Up
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.server_receipts import _digest
-
-Job = Callable[..., JobSpec]
 
 
 def broken(found: Examination) -> set[str]:

@@ -1,13 +1,14 @@
 """Methods from outside that `medfedvqa audit neighbours` tries, and a site that takes only those that passed."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from example_plug_in import SMALL, medfedvqa
-from plug_in import built, forget_methods, unpacked
+from in_process import Sites
+from plug_in import built, forget_plug_ins, unpacked
 from typer.testing import CliRunner
 
 from audits import Event, JobRefused, Refusal, read
@@ -18,7 +19,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 
-Sites = Callable[..., dict[str, SiteConfig]]
 NAME = "own-late"
 CODE = '''"""Three methods that weigh rows: by their own loss, by place, and by losses of the whole batch."""
 import torch
@@ -62,12 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process can import the distribution, and allows it as it is."""
-    monkeypatch.syspath_prepend(str(place))
-    monkeypatch.setattr(plugins, "_allowed", {})
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for name in ("pycache_prefix", "dont_write_bytecode"):  # loading the distribution sets them
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    forget_methods(monkeypatch)
+    forget_plug_ins(monkeypatch, place)
     plugins.allow(plugins.pinned(NAME))
     yield place
     sys.modules.pop("own_late", None)

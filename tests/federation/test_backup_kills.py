@@ -1,45 +1,16 @@
 """A backup and a restore that are killed at any of their steps leave the old state or the new one, never neither."""
 
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from backups import backed_up, begun, contents, lived_in, medfedvqa, restored, site_file, spent
+from backups import backed_up, begun, contents, killed, lived_in, medfedvqa, restored, site_file, spent
 from doctored import SITE
 
-import medfedvqa as package
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.site_config import load_site_config
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def killed(work: str, origin: Path, place: Path, backup: Path, every: int = 1) -> Iterator[Iterator[None]]:
-    """Yields an iterator that stops after each kill, until the work ends by itself."""
-    script = Path(__file__).with_name("kill_steps.py")
-    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
-    command = [sys.executable, str(script), work, *map(str, (origin, place, backup, every))]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        assert process.stdin and process.stdout
-
-        def steps() -> Iterator[None]:
-            while (line := process.stdout.readline()) == "killed\n":  # type: ignore[union-attr]
-                yield
-                process.stdin.write("\n")  # type: ignore[union-attr]
-                process.stdin.flush()  # type: ignore[union-attr]
-            assert line == "ended 0\n"
-
-        try:
-            yield steps()
-        finally:
-            process.kill()
 
 
 def state_of(kit: Path) -> dict[str, str] | None:

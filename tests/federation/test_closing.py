@@ -1,9 +1,7 @@
 """How a job ends at a site: nothing stays set aside, what released nothing costs nothing, and the log is closed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-
 import pytest
+from in_process import Job, Sites, budget, opened
 
 from audits import Event, JobRefused, Refusal, read, verify
 from medfedvqa.federation.job import JobSpec
@@ -11,29 +9,6 @@ from medfedvqa.federation.job_closing import LATE, close_ended
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.methods.prompt_pfl import PromptPFL
-from privacy import DPSettings, Ledger
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
-
-
-@pytest.fixture
-def private_job(quick_job: Job) -> Job:
-    """A quick job under differential privacy; keywords are options of the method."""
-    return lambda **options: quick_job(answers="closed", **options).model_copy(update={"dp": DP})
-
-
-@contextmanager
-def opened(config: SiteConfig) -> Iterator[Ledger]:
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        yield ledger
-
-
-def budget(config: SiteConfig) -> tuple[float, float]:
-    """Spent and authorised, over all jobs."""
-    with opened(config) as ledger:
-        return ledger.together(DP.delta, False).epsilon, ledger.together(DP.delta, True).epsilon
 
 
 def died(config: SiteConfig, job: JobSpec, job_id: str, monkeypatch: pytest.MonkeyPatch) -> SiteRuntime:

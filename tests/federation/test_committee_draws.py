@@ -1,15 +1,15 @@
 """How sites draw a committee in process, and which draws, members and jobs they refuse."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import Engine
-from untrained import Mixed, assert_mixed, saved
+from in_process import Engine, Job
+from untrained import TWELVE, Make, Mixed, assert_mixed, saved
 
 from audits import Kind, read
 from medfedvqa.core import Tensors
@@ -26,9 +26,6 @@ from medfedvqa.federation.tuple_dealing import Dealer
 from medfedvqa.models import shape_of
 from privacy.secagg.committee import Beacon, Nonce
 
-Job = Callable[..., JobSpec]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 SIX = TWELVE[:6]
 
 

@@ -1,13 +1,13 @@
 """What a site tells of a failure that has nothing to do with the job: a code of a closed list, and what to do."""
 
 import errno
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from in_process import Job, Sites
 from served import Served
 
 from audits import Event, LogError, Refusal, read
@@ -20,9 +20,6 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.training.trainer import Trainer
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/hospital/secret")
 

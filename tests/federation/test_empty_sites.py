@@ -1,10 +1,10 @@
 """Under differential privacy a site without a patient to train on takes part as any other: nobody learns of it."""
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from in_process import Sites
 from tiny_clip import TINY
 
 from audits import Event, Refusal, read
@@ -13,9 +13,7 @@ from medfedvqa.errors import FederationError
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 
-Sites = Callable[..., dict[str, SiteConfig]]
 QUICK: dict[str, object] = {"rounds": 2, "local_epochs": 1, "batch_rows": 4, "answers": "closed"}
 UNIFORM = {"weighting": "uniform"}
 OPTIONS = {

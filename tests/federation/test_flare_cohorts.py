@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import Engine
+from in_process import Engine, Sites
 from phantoms import PATIENCE, Phantoms, short_job
 
 from audits import Event, Refusal, verify
@@ -67,9 +67,7 @@ def mean(configs: Mapping[str, SiteConfig], folder: Path, name: str, job: JobSpe
     return {name: engine.sent("evaluate", name)[0] for name in names}, engine
 
 
-def test_the_second_sum_would_show_what_the_site_put_in(
-    introduced: Callable[..., dict[str, SiteConfig]], tmp_path: Path
-) -> None:
+def test_the_second_sum_would_show_what_the_site_put_in(introduced: Sites, tmp_path: Path) -> None:
     """The control: four times the mean over all, less three times that over the rest, is the upload of the one that
     was left out, which the job in clear sends."""
     configs = introduced(*SITES, methods=["fedavg"], repeatable_noise=3)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from phantoms import PATIENCE, Phantoms, short_job, wait_for
-from plug_in import built, forget_methods, unpacked
+from plug_in import built, forget_plug_ins, unpacked
 
 from audits import Event, verify
 from medfedvqa import plugins
@@ -40,13 +40,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the installed distribution, which this process allows and can import."""
     wheel = built(tmp_path, "1.0", {"reaching.py": SOURCE.read_bytes()}, "reaching = reaching:Reaching")
     folder = unpacked(wheel, tmp_path / "target")
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(plugins, "_allowed", {})
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for name in ("pycache_prefix", "dont_write_bytecode"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
+    forget_plug_ins(monkeypatch, folder)
     monkeypatch.delitem(sys.modules, "reaching", raising=False)
-    forget_methods(monkeypatch)
     plugins.allow(plugins.pinned(NAME))
     yield folder
     sys.modules.pop("reaching", None)

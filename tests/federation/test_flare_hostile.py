@@ -4,16 +4,15 @@ import os
 import random
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from in_process import budget
 from phantoms import PATIENCE, Phantoms, short_job, wait_for
 
 from audits import Event, Refusal, VerdictState, examine, read, verify
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.site_config import SiteConfig
-from privacy import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +33,6 @@ def configs(federation: Phantoms) -> dict[str, SiteConfig]:
     return {name: federation.config(name) for name in SITES}
 
 
-def spent(config: SiteConfig) -> tuple[float, float]:
-    """Spent and authorised by all jobs."""
-    with closing(Ledger(config.ledger, config.name)) as ledger:
-        return ledger.together(1e-5, False).epsilon, ledger.together(1e-5, True).epsilon
-
-
 def failure(federation: Phantoms, job_id: str) -> str:
     """What the server was told."""
     return str(federation.outcome(job_id)["failure"])
@@ -51,17 +44,17 @@ def test_a_private_job_without_fresh_terms_is_refused_and_costs_nothing_and_the_
     """A job without terms is refused, and so is one that was signed for another federation. The next clean one runs.
     A copy of it, which carries the administrator's signature and her nonce with it, is refused however often the server
     runs it. Nobody is charged for what is refused."""
-    before = {name: spent(config) for name, config in configs.items()}
+    before = {name: budget(config) for name, config in configs.items()}
     other = JOB.model_copy(
         update={"terms": federation.terms().model_copy(update={"federation": "SHA256" + ":00" * 32})}
     )
     for number, (job, code) in enumerate([(JOB, Refusal.FRESH), (other, Refusal.FEDERATION)]):
         job_id = federation.run(job, tmp_path / str(number))
         assert code.sentence in failure(federation, job_id)
-    assert {name: spent(config) for name, config in configs.items()} == before
+    assert {name: budget(config) for name, config in configs.items()} == before
     clean = federation.run(JOB, tmp_path / "clean", *SITES)
     assert federation.status(clean) == "FINISHED:COMPLETED"
-    after = {name: spent(config) for name, config in configs.items()}
+    after = {name: budget(config) for name, config in configs.items()}
     assert all(authorised == charged > before[name][0] for name, (charged, authorised) in after.items())
     for _ in range(2):
         copy = federation._admin._request(lambda session: session.clone_job(clean))
@@ -69,7 +62,7 @@ def test_a_private_job_without_fresh_terms_is_refused_and_costs_nothing_and_the_
         assert Refusal.REPLAY.sentence in failure(federation, copy)
         refused = [federation.codes(name, copy) for name in SITES]
         assert [Refusal.REPLAY] in refused and all(found in ([], [Refusal.REPLAY]) for found in refused)
-    assert {name: spent(config) for name, config in configs.items()} == after
+    assert {name: budget(config) for name, config in configs.items()} == after
 
 
 @pytest.mark.release
@@ -99,5 +92,5 @@ def is_over(config: SiteConfig) -> bool:
             still.add(entry.job)
         elif entry.event in (Event.CLOSE, Event.REFUSAL):
             still.discard(entry.job)
-    charged, authorised = spent(config)
+    charged, authorised = budget(config)
     return not still and charged == authorised

@@ -33,6 +33,12 @@ def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
     return phantoms(SITES, methods=["fedavg"])
 
 
+def submitted(federation: Phantoms, folder: Path, rounds: int, timeout: float, seed: int) -> str:
+    """A job of so many rounds, which differs from others by its seed."""
+    changes = {"options": {**JOB.options, "rounds": rounds}, "seed": seed, "round_timeout": timeout}
+    return federation.submit_job(JOB.model_copy(update=changes), folder / "job")
+
+
 def rounds(federation: Phantoms, job_id: str) -> list[dict[str, Any]]:
     """The rounds in the results so far."""
     path = federation.results(job_id) / "results.json"
@@ -42,10 +48,7 @@ def rounds(federation: Phantoms, job_id: str) -> list[dict[str, Any]]:
 @pytest.mark.release
 def test_a_server_that_is_halted_for_a_while_is_asked_again(federation: Phantoms, tmp_path: Path) -> None:
     """The server's process is halted while its status is asked for; the job finishes as if it had not been."""
-    options = {**JOB.options, "rounds": 2}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": 1, "round_timeout": 300.0}), tmp_path / "job"
-    )
+    job_id = submitted(federation, tmp_path, 2, 300.0, seed=1)
     (server,) = federation.processes(SERVER, job=False)
     server.suspend()
     resume = threading.Timer(20.0, server.resume)
@@ -65,10 +68,7 @@ def test_a_job_whose_server_process_is_killed_goes_on(federation: Phantoms, tmp_
     """SIGKILL of the server's process of the job in round 3: another one continues from the journal, no round is lost
     or done twice, and the sites' logs agree with the server's receipts. Sites that wait for an answer of the dead one
     ask again after a minute, and do not count as late."""
-    options = {**JOB.options, "rounds": 6}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": 2, "round_timeout": 60.0}), tmp_path / "job"
-    )
+    job_id = submitted(federation, tmp_path, 6, 60.0, seed=2)
     wait_for(lambda: len(rounds(federation, job_id)) >= 2)
     (process,) = federation.processes(SERVER, job=True)
     process.kill()
@@ -94,27 +94,17 @@ def test_a_job_whose_server_process_is_killed_goes_on(federation: Phantoms, tmp_
 
 def started(federation: Phantoms, folder: Path, seed: int) -> str:
     """A job in clear that has two rounds behind it."""
-    options = {**JOB.options, "rounds": ROUNDS}
-    job_id = federation.submit_job(
-        JOB.model_copy(update={"options": options, "seed": seed, "round_timeout": PATIENCE}), folder / "job"
-    )
+    job_id = submitted(federation, folder, ROUNDS, PATIENCE, seed)
     wait_for(lambda: len(rounds(federation, job_id)) >= 2)
     return job_id
 
 
-def killed(federation: Phantoms, *parties: str, job: tuple[bool, ...] = (False, True)) -> None:
-    """All processes of these parties, or those of one kind, die at one moment: they are halted first, so that none
-    sees another die."""
-    processes = [each for name in parties for kind in job for each in federation.processes(name, kind)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    psutil.wait_procs(processes)
-
-
-def check_results(federation: Phantoms, job_id: str) -> None:
-    """No round is lost or done twice, and every log is whole, closed and agrees with the server's receipts."""
+def goes_on(federation: Phantoms, job_id: str, *parties: str, patience: float = PATIENCE) -> None:
+    """Once these are started, the job ends: no round is lost or done twice, and every log is whole, closed and agrees
+    with the server's receipts."""
+    for name in parties:
+        federation.start(name)
+    assert federation.wait(job_id, patience) == "FINISHED:COMPLETED"
     out = federation.results(job_id)
     results = federation.outcome(job_id)
     assert results["status"] == "finished"
@@ -137,12 +127,9 @@ def test_a_job_goes_on_after_the_whole_federation_was_killed(federation: Phantom
     does anything else: the server takes the job up when its sites are back, and it finishes."""
     job_id = started(federation, tmp_path, seed=11)
     parties = (SERVER, *SITES)
-    killed(federation, *parties)
+    federation.kill(*parties)
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    for name in parties:
-        federation.start(name)
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, *parties)
     assert not list((federation.kits / SERVER / "running").glob("*.json"))
 
 
@@ -155,24 +142,20 @@ def test_a_job_goes_on_after_the_server_alone_was_killed(
     """SIGKILL of the server's own process, with or without that of the job, while the sites live on: they keep the job,
     and the restarted server continues it. Nobody trains twice."""
     job_id = started(federation, tmp_path, seed=13 + len(job))
-    killed(federation, SERVER, job=job)
+    federation.kill(SERVER, job=job)
     wait_for(lambda: not federation.processes(SERVER, job=True))
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    federation.start(SERVER)
-    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, SERVER, patience=2 * PATIENCE)
 
 
 @pytest.mark.release
 def test_a_job_goes_on_after_a_site_s_own_process_alone_was_killed(federation: Phantoms, tmp_path: Path) -> None:
     """SIGKILL of it alone: the job's process ends without closing the job, and the restarted site continues it."""
     job_id = started(federation, tmp_path, seed=17)
-    killed(federation, "head", job=(False,))
+    federation.kill("head", job=(False,))
     wait_for(lambda: not federation.processes("head", job=True))
     assert not [entry for entry in federation.log("head", job_id) if entry.event is Event.CLOSE]
-    federation.start("head")
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, "head")
 
 
 @pytest.mark.release
@@ -187,9 +170,7 @@ def test_a_site_that_a_service_manager_stops_ends_in_time_and_continues(federati
     assert not psutil.wait_procs(processes, STOPPED)[1] and time.monotonic() - began < STOPPED
     wait_for(lambda: not federation.processes("head", job=True))
     assert verify(federation.kits / "head" / "audit").ok
-    federation.start("head")
-    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, "head")
 
 
 @pytest.mark.release
@@ -203,9 +184,7 @@ def test_a_server_that_a_service_manager_stops_continues_its_jobs(federation: Ph
             process.send_signal(signal.SIGTERM)
         assert processes and not psutil.wait_procs(processes, STOPPED)[1]
     assert list((federation.kits / SERVER / JOURNAL / job_id).iterdir())
-    federation.start(SERVER)
-    assert federation.wait(job_id, 2 * PATIENCE) == "FINISHED:COMPLETED"
-    check_results(federation, job_id)
+    goes_on(federation, job_id, SERVER, patience=2 * PATIENCE)
 
 
 # The server dies just before or just after a job.
@@ -236,8 +215,7 @@ def test_a_job_ends_with_results_if_its_server_dies_at_its_beginning_or_end(
     """SIGKILL of the server's own process. At the end the sites' processes of the job are over before it is back: no
     site can say any more how its own ended."""
     (server,) = federation.processes(SERVER, job=False)
-    changes = {"options": {**JOB.options, "rounds": 2}, "seed": server.pid, "round_timeout": 120.0}
-    job_id = federation.submit_job(JOB.model_copy(update=changes), tmp_path / "job")
+    job_id = submitted(federation, tmp_path, 2, 120.0, seed=server.pid)
     wait_for(lambda: moment(federation, job_id), 0.005)
     server.kill()
     server.wait()
@@ -263,9 +241,7 @@ def test_a_site_that_dies_misses_rounds_and_comes_back(federation: Phantoms, tmp
     restarted site joins a later round with the current model, is evaluated, and the results say which it missed."""
     job_id = federation.submit_job(JOB, tmp_path / "job")
     wait_for(lambda: any(e.event is Event.RECEIVE and (e.round or 0) >= 2 for e in federation.log("head", job_id)))
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
+    federation.kill("head")
     wait_for(lambda: any("head" in record["missing"] for record in rounds(federation, job_id)))
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"

@@ -2,42 +2,31 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from flare_liar import ATTACK, OUTCOME
+from in_process import cost
+from lying_server import charged
 from phantoms import Phantoms
 from server_lies import LIES
-from taps import add_component, disarm
 
 from audits import verify
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.flare.provision import SERVER
-from privacy import Ledger, spent
 
 pytestmark = pytest.mark.slow
 
 SITES = organs(4)
 
 
-class LyingFederation(Phantoms):
-    """Its server has no guard, and plays attacks in the place of jobs."""
-
-    modules = True
-
-    def start(self, name: str) -> None:
-        if name == SERVER:
-            disarm(self.kits / name)
-            part = {"id": "liar", "path": "flare_liar.LyingWorkflow", "args": {"folder": str(self.folder)}}
-            add_component(self.kits / name, part)
-        super().start(name)
-
-
 @pytest.fixture(scope="module")
 def federation(phantoms: Callable[..., Phantoms]) -> Phantoms:
-    """Four sites that know each other's keys and want sums of three sites at least."""
-    return phantoms(SITES, LyingFederation, introduced=True, methods=["prompt_pfl", "fedavg"], min_sites=3)
+    """A server that plays attacks in the place of jobs, and four sites that know each other's keys and want sums of
+    three sites at least."""
+    attackers = {SERVER: "flare_liar.LyingWorkflow"}
+    facts = {"methods": ["prompt_pfl", "fedavg"], "min_sites": 3}
+    return phantoms(SITES, attackers=attackers, introduced=True, **facts)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +43,6 @@ def test_a_server_that_lies_gets_nothing(federation: Phantoms, tmp_path: Path, n
     for site in SITES[: lie.refusing]:
         assert federation.codes(site, job_id) == ["order"] and verify(federation.kits / site / "audit").ok
     if lie.job.dp is not None:
-        planned = spent([event for task in lie.job.build().plan() for event in task.events], lie.job.dp.delta).epsilon
         for site in SITES:
-            with closing(Ledger(federation.config(site).ledger, site)) as ledger:
-                assert ledger.together(lie.job.dp.delta, False).epsilon == pytest.approx(planned, abs=1e-9)
+            spent, _ = charged(federation.config(site), lie.job.dp.delta)
+            assert spent == pytest.approx(cost(lie.job), abs=1e-9)

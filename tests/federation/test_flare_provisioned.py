@@ -89,12 +89,6 @@ def examined(federation: Phantoms, site: str, out: Path) -> Examination:
     return examine(federation.kits / site / "audit", site, [out, *others])
 
 
-def logged(federation: Phantoms, site: str, job_id: str, event: Event, round: int) -> bool:
-    """Whether the site has logged an event of a training round."""
-    found = federation.log(site, job_id)
-    return any((entry.event, entry.round) == (event, round) and entry.task != "evaluate" for entry in found)
-
-
 def settled(federation: Phantoms, site: str, job_id: str) -> Reconciliation:
     """The site's byte ledger once it has all counts of the job."""
     wait_for(lambda: any(entry.event is Event.CLOSE for entry in federation.log(site, job_id)))
@@ -177,12 +171,12 @@ def test_killed_job_processes_come_back_and_no_round_is_lost_or_counted_twice(
     is submitted from Python, by the recipe in FLARE's production environment."""
     env = ProdEnv(startup_kit_location=str(federation.admin_kit), login_timeout=60.0, username=ADMIN)
     job_id = MedfedvqaRecipe(JOB).execute(env).get_job_id()
-    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 2), 0.02)
-    assert not logged(federation, "chest", job_id, Event.RELEASE, 2)
+    wait_for(lambda: federation.logged("chest", job_id, Event.RECEIVE, 2), 0.02)
+    assert not federation.logged("chest", job_id, Event.RELEASE, 2)
     inside = job_process(federation, "chest")
     # With chest held up, abdomen answers and then waits for the next round: it is between tasks.
     inside.send_signal(signal.SIGSTOP)
-    wait_for(lambda: logged(federation, "abdomen", job_id, Event.RELEASE, 2))
+    wait_for(lambda: federation.logged("abdomen", job_id, Event.RELEASE, 2))
     between = job_process(federation, "abdomen")
     for process in (inside, between):
         process.kill()
@@ -201,10 +195,8 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
 ) -> None:
     """As when a hospital's machine restarts in the middle of a round."""
     job_id = federation.submit(job_folder)
-    wait_for(lambda: logged(federation, "head", job_id, Event.RECEIVE, 2))
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
+    wait_for(lambda: federation.logged("head", job_id, Event.RECEIVE, 2))
+    federation.kill("head")
     federation.start("head")
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     assert identical(arrays(federation.results(job_id)), undisturbed)
@@ -216,7 +208,7 @@ def test_a_site_whose_client_and_job_process_are_killed_takes_the_job_up_again_w
 def test_an_aborted_job_ends_and_its_processes_stay_down(federation: Phantoms, job_folder: Path) -> None:
     """A site does not start again what was ended on purpose."""
     job_id = federation.submit(job_folder)
-    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE, 1))
+    wait_for(lambda: federation.logged("chest", job_id, Event.RECEIVE, 1))
     federation.abort(job_id)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:ABORTED"
     # What a restart would need goes once the process is gone, so that none begins afterwards.

@@ -75,11 +75,6 @@ def test_simulator_and_in_process_engine_reach_the_same_mixtures(tmp_path: Path,
     assert_alike(mixtures(configured(paths), "simulate_job"), mixtures(configured(local), "local"))
 
 
-def logged(federation: Phantoms, name: str, job_id: str, event: Event) -> bool:
-    """Whether the site has logged such an event of the second round's training."""
-    return any((e.event, e.task, e.round) == (event, "train", 2) for e in federation.log(name, job_id))
-
-
 def answered(federation: Phantoms, job_id: str, site: str, task: str, round: int) -> bool:
     """Whether the server has the site's answer."""
     events = ProgressReader().events(federation.results(job_id))
@@ -93,14 +88,12 @@ def test_a_site_that_is_killed_is_left_out_and_the_job_finishes_with_the_rest(
     round 2 is mixed without it. Every mixture is logged by every site before it is begun, the chain holds, and the
     server has no upload and no mixture."""
     job_id = federation.submit_job(JOB, tmp_path / "job")
-    wait_for(lambda: logged(federation, "chest", job_id, Event.RECEIVE), 0.02)
+    wait_for(lambda: federation.logged("chest", job_id, Event.RECEIVE, 2), 0.02)
     (held,) = federation.processes("chest", job=True)
     held.suspend()
     # Its log is ahead of its answer.
     wait_for(lambda: answered(federation, job_id, "thorax", "train", 2), 0.02)
-    for job in (False, True):
-        for process in federation.processes("thorax", job):
-            process.kill()
+    federation.kill("thorax")
     held.resume()
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = (federation.results(job_id) / "results.json").read_text()
@@ -122,14 +115,9 @@ def test_a_site_that_dies_while_training_is_given_up_after_a_while_and_the_job_f
 ) -> None:
     """SIGKILL of client and job process in round 2, and it does not come back."""
     job_id = federation.submit_job(JOB, tmp_path / "job")
-    wait_for(lambda: logged(federation, "head", job_id, Event.RECEIVE), 0.02)
-    for job in (True, False):
-        for process in federation.processes("head", job):
-            process.suspend()
-    for job in (False, True):
-        for process in federation.processes("head", job):
-            process.kill()
-    assert not logged(federation, "head", job_id, Event.RELEASE)
+    wait_for(lambda: federation.logged("head", job_id, Event.RECEIVE, 2), 0.02)
+    federation.kill("head", job=(True, False))
+    assert not federation.logged("head", job_id, Event.RELEASE, 2)
     assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
     results = (federation.results(job_id) / "results.json").read_text()
     assert "Site head broke off in round 2: the job went on without it." in results

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from in_process import Job
 from nvflare.recipe import SimEnv
 from public_folder import digest_of, write
 
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.slow
 SITES = {"abdomen": "site-001", "chest": "site-002", "head": "site-003"}
 """Each one's phantom rows."""
 
-Job = Callable[..., JobSpec]
 SiteFiles = Callable[..., dict[str, Path]]
 
 

@@ -5,13 +5,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from in_process import cost
 from phantoms import Phantoms, short_job
 from stores import make_store
 
 from audits import Event, Refusal, read, verify
 from medfedvqa.federation.job_budget import check_ledger
 from medfedvqa.ingest.ledger_binding import check_binding
-from privacy import Ledger, spent
+from privacy import Ledger
 
 pytestmark = pytest.mark.slow
 
@@ -21,18 +22,12 @@ OPTIONS = {"local_epochs": 2, "batch_rows": 16, "answers": "closed"}
 JOB = short_job("prompt_pfl", OPTIONS, data="store", dp=DP)
 
 
-def cost(times: int) -> float:
-    """What a patient has spent who was in the whole job so many times."""
-    assert JOB.dp is not None
-    return spent([event for one in JOB.build().plan() for event in one.events] * times, JOB.dp.delta).epsilon
-
-
 def test_a_job_at_both_sites_uses_up_the_budget_of_both(phantoms: Callable[..., Phantoms], tmp_path: Path) -> None:
     """The limit has room for one job at two sites. The next job is refused by both of them, by the code alone."""
     store = make_store(tmp_path / "store", {"chest": range(8), "abdomen": range(4, 12)})
     ledger = tmp_path / "store.ledger"
     facts = {"reader": "store", "root": str(store), "min_count": 1, "methods": ["prompt_pfl"], "repeats": 100}
-    budget = {"require_dp": True, "require_fresh": False, "max_epsilon": 1.001 * cost(2), "ledger": str(ledger)}
+    budget = {"require_dp": True, "require_fresh": False, "max_epsilon": 1.001 * cost(JOB, 2), "ledger": str(ledger)}
     federation = phantoms(SITES, **facts, **budget)
     first, second = (federation.run(JOB, tmp_path / name) for name in ("first", "second"))
     assert federation.status(first) == "FINISHED:COMPLETED" != federation.status(second)
@@ -44,7 +39,7 @@ def test_a_job_at_both_sites_uses_up_the_budget_of_both(phantoms: Callable[..., 
         opened.verify()
         assert opened.sites == set(SITES) and check_binding(store, ledger)
         [worst] = {round(account.spent.epsilon, 9) for account in opened.accounts(JOB.dp.delta)}
-        assert worst == pytest.approx(cost(2), abs=1e-8)
+        assert worst == pytest.approx(cost(JOB, 2), abs=1e-8)
         for audit in audits.values():
             check_ledger(opened, audit)
             assert verify(audit).ok

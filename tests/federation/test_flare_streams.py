@@ -1,11 +1,10 @@
 """Streams that have ended: forgotten in time, by one thread."""
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+from phantoms import wait_for
 
 from medfedvqa.federation.flare import server_guard
 
@@ -27,13 +26,6 @@ def ended(count: int, seconds: float) -> list[RxTask]:
         task.seq_ack = task.seq
         task.stop()
     return made
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 def test_ended_streams_take_one_thread_and_are_forgotten_when_they_are_due() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli.conftest import Command, medfedvqa
-from in_process import Engine
+from in_process import Engine, Sites
 from PIL import Image
 from tiny_clip import TINY
 
@@ -34,7 +34,6 @@ from medfedvqa.models import load_backbone
 from medfedvqa.research.benchmark.regimes import newcomer
 
 __all__ = ["medfedvqa"]
-Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {"rounds": 6, "schedule": "stepwise", "tuning": "classifier", "batch_rows": 16, "hidden": 16}
 NOBODY = {"kind": "patient", "fractions": (0.0, 0.5, 0.5)}
 

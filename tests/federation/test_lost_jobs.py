@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nvflare.apis.server_engine_spec import ServerEngineSpec
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.private.fed.server.job_runner import JobRunner
+from phantoms import wait_for
 
 from medfedvqa.federation.flare.lost_jobs import FOLDER, LostJobs, RunningJob, end_as_the_server_did
 from medfedvqa.federation.flare.progress import write_event
@@ -85,10 +85,7 @@ def write_results(root: Path, job_id: str, status: str) -> None:
 def take_up(root: Path, engine: Engine) -> None:
     """As a restarted server does."""
     LostJobs(root, engine).take_up()
-    end = time.monotonic() + 30
-    while list((root / FOLDER).glob("*.json")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: not list((root / FOLDER).glob("*.json")), 0.01)
 
 
 def test_a_running_job_is_noted_until_its_end(tmp_path: Path) -> None:

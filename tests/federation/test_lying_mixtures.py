@@ -1,31 +1,27 @@
 """Mixtures and draws under a server that lies, in process: one test for each finding of an attack on version 0.1.0."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
-from lying_dealer import Bend, Deal, Parts, bent, draw, mixed_layout
+from lying_dealer import Deal, Ears, draw
 from lying_server import LyingServer, assert_refused_in_order, charged, refusals
+from server_lies import MIXING, shifted_for
 from tiers import examples
-from untrained import Averaged, Mixed
+from untrained import DP, TWELVE, Averaged, Make, Mixed
 
 from audits import verify
 from medfedvqa.core import Tensors
 from medfedvqa.federation.admission import Signature
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
 from privacy.secagg.channel import Session
 from privacy.secagg.committee import Beacon
 from privacy.secagg.cut_and_choose import SETS
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 FOUR = ("a", "b", "c", "d")
-TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 COLLUDERS = TWELVE[:3]
-DP = {"noise": 2.0, "count_noise": 20.0, "sample_rate": 0.3, "patient_rows": 4, "physical_patients": 5}
 LOOSE = {"require_dp": True, "require_fresh": False, "max_epsilon": 1000.0, "repeats": 100}
 SUBMITTER = Signature("5" * 64, "")
 
@@ -47,92 +43,73 @@ def attempt(server: LyingServer, task: str, round: int, **lies: Any) -> Deal:
     return Deal(server, task, round, FOUR, FOUR, **lies)
 
 
-def test_one_round_has_one_mixture(mixing: LyingServer) -> None:
-    """Finding 3, without going back: a second attempt at a round that was mixed is refused by all sites."""
+@pytest.mark.parametrize("name", MIXING)
+def test_a_server_that_lies_about_a_mixture_gets_none(mixing: LyingServer, name: str) -> None:
+    """A second attempt at a round, attempts of two, and a vector that the dealer adds are refused by all sites that
+    hear of them; no site has any other mixture than the plain one."""
     mixing.tell("start", 1, FOUR)
-    assert attempt(mixing, "start", 1).play().completed == list(FOUR)
-    again = attempt(mixing, "start", 1, number=2).play()
-    assert again.seeds == {} and again.codes == {"attempt"}
+    play, codes = MIXING[name]
+    deal = play(mixing, FOUR)
+    assert deal.codes == codes and deal.completed == ([] if codes else list(FOUR))
+    assert deal.seeds == {} or "attempt" not in codes
+    assert off(mixing) < 1e-3
+    assert {bool(mixture) for mixture in mixtures(mixing).values()} == {name in ("nothing", "a second mixture")}
+    asked = deal.members if "attempt" in codes else FOUR
+    assert all(refusals(mixing.configs[site]) == sorted(codes) for site in asked)
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes]]:
-    """Receiver, sender and content of all that sites unseal."""
-    found: list[tuple[str, str, bytes]] = []
-    unsealed = Session.open
-
-    def noted(session: Session, sealed: bytes) -> bytes:
-        content = unsealed(session, sealed)
-        found.append((session.me, session.peer, content))
-        return content
-
-    monkeypatch.setattr(Session, "open", noted)
-    return found
+def ears(monkeypatch: pytest.MonkeyPatch) -> Ears:
+    """What sites unseal."""
+    ears = Ears()
+    monkeypatch.setattr(Session, "open", ears.listening)
+    return ears
 
 
-def reuse(server: LyingServer, heard: list[tuple[str, str, bytes]], reused: Collection[int]) -> Deal:
+def reuse(server: LyingServer, ears: Ears, reused: Collection[int]) -> Deal:
     """Two rounds, where the dealer commits in the second to the tuples of the first in some sets. No member hears
     anything of an owner under them, and none mixes."""
     server.tell("start", 1, FOUR)
     first = attempt(server, "start", 1).play()
     assert first.completed == list(FOUR) and first.index is not None
-    used, before = first.sets[first.index], shown_to("a", heard, "b", server.job)
-    assert before is not None
-    heard.clear()
+    used, (before, *_) = first.sets[first.index], ears.shown(ears.attempt, "a", "b", first.layout.size)
+    ears.attempt += 1
     server.tell("train", 2, FOUR)
-    again = attempt(server, "train", 2, bend=lambda index, parts: used if index in reused else parts).play()
-    after = shown_to("a", heard, "b", server.job)
-    assert after is None, f"member a has the difference of two unit vectors of b: {unit_error(after - before)}"
+    again = attempt(server, "train", 2, bend=lambda deal, index, parts: used if index in reused else parts).play()
+    after = ears.shown(ears.attempt, "a", "b", first.layout.size)
+    assert not after, f"member a has the difference of two unit vectors of b: {unit_error(before, after[0])}"
     assert again.completed == [] and again.codes == {"dealer"}
     assert all(verify(config.audit).ok for config in server.configs.values())
     server.close()
+    ears.attempt += 1
     return again
 
 
-def test_tuples_that_were_dealt_before_serve_no_second_mixture(
-    mixing: LyingServer, heard: list[tuple[str, str, bytes]]
-) -> None:
+def test_tuples_that_were_dealt_before_serve_no_second_mixture(mixing: LyingServer, ears: Ears) -> None:
     """Finding 3: under the same tuples in two rounds, the difference of what an owner showed the members is that of its
     unit vectors. All sets are reused, and members find those that are not used."""
-    reuse(mixing, heard, range(SETS))
+    reuse(mixing, ears, range(SETS))
 
 
 @pytest.mark.slow
 def test_tuples_that_were_dealt_before_are_found_by_each_member_in_the_set_that_is_used(
-    job_on_shares: Make, heard: list[tuple[str, str, bytes]]
+    job_on_shares: Make, ears: Ears
 ) -> None:
     """Finding 3: where the coins choose the one set that is reused, no other set shows it: each member knows the mask
     that follows from its own seed. Jobs follow each other until the coins have chosen so."""
     for number in range(64):
         configs, job = job_on_shares(Mixed, FOUR, rounds=3, allowed={"repeats": 100})
-        if reuse(LyingServer(configs, job, f"job-{number}"), heard, [0]).index == 0:
+        if reuse(LyingServer(configs, job, f"job-{number}"), ears, [0]).index == 0:
             return
-        heard.clear()
     raise AssertionError("the coins never chose the first of four sets")
 
 
-def shown_to(member: str, heard: list[tuple[str, str, bytes]], owner: str, job: JobSpec) -> np.ndarray | None:
-    """What an owner showed a member under its mask: unit vector, norm and accuracy as ring elements."""
-    size = 8 * (mixed_layout(job, "start").size + 2)
-    shown = [content for me, peer, content in heard if (me, peer, len(content)) == (member, owner, size)]
-    return np.frombuffer(shown[0], "<u8") if shown else None
-
-
-def unit_error(difference: np.ndarray) -> float:
+def unit_error(before: bytes, after: bytes) -> float:
     """How far a difference of what b showed is from that of what it holds in rounds 2 and 1."""
+    difference = np.frombuffer(after, "<u8") - np.frombuffer(before, "<u8")
     units = [Mixed.holding("b", round)["prompt.x"].ravel().astype(float) for round in (1, 2)]
     expected = units[1] / np.linalg.norm(units[1]) - units[0] / np.linalg.norm(units[0])
     return float(np.abs(np.ldexp(difference[: len(expected)].view(np.int64).astype(float), -26) - expected).max())
-
-
-def shift(job: JobSpec, sets: Collection[int]) -> Bend:
-    """The dealer adds a half to all numbers of d's mixture, in these sets."""
-    size = mixed_layout(job, "start").size
-
-    def bend(index: int, parts: Parts) -> Parts:
-        return {**parts, "d": bent(parts["d"], len(FOUR), size, np.full(size, 2**51))} if index in sets else parts
-
-    return bend
 
 
 def off(server: LyingServer) -> float:
@@ -141,22 +118,12 @@ def off(server: LyingServer) -> float:
     return float(np.abs(mixture["prompt.x"] - plain).max()) if mixture else 0.0
 
 
-def test_a_dealer_cannot_add_a_vector_to_a_mixture(mixing: LyingServer) -> None:
-    """Finding 4: the dealer adds a vector of its choice to the correction of one site's mixture, in all dealings. The
-    members refuse the job, and no site has a mixture."""
-    mixing.tell("start", 1, FOUR)
-    deal = attempt(mixing, "start", 1, bend=shift(mixing.job, range(SETS))).play()
-    assert deal.completed == [] and deal.codes == {"dealer"}
-    assert off(mixing) == 0.0
-    assert all(refusals(config) == ["dealer"] for config in mixing.configs.values())
-
-
 def test_a_dealer_cannot_bend_what_it_has_committed_to(mixing: LyingServer) -> None:
     """Finding 4: bent once the coins have chosen. The site finds it, and the others are left without it."""
     mixing.tell("start", 1, FOUR)
     deal = attempt(mixing, "start", 1)
     assert deal.seed() and deal.toss() and deal.index is not None
-    deal.mix(shift(mixing.job, range(SETS))(deal.index, deal.sets[deal.index]))
+    deal.mix(deal.shifted(deal.sets[deal.index], "d"))
     assert deal.completed == [] and refusals(mixing.configs["d"]) == ["dealer"]
     assert off(mixing) == 0.0
 
@@ -168,7 +135,7 @@ def test_a_dealer_that_bends_one_dealing_is_caught_unless_the_coins_choose_that_
         configs, job = job_on_shares(Mixed, FOUR, rounds=3, allowed={"repeats": 100})
         server = LyingServer(configs, job, f"job-{number}")
         server.tell("start", 1, FOUR)
-        deal = attempt(server, "start", 1, bend=shift(job, [0])).play()
+        deal = attempt(server, "start", 1, bend=shifted_for("d", [0])).play()
         assert (deal.completed == list(FOUR)) == (deal.index == 0) == (off(server) > 0.4)
         assert deal.codes == (set() if deal.index == 0 else {"dealer"})
         server.close()
@@ -180,7 +147,7 @@ def test_a_dealer_that_ends_an_attempt_whose_coins_do_not_suit_it_has_to_show_wh
     """Finding 4: tries until the coins choose the bent dealing. Members give no seed to the next attempt without the
     seeds of the one before, and those give the bent dealing away."""
     mixing.tell("start", 1, FOUR)
-    first = attempt(mixing, "start", 1, bend=shift(mixing.job, [0]))
+    first = attempt(mixing, "start", 1, bend=shifted_for("d", [0]))
     assert first.seed() and first.toss()
     silent = attempt(mixing, "start", 1, number=2)
     assert not silent.seed() and silent.codes == {"attempt"}

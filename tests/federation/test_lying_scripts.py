@@ -2,17 +2,16 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from in_process import Sites
 from lying_network import CLOCK
-from lying_views import COMMON, OWN, Equations, Exchange, Row, input_of
-from mean_scripts import MeanScript
-from mix_scripts import MixScript
-from random_scripts import METHODS, NAMES, Federation
+from lying_views import COMMON, OWN, Equations, Exchange, MaskedUpload, Row, input_of
+from random_scripts import METHODS, NAMES, MeanScript, MixScript
 from tiers import examples
-from tiny_clip import TINY
 
 from medfedvqa.core import registry
 from medfedvqa.federation.secure_site import SecureSite
@@ -21,7 +20,7 @@ from medfedvqa.federation.task_order import TaskOrder
 from privacy.secagg import pairwise_masks
 from privacy.secagg.channel import Session
 
-Sites = Callable[..., dict[str, SiteConfig]]
+Configs = dict[str, SiteConfig]
 SCRIPTS = int(os.environ.get("MEDFEDVQA_SCRIPTS", examples(4, least=1)))
 """How many are played against each protocol."""
 MEMORY = Path("/dev/shm")
@@ -30,13 +29,13 @@ FIRST = int(os.environ.get("MEDFEDVQA_FIRST_SCRIPT", "0"))
 
 
 @pytest.fixture
-def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Federation:
+def federation(introduced: Sites, monkeypatch: pytest.MonkeyPatch) -> Configs:
     """Eight sites, and methods that are known during the test."""
     for method in METHODS:
         monkeypatch.setitem(registry._METHODS, method.name, method)
     # Members that wait for each other's words look at a clock of their own.
     monkeypatch.setattr(pairwise_masks, "time", CLOCK)
-    return Federation(introduced(*NAMES, organ="chest"), TINY)
+    return introduced(*NAMES, organ="chest")
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.sampled
 def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
-    federation: Federation, folder: Path
+    federation: Configs, folder: Path
 ) -> None:
     """Going back, leaping, repeating, equivocating, denying, dropping, redrawing, under new jobs as well."""
     for seed in range(FIRST, FIRST + SCRIPTS):
@@ -60,14 +59,14 @@ def test_no_random_server_of_a_mean_learns_an_upload_or_spends_beyond_the_plan(
 
 @pytest.mark.sampled
 def test_no_random_dealer_and_members_of_a_mixture_learn_an_input_or_spend_beyond_the_plan(
-    federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Configs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tuples repeated and bent, attempts ended when the coins do not suit, under new jobs as well. Members who
     collude see what others show them; the server, who deals, sees no share."""
     for seed in range(FIRST, FIRST + SCRIPTS):
         script = MixScript(seed, federation, folder / f"mix-{seed}")
         with monkeypatch.context() as patch:
-            patch.setattr(Session, "open", script.ears.listening)
+            patch.setattr(Session, "open", script.overheard.listening)
             script.run()
 
 
@@ -90,20 +89,19 @@ def test_the_equations_find_what_follows_from_sums() -> None:
 
 def test_the_equations_of_an_exchange_know_a_mask_by_a_threshold_of_shares() -> None:
     """Three of four members open the sum by all own masks; both halves of one site open its upload alone."""
-    exchange = Exchange(0, 1, ("a", "b", "c", "d"), ("a", "b", "c", "d"), {"a", "b", "c", "d"})
-    for site in exchange.sites:
-        exchange.given[site, OWN] |= {"a", "b"}
-    assert exposed(exchange.equations(0, ())) == []
-    for site in exchange.sites:
-        exchange.given[site, OWN].add("c")
-    assert exposed(exchange.equations(0, ())) == []
-    exchange.given["d", COMMON] |= {"a", "b", "c"}
+    four = ("a", "b", "c", "d")
+    exchange = Exchange(four, four, uploads=dict.fromkeys(four, MaskedUpload(np.zeros(1, np.uint64), b"")))
+    for members in ("ab", "c"):
+        for site in four:
+            exchange.shares[site, OWN] |= dict.fromkeys(members, b"")
+        assert exposed(exchange.equations(0, ())) == []
+    exchange.shares["d", COMMON] |= dict.fromkeys("abc", b"")
     assert exposed(exchange.equations(0, ())) == ["d"]
 
 
 @pytest.mark.slow
 def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
-    federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Configs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the order of tasks and the memory of cohorts, as in 0.1.0, some of a few scripts expose a site."""
     monkeypatch.setattr(TaskOrder, "repeats", lambda order, task, round, last: (task, round) == last)
@@ -114,24 +112,22 @@ def test_a_random_server_finds_the_upload_of_a_site_that_goes_back(
 
 
 def test_all_members_of_a_mixture_together_would_be_found_and_all_but_one_are_not(
-    federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
+    federation: Configs, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound of the documentation, by the equations of a job that runs as planned: five sites, of which four
     compute. What all four heard exposes the fifth; what any three of them heard exposes nobody."""
     script = MixScript(4, federation, folder / "mix")
-    monkeypatch.setattr(Session, "open", script.ears.listening)
-    assert (script.setting.sites, script.setting.committee) == (5, 4)
+    monkeypatch.setattr(Session, "open", script.overheard.listening)
+    assert (len(script.sites), script.committee) == (5, 4)
     script.honesty = 10**9
     while script.place < len(script.plan):
         script.honest()
-    for _, deal in script.deals:
+    for deal in script.deals:
         assert deal.completed == list(deal.sites)
         (owner,) = set(deal.sites) - set(deal.members)
-        script.colluders = frozenset(deal.members)
-        assert owner in script.exposed()
+        assert owner in script.overheard.exposed(deal.members)
         for honest in deal.members:
-            script.colluders = frozenset(deal.members) - {honest}
-            assert script.exposed_by_masks(deal) == []
+            assert script.overheard.exposed_by_masks(deal, set(deal.members) - {honest}) == []
 
 
 def sum_over(sites: Collection[str]) -> Row:

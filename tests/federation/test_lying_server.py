@@ -1,23 +1,19 @@
 """What a server that lies gets from real sites in process: one test for each finding of an attack on version 0.1.0."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from in_process import Job, Sites, cost
 from lying_server import LyingServer, assert_refused_in_order, charged
 from server_lies import LIES, ROWS, averaged_shapes, rewound_sum, two_rounds
 from tiny_clip import TINY
 
 from medfedvqa.data.phantom import organs
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig
-from privacy import DPSettings, spent
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 FOUR = organs(4)
 THREE, VICTIM = FOUR[:3], FOUR[3]
-DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 
 
 @pytest.fixture
@@ -42,9 +38,8 @@ def test_a_server_that_lies_gets_nothing(introduced: Sites, name: str) -> None:
     server.close(ended=False)
     assert_refused_in_order(server, FOUR[: lie.refusing])
     if lie.job.dp is not None:
-        planned = spent([event for task in lie.job.build().plan() for event in task.events], lie.job.dp.delta).epsilon
         for config in configs.values():
-            assert charged(config, lie.job.dp.delta)[0] == pytest.approx(planned, abs=1e-9)
+            assert charged(config, lie.job.dp.delta)[0] == pytest.approx(cost(lie.job), abs=1e-9)
 
 
 def test_a_server_opens_no_second_sum_after_the_processes_of_sites_died(averaging: LyingServer) -> None:
@@ -81,10 +76,9 @@ def test_a_task_beyond_the_plan_is_refused(averaging: LyingServer) -> None:
 
 
 @pytest.fixture
-def private(sites: Sites, quick_job: Job) -> Iterator[LyingServer]:
+def private(sites: Sites, private_job: Job) -> Iterator[LyingServer]:
     """One site that trains in two rounds under differential privacy, in clear."""
-    job = quick_job(answers="closed", local_epochs=1).model_copy(update={"dp": DP})
-    server = LyingServer(sites("chest"), job)
+    server = LyingServer(sites("chest"), private_job(local_epochs=1))
     yield server
     server.close()
 

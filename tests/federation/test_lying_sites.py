@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import Engine
-from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, given
+from lies import LIES, MARKER
+from untrained import FIVE, THREE, Averaged, AveragedAtSites, Make, Mixed, assert_alike, given
 
 from audits import Event, Kind, Outcome, Tensors, read
-from audits.errors import ReleaseFault
 from audits.exchange import clip_to_norm, joint_norm
-from medfedvqa.core import ACCURACY, create, method_names
+from medfedvqa.core import create, method_names
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_site import SecureSite
 from medfedvqa.federation.serve import serve_job
@@ -31,74 +30,34 @@ from privacy import mean
 from privacy.secagg.channel import SecureLink, _InProcessEnd
 from privacy.secagg.layout import summand
 
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
 Change = Callable[[Tensors], Tensors]
-THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
-LIAR, MARKER = "chest", "patient-17"
+LIAR = "chest"
 
 
-class Lying(Engine):
+def lying(configs: Mapping[str, SiteConfig], job: JobSpec, liar: str, change: Change, job_id: str = "job") -> Engine:
     """What one site answers is changed on its way, as if it had no gate."""
-
-    def __init__(self, configs: Mapping[str, SiteConfig], job: JobSpec, liar: str, change: Change) -> None:
-        super().__init__(configs, job)
-        self.liar, self.change = liar, change
-
-    def call(self, call: TaskCall) -> dict[str, Reply]:
-        replies = super().call(call)
-        if self.liar in replies and call.task != "evaluate":
-            reply = replies[self.liar]
-            replies[self.liar] = reply._replace(tensors=self.change(dict(reply.tensors)))
-        return replies
+    engine = Engine(configs, job, job_id)
+    engine.bend = lambda task, site, answer: change(answer) if site == liar and task != "evaluate" else answer
+    return engine
 
 
 def puts(**changes: Any) -> Change:
     return lambda tensors: {**tensors, **changes}
 
 
-def without(name: str) -> Change:
-    return lambda tensors: {other: array for other, array in tensors.items() if other != name}
+CASES = [(Averaged, name) for name in LIES if name.startswith("weight")]
+CASES += [(Mixed, name) for name in LIES if (Averaged, name) not in CASES]
 
 
-def scalar(value: float, dtype: str = "float32") -> np.ndarray:
-    return np.array(value, dtype)
-
-
-OUTSIDE = "tensor '{name}' holds values outside of its declared bounds {low} to {high}"
-ACCURACY_LIES = {
-    "not a number": (puts(accuracy=scalar(np.nan)), "tensor 'accuracy' holds values that are not finite"),
-    "1e9": (puts(accuracy=scalar(1e9)), OUTSIDE.format(name="accuracy", low=0, high=1)),
-    "negative": (puts(accuracy=scalar(-5)), OUTSIDE.format(name="accuracy", low=0, high=1)),
-    "dtype": (puts(accuracy=scalar(0.5, "float64")), ReleaseFault.DTYPE.format(name="accuracy", dtype="float32")),
-    "shape": (puts(accuracy=np.full(1, 0.5, "float32")), ReleaseFault.SHAPE.format(name="accuracy", shape=[])),
-    "text": (puts(accuracy=np.array(MARKER)), ReleaseFault.ARRAY.format(name="accuracy")),
-    "missing": (without(ACCURACY), ReleaseFault.MISSING.format(name="accuracy")),
-    "an extra name": (puts(**{MARKER: scalar(1)}), ReleaseFault.UNDECLARED.format(count=1)),
-    "an infinite prompt": (
-        puts(**{"prompt.x": np.full((2, 2, 4), np.inf, "float32")}),
-        ReleaseFault.FINITE.format(name="prompt.x"),
-    ),
-}
-ROWS_LIES = {
-    "1e9": (puts(rows=scalar(10**9, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
-    "negative": (puts(rows=scalar(-5, "int64")), OUTSIDE.format(name="rows", low=0, high="1e+06")),
-    "1e30": (puts(rows=scalar(1e30, "float64")), ReleaseFault.DTYPE.format(name="rows", dtype="int64")),
-}
-LIES = [(Mixed, *lie) for lie in ACCURACY_LIES.values()] + [(Averaged, *lie) for lie in ROWS_LIES.values()]
-
-
-@pytest.mark.parametrize(
-    ("method", "change", "reason"),
-    LIES,
-    ids=[f"accuracy: {x}" for x in ACCURACY_LIES] + [f"rows: {x}" for x in ROWS_LIES],
-)
+@pytest.mark.parametrize(("method", "name"), CASES)
 def test_an_answer_that_is_not_declared_stops_the_job_before_anything_is_computed(
-    job_on_shares: Make, tmp_path: Path, method: type[Mixed], change: Change, reason: str
+    job_on_shares: Make, tmp_path: Path, method: type[Mixed], name: str
 ) -> None:
     """The server names the site and the fixed reason, no other site is sent anything, and the receipt says refused."""
     configs, job = job_on_shares(method, THREE, rounds=2, secagg=False)
+    reason = LIES[name].reason.format(name=LIES[name].named(method.holding("any", 1)))
     notary = ServerReceipts(job.exchange(), "job", THREE, tmp_path / "keys", tmp_path / "out")
-    engine = Lying(configs, job, LIAR, change)
+    engine = lying(configs, job, LIAR, LIES[name].told)
     with pytest.raises(FederationError) as caught:
         serve_job(job, THREE, engine.call, tmp_path / "out", "local", receipts=notary)
     notary.close()
@@ -131,8 +90,8 @@ def test_a_robust_rule_keeps_what_sites_are_sent_within_the_honest_range(
 ) -> None:
     """One liar of five; its weight, the largest that it may claim, counts for nothing. The results name the rule."""
     configs, job = job_on_shares(Averaged, FIVE, secagg=False, gather=rule)
-    lie = puts(**{"prompt.x": np.full((2, 2, 4), value, "float32"), "rows": scalar(10**6, "int64")})
-    results = serve_job(job, FIVE, Lying(configs, job, "b", lie).call, tmp_path, "local")
+    lie = puts(**{"prompt.x": np.full((2, 2, 4), value, "float32"), "rows": np.array(10**6)})
+    results = serve_job(job, FIVE, lying(configs, job, "b", lie).call, tmp_path, "local")
     honest = np.stack([Averaged.holding(site, 1)["prompt.x"] for site in "acde"])
     for config in configs.values():
         found = given(config, 1)["prompt.x"]
@@ -144,7 +103,7 @@ def test_a_plain_mean_is_a_liars(job_on_shares: Make, tmp_path: Path) -> None:
     """The control, and what remains without a rule: declared values of any size."""
     configs, job = job_on_shares(Averaged, FIVE, secagg=False)
     lie = puts(**{"prompt.x": np.full((2, 2, 4), 1e30, "float32")})
-    serve_job(job, FIVE, Lying(configs, job, "b", lie).call, tmp_path, "local")
+    serve_job(job, FIVE, lying(configs, job, "b", lie).call, tmp_path, "local")
     assert given(configs["a"], 1)["prompt.x"].min() > 1e28
 
 
@@ -176,7 +135,7 @@ def test_the_server_stops_at_an_upload_that_is_too_long(job_on_shares: Make, tmp
     configs, job = job_on_shares(Averaged, THREE, secagg=False, most_norm=10.0)
     lie = puts(**{"prompt.x": np.full((2, 2, 4), 3, "float32")})
     with pytest.raises(FederationError, match=f"site '{LIAR}' .* longer than the declared norm of 10"):
-        serve_job(job, THREE, Lying(configs, job, LIAR, lie).call, tmp_path, "local")
+        serve_job(job, THREE, lying(configs, job, LIAR, lie).call, tmp_path, "local")
 
 
 @pytest.mark.parametrize("method", [Averaged, AveragedAtSites])
@@ -245,9 +204,7 @@ def test_a_garbled_report_in_an_attempt_counts_as_silence(job_on_shares: Make, t
             return {**tensors, **garbled} if "fault" in tensors else tensors
 
         out = tmp_path / str(len(list(tmp_path.iterdir())))
-        engine = Lying(configs, job, "b", lie)
-        engine.local._job_id = out.name
-        results = serve_job(job, FIVE, engine.call, out, "local")
+        results = serve_job(job, FIVE, lying(configs, job, "b", lie, out.name).call, out, "local")
         assert results["status"] == "finished" and any("Site b broke off in round 1" in n for n in results["notes"])
 
 
@@ -361,9 +318,7 @@ def test_a_lying_report_in_a_mean_with_crypten_counts_as_silence(job_on_shares: 
 
         name = next(iter(garbled))
         configs, job = job_on_shares(Averaged, FIVE, secagg="crypten")
-        engine = Lying(configs, job, "b", lie)
-        engine.local._job_id = name
-        results = serve_job(job, FIVE, engine.call, tmp_path / name, "local")
+        results = serve_job(job, FIVE, lying(configs, job, "b", lie, name).call, tmp_path / name, "local")
         assert results["status"] == "finished" and any("Site b broke off in round 1" in n for n in results["notes"])
         assert_alike(given(configs["a"], 1, name), next(iter(Averaged.plain(FIVE, 1).values())))
 

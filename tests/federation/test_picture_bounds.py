@@ -1,19 +1,14 @@
 """The bounds on pictures in `site.yml`, as a site's runtime keeps them."""
 
-from collections.abc import Callable
-
 import pytest
+from in_process import Job, Sites
 
 from medfedvqa.devices import DeviceMemoryError
 from medfedvqa.federation.error_codes import code_of
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 
 
-def test_site_yml_bounds_memory_and_disk(
-    sites: Callable[..., dict[str, SiteConfig]], quick_job: Callable[..., JobSpec]
-) -> None:
+def test_site_yml_bounds_memory_and_disk(sites: Sites, quick_job: Job) -> None:
     """Without memory a site trains from disk, with the same upload, and leaves no file; without disk it stops.
 
     The server of a private job does not learn why: how much the pictures take depends on the patients.

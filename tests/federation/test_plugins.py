@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from example_plug_in import EXAMPLE, METHOD, NAME, NETWORK, READER, SMALL, medfe
 from example_plug_in import here as here
 from example_plug_in import pictures as pictures
 from example_plug_in import target as target
+from in_process import Sites
 
 from audits import Event, JobRefused, Refusal, read
 from medfedvqa import plugins
@@ -21,11 +21,9 @@ from medfedvqa.data import reader_function
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.flare import doctor
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.models import load_backbone, shape_of
-
-Sites = Callable[..., dict[str, SiteConfig]]
 
 
 def trial(out: Path, pictures: Path, backbone: Path, *arguments: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fixed_answers import EXCHANGE, SITES, answer, vectors
-from in_process import Engine
+from in_process import Engine, Job, Sites
 from untrained import Averaged
 
 from audits import Event, Refusal, read
@@ -24,15 +24,11 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import Journal
 from medfedvqa.federation.quorum import TAKEN_WITHIN, Quorum, QuorumRule
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 from privacy import Reliability
 
 NAMES = ("abdomen", "chest", "head")
 SMALL = {"rounds": 3, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
 FEDAVG = {**SMALL, "tuning": "bias"}
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 class Flaky:

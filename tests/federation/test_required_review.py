@@ -1,22 +1,18 @@
 """A site that demands a review trains on no store before a person has accepted every picture."""
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from in_process import Job, Sites
 from stores import make_store
 
 from audits import Outcome, read
 from audits.errors import Refusal
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.admission import JobRefused
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 def site_of(sites: Sites, tmp_path: Path, required: bool, **cleaning: object) -> SiteConfig:

@@ -1,9 +1,6 @@
 """A run whose process dies, and the process that continues it."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fate import killed
 from fixed_answers import EXCHANGE, SITES, answer, vectors
+from in_process import Job
 from tiny_clip import TINY
 from typer.testing import CliRunner
 
@@ -26,26 +25,7 @@ from medfedvqa.federation.launch import LAUNCH, plan, resume, run
 from medfedvqa.federation.quorum import RECONNECT, QuorumRule
 from privacy import Reliability
 
-Job = Callable[..., JobSpec]
 RANDOM = "medclip@random"
-
-PROGRAM = """
-import json, os, signal, sys
-from pathlib import Path
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import plan, resume, run
-out, fatal, seen = Path(sys.argv[1]), int(sys.argv[2]), 0
-def watch(event):
-    global seen
-    seen += 1
-    if seen == fatal:
-        os.kill(os.getpid(), signal.SIGKILL)
-if len(sys.argv) > 3:
-    job = JobSpec.from_dict(json.loads(sys.argv[3]))
-    run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: Path(sys.argv[4])}), "local", watch)
-else:
-    resume(out, watch)
-"""
 
 
 class Dead(BaseException):
@@ -62,14 +42,6 @@ def dying_at(event: int) -> Callable[[TaskAnswer], None]:
             raise Dead
 
     return watch
-
-
-def killed(out: Path, event: int, *start: str) -> bool:
-    """Run, or continue, a job in a process that kills itself at its n-th event of progress; whether it died."""
-    command = [sys.executable, "-c", PROGRAM, str(out), str(event), *start]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr
-    return process.returncode != 0
 
 
 def figures(results: dict[str, Any]) -> dict[str, Any]:
@@ -140,8 +112,7 @@ def test_a_run_that_is_killed_again_and_again_is_continued(
     changes = {"dp": {"noise": 1.5, "count_noise": 10.0}} if private else {}
     job = JobSpec.from_dict(quick_job(answers="closed").to_dict() | {"backbone": RANDOM, **changes})
     out = tmp_path / "run"
-    assert killed(out, event, json.dumps(job.to_dict()), str(random_backbone))
-    assert killed(out, event) and not killed(out, event)
+    assert [killed(out, event, job, random_backbone) for _ in range(3)] == [True, True, False]
     results = json.loads((out / "results.json").read_text())
     other = undisturbed(job, random_backbone, tmp_path / "other")
     assert results["status"] == "finished"

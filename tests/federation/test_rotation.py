@@ -1,19 +1,15 @@
 """`medfedvqa rotate`: a site's keys are replaced, and what the old ones signed still verifies."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from attested import Federation
 from attested import federation as federation
 from attested import finished as finished
-from backups import backed_up, lived_in, medfedvqa, refusal, restored, site_file
+from backups import backed_up, killed, lived_in, medfedvqa, refusal, restored, site_file
 from doctored import SITE, end, hold, log_of
 
-import medfedvqa as package
 from audits import AuditKey, Event, NoteError, VerdictState, VerifierKey, examine, origin_of, read
 from audits.checkpoint import (
     SUCCESSIONS,
@@ -147,16 +143,11 @@ def test_a_rotation_that_is_killed_leaves_the_old_key_or_the_new_one(site_kit: P
     same command then finishes."""
     kit, place = lived_in(site_kit), tmp_path / "place" / SITE
     log_of(kit).close()
-    script = Path(__file__).with_name("kill_steps.py")
-    environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
     outcomes: set[str] = set()
     origin = Path(shutil.copytree(kit, tmp_path / "origin" / SITE))
     old = key_at(kit / "audit.key").public
-    command = [sys.executable, str(script), "rotate", str(origin), str(place), "-", "1"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        assert process.stdin and process.stdout
-        while (line := process.stdout.readline()) == "killed\n":
+    with killed("rotate", origin, place, tmp_path) as steps:
+        for _ in steps:
             try:
                 load_site_config(site_file(place), SITE)
             except ConfigError:
@@ -168,7 +159,4 @@ def test_a_rotation_that_is_killed_leaves_the_old_key_or_the_new_one(site_kit: P
             assert key.raw == newest.raw
             log_of(place).close()
             assert examine(place / "audit", SITE, key=old).integrity.state is VerdictState.SHOWN
-            process.stdin.write("\n")
-            process.stdin.flush()
-        assert line == "ended 0\n"
     assert outcomes == {"stopped", "old", "new"}

@@ -7,12 +7,10 @@ three or four values of one size are exact: they would not notice.
 
 import json
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fate import killed
 
 from audits import Tensors
 from medfedvqa.federation.hub import Reply, TaskCall
@@ -28,29 +26,15 @@ OPTIONS = {"rounds": 3, "local_epochs": 1, "local_unit": "batches", "batch_rows"
 OPTIONS |= {"weighting": "uniform", "learning_rate": 10.0}
 JOB = {"method": "fedavg", "options": OPTIONS, "data": "phantom", "backbone": BACKBONE}
 
-PROGRAM = """
-import json, os, random, signal, sys
-from pathlib import Path
+SHUFFLED = """
+import random, sys
 from medfedvqa.federation.in_process import LocalEngine
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.launch import plan, resume, run
-out, fatal, sites, backbone, job = sys.argv[1:]
-left, call, order = int(fatal), LocalEngine.call, random.Random(fatal)
+call, order = LocalEngine.call, random.Random(sys.argv[2])
 def shuffled(engine, tasks):
     replies = list(call(engine, tasks).items())
     order.shuffle(replies)
     return dict(replies)
 LocalEngine.call = shuffled
-def watch(event):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-if Path(out).exists():
-    resume(Path(out), watch)
-else:
-    job = JobSpec.from_dict(json.loads(job))
-    run(plan(job, None, Path(out), tuple(sites.split(",")), 1, {job.backbone: Path(backbone)}), "local", watch)
 """
 
 
@@ -115,11 +99,9 @@ def test_a_run_that_was_killed_and_continued_has_the_same_bits(
     undisturbed: Launch, random_backbone: Path, tmp_path: Path
 ) -> None:
     """SIGKILL in round 2, and of the process that continues in round 3; sites answer each in an order of its own."""
-    out, words = tmp_path / "run", [",".join(SITES), str(random_backbone), json.dumps(JOB)]
-    for fatal, expected in ((10, -signal.SIGKILL), (11, -signal.SIGKILL), (1000, 0)):
-        command = [sys.executable, "-c", PROGRAM, str(out), str(fatal), *words]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert process.returncode == expected, process.stderr
+    out, job = tmp_path / "run", JobSpec.from_dict(JOB)
+    died = [killed(out, fatal, job, random_backbone, SITES, SHUFFLED) for fatal in (10, 11, 1000)]
+    assert died == [True, True, False]
     assert json.loads((out / "results.json").read_text())["status"] == "finished"
     assert_same_bits(undisturbed, Launch.read(out))
 

@@ -3,26 +3,17 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doctored import SITE, provisioned
+from phantoms import wait_for
 
 from medfedvqa.federation.flare.loopback import free_port
 from medfedvqa.federation.flare.reaper import Reaper
 from medfedvqa.federation.live_processes import live_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Fails the test if the condition never holds."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 def test_a_site_does_not_start_while_another_process_of_it_lives(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Jobs with secure aggregation in process: what comes of them, what the server holds, and what happens on faults."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import Engine
-from untrained import Mixed, assert_mixed, assert_near, saved
+from in_process import Engine, Job, Sites, in_clear_and_on_shares
+from untrained import DP, THREE, Make, Mixed, assert_mixed, assert_near, saved
 
 from audits import JobRefused, Outcome, Protection, read, verify
 from audits.errors import ReleaseFault
@@ -21,17 +20,10 @@ from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.hub import TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.methods.prompt_pfl import PromptPFL
 from medfedvqa.models import shape_of
-from privacy import DPSettings
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-SITES = ("abdomen", "chest", "head")
 
 
 @pytest.fixture
@@ -56,25 +48,21 @@ def test_sites_that_train_get_the_plain_mixture(
     introduced: Sites, secure_job: Job, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Within 1e-3 of the plain run, relative to its norm; what passed the server is what dealing needs, and figures."""
-    configs, job = introduced(*SITES, repeatable_noise=1), secure_job(rounds=1, **options)
-    plain = job.model_copy(update={"secagg": False})
-    for name, spec in (("plain", plain), ("secure", job)):
-        (tmp_path / name).mkdir()
-        engine = Engine(configs, spec, name)
-        results = serve_job(spec, SITES, engine.call, tmp_path / name, "local")
+    configs, job = introduced(*THREE, repeatable_noise=1), secure_job(rounds=1, **options)
+    runs, results = in_clear_and_on_shares(configs, job, tmp_path)
     expected = load_transcript(tmp_path / "plain").shared
-    for site in SITES:
+    for site in THREE:
         assert_near(saved(configs[site], "secure").mixture, expected[site])
         assert json.loads((configs[site].state / "secure.evaluate.json").read_text())["rows"] > 0
-    assert_nothing_held(engine, results, tmp_path / "secure")
+    assert_nothing_held(runs["secure"], results, tmp_path / "secure")
 
 
 def test_the_server_holds_no_prompt_and_no_accuracy(job_on_shares: Make, tmp_path: Path) -> None:
     """Sites get the plain mixture; what passed the server is seeds, coins, tuples, zeros and figures."""
-    configs, job = job_on_shares(Mixed, SITES)
+    configs, job = job_on_shares(Mixed, THREE)
     engine = Engine(configs, job)
-    results = serve_job(job, SITES, engine.call, tmp_path, "local")
-    assert_mixed(configs, SITES, 1)
+    results = serve_job(job, THREE, engine.call, tmp_path, "local")
+    assert_mixed(configs, THREE, 1)
     assert_nothing_held(engine, results, tmp_path)
 
 
@@ -90,8 +78,8 @@ def assert_nothing_held(engine: Engine, results: dict[str, Any], folder: Path) -
 
 def test_the_log_says_what_was_shared_among_whom_and_who_dealt(job_on_shares: Make, tmp_path: Path) -> None:
     """One masked release for each attempt, before any message of it, without digests; nothing else that is data."""
-    configs, job = job_on_shares(Mixed, SITES, rounds=2, allowed={"require_secagg": True, "min_sites": 3})
-    serve_job(job, SITES, Engine(configs, job).call, tmp_path, "local")
+    configs, job = job_on_shares(Mixed, THREE, rounds=2, allowed={"require_secagg": True, "min_sites": 3})
+    serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     for config in configs.values():
         assert verify(config.audit).ok
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT]
@@ -113,10 +101,9 @@ def test_after_differential_privacy_what_is_shared_carries_both(
     job_on_shares: Make, tmp_path: Path, method: type[Method[Any]]
 ) -> None:
     """The epsilon goes to the server in clear, and every masked release has its charge."""
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
     allowed = {"require_secagg": True, "require_dp": True}
-    configs, job = job_on_shares(method, SITES, rounds=2, allowed=allowed, dp=dp)
-    results = serve_job(job, SITES, Engine(configs, job).call, tmp_path, "local")
+    configs, job = job_on_shares(method, THREE, rounds=2, allowed=allowed, dp=DP)
+    results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     exchange = job.build().final_exchange(shape_of(job.backbone))
     sent = [spec.name for spec in exchange.task("train").up]
@@ -133,7 +120,7 @@ def test_a_site_that_dies_while_mixing_is_left_out_and_the_round_repeated_with_t
 ) -> None:
     """Other dealt tuples, another attempt; the result is the plain one over the others, and the results say so."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 2.0)
-    configs, job = job_on_shares(Mixed, (*SITES, "spare"))
+    configs, job = job_on_shares(Mixed, (*THREE, "spare"))
     engine = Engine(configs, job)
     engine.before["start/mix"] = {"head"}
     results = serve_job(job, tuple(configs), engine.call, tmp_path, "local")
@@ -151,30 +138,27 @@ def test_fewer_than_three_sites_that_are_left_end_the_job(
 ) -> None:
     """With two, each could subtract its own part; nothing is repeated, and the reason is in the results."""
     monkeypatch.setattr(attempts, "MESSAGE_TIMEOUT", 1.0)
-    configs, job = job_on_shares(Mixed, SITES)
+    configs, job = job_on_shares(Mixed, THREE)
     engine = Engine(configs, job)
     engine.before["start/mix"] = {"head"}
     with pytest.raises(FederationError, match="2 sites are left .head fell out.*could reveal"):
-        serve_job(job, SITES, engine.call, tmp_path, "local")
+        serve_job(job, THREE, engine.call, tmp_path, "local")
     assert len(engine.attempts) == 1 and not any(saved(config).mixture for config in configs.values())
 
 
 def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_on_shares: Make) -> None:
     """Dealt tuples must not serve twice, and two mixtures of one round would show what they differ by."""
-    configs, job = job_on_shares(Mixed, SITES)
+    configs, job = job_on_shares(Mixed, THREE)
     engine = Engine(configs, job)
-    engine.call(TaskCall("start", 1, dict.fromkeys(SITES, {})))
-    chest, file, begun = (
-        engine.local._runtime("chest"),
-        StateFile(configs["chest"].state, "job"),
-        saved(configs["chest"]),
-    )
+    engine.call(TaskCall("start", 1, dict.fromkeys(THREE, {})))
+    chest, begun = engine.local._runtime("chest"), saved(configs["chest"])
+    file = StateFile(configs["chest"].state, "job")
     file.save(replace(begun, attempt="died"))
-    assert int(chest.handle("start/mix", 1, Attempt("died", SITES, b"", SITES).message())["fault"]) == 1
+    assert int(chest.handle("start/mix", 1, Attempt("died", THREE, b"", THREE).message())["fault"]) == 1
     file.save(replace(begun, attempt="done", mixed=1))
-    assert int(chest.handle("start/mix", 1, Attempt("done", SITES, b"", SITES).message())["fault"]) == -1
+    assert int(chest.handle("start/mix", 1, Attempt("done", THREE, b"", THREE).message())["fault"]) == -1
     with pytest.raises(JobRefused, match="already has its mixture"):
-        chest.handle("start/mix", 1, Attempt("second", SITES, b"", SITES).message())
+        chest.handle("start/mix", 1, Attempt("second", THREE, b"", THREE).message())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +179,7 @@ def test_a_site_serves_in_no_attempt_twice_and_in_no_second_one_of_a_round(job_o
 )
 def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, message: Tensors, sentence: str) -> None:
     """Too few sites, a site that is not pinned, nonsense: refused before anything is shared."""
-    configs, job = job_on_shares(Mixed, SITES)
+    configs, job = job_on_shares(Mixed, THREE)
     engine = Engine(configs, job)
     engine.call(TaskCall("start", 1, {"chest": {}}))
     with pytest.raises(FederationError, match=sentence):

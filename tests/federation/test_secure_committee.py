@@ -1,15 +1,15 @@
 """Runs in process in which a committee, drawn or named, computes for all sites."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine
-from untrained import Averaged, Mixed, assert_alike, assert_mixed, assert_near, given, saved
+from in_process import Engine, Job, Sites
+from untrained import TWELVE, Averaged, Make, Mixed, assert_alike, assert_mixed, assert_near, given, saved
 
 from audits import Outcome, read, verify
 from medfedvqa.core import Tensors
@@ -20,13 +20,8 @@ from medfedvqa.federation.aggregation_attempt import Attempt
 from medfedvqa.federation.in_process import LocalEngine
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
 from privacy.secagg import Relay
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
 SIX = TWELVE[:6]
 
 
@@ -129,7 +124,7 @@ def test_an_owner_that_sends_garbage_is_left_out(
             count[to] = count.get(to, 0) + 1
             send(to, message if count[to] < 3 else message[:-1] + bytes([message[-1] ^ 1]))
 
-        return Changed(changed, relay.receive)
+        return SimpleNamespace(send=changed, receive=relay.receive)
 
     def tamper(task: str, site: str, message: Tensors) -> Tensors:
         if task == "start/mix" and not liar:
@@ -144,13 +139,6 @@ def test_an_owner_that_sends_garbage_is_left_out(
     assert f"Site {liar[0]} broke off in round 1: the job went on without it." in results["notes"]
     assert len([note for note in results["notes"] if "broke off" in note]) == 1
     assert_mixed(configs, tuple(site for site in SIX if site != liar[0]), 1)
-
-
-class Changed:
-    """A relay whose messages are changed."""
-
-    def __init__(self, send: Callable[[str, bytes], None], receive: Callable[[str, float], bytes]) -> None:
-        self.send, self.receive = send, receive
 
 
 def test_a_round_has_a_bounded_number_of_attempts(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fate import Fate
+from in_process import Job, Sites
 from processes import Nursery, ProcessEngine
 from untrained import METHODS, Averaged, AveragedAtSites, Mixed, assert_alike, assert_near, given
 
@@ -52,9 +53,6 @@ READY, LAST_SHARE = 3 * 6, 4 * 6
 ONE_OF_EACH = (Mixed, AveragedAtSites)
 """Both means exchange the same; the one for sites only goes on at the sites."""
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-
 
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path) -> Iterator[Nursery]:
@@ -83,9 +81,6 @@ class Run:
         task = "start/unmask" if round == 1 else "train/unmask"
         (sites,) = {Opening.read(message).uploaded for asked, _, message in self.engine.said if asked == task}
         return sites
-
-    def given(self, site: str, round: int) -> Tensors:
-        return given(self.configs[site], round)
 
     def log(self, site: str, direction: str, round: int) -> list[str]:
         """The names of the attempts that a site's log tells, which holds."""
@@ -148,6 +143,13 @@ def assert_finished_without(run: Run, victim: str, moment: Any) -> None:
         assert_means(run, rest)
 
 
+def assert_harmless(run: Run, victim: str, moment: Any) -> None:
+    """The same of a site that is there again at the end; what it shared, its log says."""
+    assert_finished_without(run, victim, moment)
+    assert run.log(victim, "out", 1) == [run.attempts(1)[0].name] and not run.log(victim, "out", 2)
+    assert victim in run.engine.counts
+
+
 def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
     """Each survivor has the plain mixture over those of the last attempt, if it got all shares of it, and no other."""
     for round in range(1, ROUNDS + 1):
@@ -158,7 +160,7 @@ def assert_mixtures(run: Run, rest: list[str], moment: Any) -> None:
         assert all(run.log(site, "in", round) == [last.name] for site in got)
         plain = run.method.plain(last.sites, round)
         for site in rest:
-            assert_near(run.given(site, round), plain[site] if site in got else {})
+            assert_near(given(run.configs[site], round), plain[site] if site in got else {})
 
 
 def assert_means(run: Run, rest: list[str]) -> None:
@@ -166,7 +168,7 @@ def assert_means(run: Run, rest: list[str]) -> None:
     for round in range(1, ROUNDS + 1):
         plain = run.method.plain(run.uploaded(round), round)
         for site in rest:
-            assert_alike(run.given(site, round), plain[site])
+            assert_alike(given(run.configs[site], round), plain[site])
 
 
 def assert_nothing_shown(run: Run) -> None:
@@ -246,9 +248,7 @@ def test_a_site_that_halts_is_left_out_and_does_no_harm_when_it_goes_on(run: Run
     for moment in ("saved", 1, MIX_MESSAGES // 2 if method is Mixed else MEAN_MESSAGES // 2):
         task = steps(method)[3][0]
         ran = run(method, {"c": Fate(f"{task} 1", moment, signal.SIGSTOP)}, goes_on)
-        assert_finished_without(ran, "c", moment)
-        assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
-        assert "c" in ran.engine.counts
+        assert_harmless(ran, "c", moment)
 
 
 def mean_with_crypten(run: RunJob, moment: int | str) -> None:
@@ -262,7 +262,7 @@ def mean_with_crypten(run: RunJob, moment: int | str) -> None:
     repeated = moment == "working" or (isinstance(moment, int) and moment <= READY)
     plain = Averaged.plain(SITES, 1) if lost else Averaged.plain(rest if repeated else SITES, 2)
     for site in rest:
-        assert_alike(ran.given(site, 2), plain["a"])
+        assert_alike(given(ran.configs[site], 2), plain["a"])
         assert verify(ran.configs[site].audit).ok
     assert_nothing_shown(ran)
 
@@ -296,9 +296,7 @@ def test_a_site_that_comes_back_in_the_attempt_takes_no_further_part(
     """Asked again for the attempt in which it was killed, it says so: nothing of it serves twice, and the others go on
     without it."""
     ran = run(method, {"c": Fate(f"{steps(method)[3][0]} 1", moment)}, comes_back)
-    assert_finished_without(ran, "c", moment)
-    assert ran.log("c", "out", 1) == [ran.attempts(1)[0].name] and not ran.log("c", "out", 2)
-    assert "c" in ran.engine.counts
+    assert_harmless(ran, "c", moment)
 
 
 @pytest.mark.slow

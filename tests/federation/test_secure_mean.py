@@ -1,15 +1,14 @@
 """Means under masks in process: what comes of them, who learns what, and what happens on faults."""
 
 import json
-from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine, ask
+from in_process import Engine, Sites, ask, in_clear_and_on_shares
 from tiny_clip import TINY
-from untrained import Averaged, AveragedAtSites, assert_alike, given
+from untrained import DP, FIVE, THREE, Averaged, AveragedAtSites, Make, Unweighted, assert_alike, given
 
 from audits import Kind, Outcome, Protection, read, verify
 from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
@@ -17,17 +16,12 @@ from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
 from medfedvqa.federation.aggregation_attempt import Attempt, Opening
-from medfedvqa.federation.hub import Reply, TaskCall
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.secure_hub import SecureHub
 from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
-from privacy import DPSettings
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
-THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
+from privacy import Secagg
 
 
 class ByAccuracy(Averaged):
@@ -49,12 +43,8 @@ def test_a_job_on_shares_goes_as_the_plain_one(job_on_shares: Make, tmp_path: Pa
     """What sites hold, weighted by their rows or another scalar, in the mean to 2^-22. Without a mean for the
     server, none of what passes it is one: it has masked sums only."""
     configs, job = job_on_shares(method, THREE)
-    runs, found = {}, {}
-    for name, spec in (("plain", job.model_copy(update={"secagg": False})), ("secure", job)):
-        (tmp_path / name).mkdir()
-        runs[name] = Engine(configs, spec, name)
-        results = serve_job(spec, THREE, runs[name].call, tmp_path / name, "local")
-        found[name] = [given(config, 1, name) for config in configs.values()]
+    runs, results = in_clear_and_on_shares(configs, job, tmp_path)
+    found = {name: [given(config, 1, name) for config in configs.values()] for name in runs}
     assert results["status"] == "finished" and results["secagg"]
     for secure, plain in zip(found["secure"], found["plain"], strict=True):
         assert_alike(secure, plain)
@@ -71,11 +61,7 @@ def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: 
     configs = introduced(*THREE, methods=["fedavg"], repeatable_noise=1)  # training follows from the job's seed
     options = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
     plain = JobSpec.from_dict({"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY})
-    runs = {}
-    for name, spec in (("plain", plain), ("secure", JobSpec.from_dict(plain.to_dict() | {"secagg": True}))):
-        (tmp_path / name).mkdir()
-        runs[name] = Engine(configs, spec, name)
-        serve_job(spec, THREE, runs[name].call, tmp_path / name, "local")
+    runs, _ = in_clear_and_on_shares(configs, plain, tmp_path)
     averaged = [spec.name for spec in plain.build().exchange(shape_of(plain.backbone)).task("evaluate").down]
     expected, found = ({name: run.sent("evaluate", name)[0] for name in averaged} for run in runs.values())
     assert averaged
@@ -92,11 +78,7 @@ def test_gradients_are_mixed_by_organ_on_shares_from_sums_of_three_sites(introdu
     options = {"schedule": "stepwise", "rounds": 3, "tuning": "classifier", "batch_rows": 16, "hidden": 16}
     options |= {"units": 16, "mixing": "organ", "groups": [SIX[::2], SIX[1::2]]}
     plain = JobSpec.from_dict({"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY})
-    runs = {}
-    for name, spec in (("plain", plain), ("secure", JobSpec.from_dict(plain.to_dict() | {"secagg": True}))):
-        (tmp_path / name).mkdir()
-        runs[name] = Engine(configs, spec, name)
-        serve_job(spec, SIX, runs[name].call, tmp_path / name, "local")
+    runs, _ = in_clear_and_on_shares(configs, plain, tmp_path)
     bias = "head.answers.bias"
     expected, found = (np.array(run.sent("evaluate", bias)) for run in runs.values())
     assert np.abs(found - expected).max() < 1e-5 < np.abs(found[0] - found[1]).max() / 100
@@ -128,16 +110,11 @@ def test_a_site_may_die_at_every_step(
     assert any(f"Site {victim} broke off in round {2 if unmasks else 1}" in note for note in results["notes"])
     in_first = FIVE if kind == "unmask" else rest
     scale, prompt = (engine.sent("train", name)[0] for name in ("scale", "prompt.x"))
-    assert_alike({"scale": scale, "prompt.x": prompt}, mean_of(in_first, 1))
+    assert_alike({"scale": scale, "prompt.x": prompt}, Averaged.mean(in_first, 1))
     for site in rest:
-        assert_alike(given(configs[site], 2), mean_of(rest, 2))
+        assert_alike(given(configs[site], 2), Averaged.mean(rest, 2))
     said = {message.tobytes() for message in engine.sent("start/mean", "attempt")}
     assert len(said) == (2 if moment == "before mean" else 1)
-
-
-def mean_of(sites: Collection[str], round: int) -> Tensors:
-    """The plain mean over these sites."""
-    return next(iter(Averaged.plain(sites, round).values()))
 
 
 @pytest.mark.parametrize("method", [Averaged, AveragedAtSites])
@@ -160,7 +137,7 @@ def test_a_mean_that_cannot_be_opened_is_not_asked_for_again(
     assert lost == [False, True]
     assert any("Round 2 gave no mean, and the one before it stayed in use: 0 members" in n for n in results["notes"])
     for site in "cde":
-        assert_alike(given(configs[site], 2), mean_of(FIVE, 1))
+        assert_alike(given(configs[site], 2), Averaged.mean(FIVE, 1))
 
 
 def test_without_a_mean_before_it_a_lost_one_ends_the_job(
@@ -188,17 +165,13 @@ def test_fewer_than_three_uploads_are_not_opened(job_on_shares: Make, tmp_path: 
 def test_a_site_that_sends_garbage_is_left_out_and_named(job_on_shares: Make, tmp_path: Path) -> None:
     """An upload of another length is no part of the sum."""
     configs, job = job_on_shares(Averaged, FIVE)
-
-    class Cut(Engine):
-        def call(self, call: TaskCall) -> dict[str, Reply]:
-            replies = super().call(call)
-            if call.task == "start/mean":
-                replies["b"].tensors["prompt.x"] = replies["b"].tensors["prompt.x"][:1]
-            return replies
-
-    results = serve_job(job, FIVE, Cut(configs, job).call, tmp_path, "local")
+    engine = Engine(configs, job)
+    engine.bend = lambda task, site, answer: (
+        {**answer, "prompt.x": answer["prompt.x"][:1]} if (task, site) == ("start/mean", "b") else answer
+    )
+    results = serve_job(job, FIVE, engine.call, tmp_path, "local")
     assert "Site b broke off in round 1: the job went on without it." in results["notes"]
-    assert_alike(given(configs["a"], 1), mean_of("acde", 1))
+    assert_alike(given(configs["a"], 1), Averaged.mean("acde", 1))
 
 
 @pytest.fixture
@@ -259,20 +232,27 @@ def test_a_site_uploads_once_to_an_attempt(uploaded: Any) -> None:
     assert int(reply.tensors["fault"]) == 1 and "prompt.x" not in reply.tensors
 
 
+EXPOSING = [
+    (Attempt("one", FIVE, members=FIVE[:3]), "members that do not follow"),
+    (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
+    (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
+    (Attempt("one", FIVE), "members that do not follow"),
+    (Attempt("one", FIVE, members=FIVE, number=9), "or exceeds 8"),
+]
+
+
 @pytest.mark.parametrize(
-    ("attempt", "sentence"),
+    ("secagg", "attempt", "sentence"),
     [
-        (Attempt("one", FIVE, members=FIVE[:3]), "members that do not follow"),
-        (Attempt("one", FIVE[:2], members=FIVE[:2]), "at least 3"),
-        (Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
-        (Attempt("one", (*FIVE, "f"), members=(*FIVE, "f")), "no fingerprint of f"),
-        (Attempt("one", FIVE), "members that do not follow"),
-        (Attempt("one", FIVE, members=FIVE, number=9), "or exceeds 8"),
+        *((secagg, *case) for secagg in (True, "crypten") for case in EXPOSING),
+        (True, Attempt("one", FIVE[1:], members=FIVE[1:]), "needs this site"),
     ],
 )
-def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, attempt: Attempt, sentence: str) -> None:
+def test_a_site_refuses_attempts_that_would_expose_it(
+    job_on_shares: Make, attempt: Attempt, sentence: str, secagg: Secagg
+) -> None:
     """Members of the server's choice, too few sites, a site that is not pinned: nothing is shared."""
-    configs, job = job_on_shares(Averaged, FIVE)
+    configs, job = job_on_shares(Averaged, FIVE, secagg=secagg)
     engine = Engine(configs, job)
     ask(engine, "start", "a", {})
     with pytest.raises(FederationError, match=sentence):
@@ -280,16 +260,26 @@ def test_a_site_refuses_attempts_that_would_expose_it(job_on_shares: Make, attem
     assert not [entry for entry in read(configs["a"].audit) if entry.peer == "sites"]
 
 
+@pytest.mark.parametrize("secagg", [True, "crypten"])
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("scale", np.array(1e30, np.float32), "nothing was shared"),
+        ("scale", np.array(np.nan, np.float32), "not finite"),
+        ("rows", np.array(-1), "outside of its declared bounds"),
+        ("rows", np.array(2**40), "outside of its declared bounds"),
+    ],
+)
 def test_a_value_out_of_range_is_refused_before_anything_is_shared(
-    job_on_shares: Make, monkeypatch: pytest.MonkeyPatch
+    job_on_shares: Make, monkeypatch: pytest.MonkeyPatch, name: str, value: np.ndarray, sentence: str, secagg: Secagg
 ) -> None:
-    """The site says so, and its log holds no share."""
-    configs, job = job_on_shares(Averaged, THREE)
+    """Values and weights, at the site that has them, whose log holds no share: nobody can check one."""
+    configs, job = job_on_shares(Averaged, THREE, secagg=secagg)
     engine = Engine(configs, job)
-    large = Averaged.holding("any", 1) | {"scale": np.array(1e30, np.float32)}
-    monkeypatch.setattr(Averaged, "holding", lambda *_: large)
+    held = Averaged.holding("any", 1) | {name: value}
+    monkeypatch.setattr(Averaged, "holding", lambda *_: held)
     ask(engine, "start", THREE, {})
-    with pytest.raises(FederationError, match="nothing was shared"):
+    with pytest.raises(FederationError, match=sentence):
         ask(engine, "start/mean", ("chest",), Attempt("one", THREE, members=THREE).message())
     assert not [entry for entry in read(configs["chest"].audit) if entry.peer == "sites"]
 
@@ -314,34 +304,28 @@ def test_the_log_tells_masks_uploads_and_openings(job_on_shares: Make, tmp_path:
         assert {(t.name, t.sha256) for t in known.tensors} == {("prompt.x", None), ("scale", None)}
 
 
-class Unweighted(Averaged):
-    """All sites weigh the same: a count of rows is not released under differential privacy."""
-
-    name = "unweighted"
-    how = MeanOnShares()
-    weight = None
-
-    @classmethod
-    def holding(cls, site: str, round: int) -> Tensors:
-        return {name: array for name, array in super().holding(site, round).items() if name != "rows"}
-
-
-def test_after_differential_privacy_the_upload_carries_both_and_is_charged_once(
-    job_on_shares: Make, tmp_path: Path
+@pytest.mark.parametrize("secagg", [True, "crypten"])
+def test_after_differential_privacy_what_is_shared_carries_both_and_is_charged_once(
+    job_on_shares: Make, tmp_path: Path, secagg: Secagg
 ) -> None:
-    """The masked release has the charge of its task, and no other."""
+    """The masked upload, or the shares and their sum, have the charge of their task, and no other."""
     allowed = {"require_secagg": True, "require_dp": True}
-    dp = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
-    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=dp)
+    configs, job = job_on_shares(Unweighted, THREE, allowed=allowed, dp=DP, secagg=secagg)
     results = serve_job(job, THREE, Engine(configs, job).call, tmp_path, "local")
     assert results["status"] == "finished" and results["sites"]["head"]["epsilon"] > 0
     up = job.build().final_exchange(shape_of(job.backbone)).task("start/mean").up
-    assert {spec.protection for spec in up if spec.kind is Kind.PARAMETERS} == {Protection.DP_MASKED}
+    assert secagg == "crypten" or {spec.protection for spec in up if spec.kind is Kind.PARAMETERS} == {
+        Protection.DP_MASKED
+    }
+    shared = [("start/mean", "server")] if secagg is True else [("start/mean", "sites"), ("start/mean/sum", "server")]
     for config in configs.values():
         sent = [entry for entry in read(config.audit) if entry.outcome == Outcome.SENT]
-        charged = {json.dumps(e.dp_event["ledger"]) for e in sent if e.task in ("start", "start/mean") and e.dp_event}
-        (upload,) = [e for e in sent if (e.task, e.peer) == ("start/mean", "server")]
-        assert upload.dp_event and len(charged) == 1
+        charged = {json.dumps(e.dp_event["ledger"]) for e in sent if e.task.startswith("start") and e.dp_event}
+        entries = [entry for entry in sent if (entry.task, entry.peer) in shared]
+        assert [(entry.task, entry.peer) for entry in entries] == shared and len(charged) == 1
+        assert all(entry.dp_event for entry in entries)
+        found = {tensor.protection for entry in entries for tensor in entry.tensors if tensor.name == "prompt.x"}
+        assert found == {Protection.DP_MASKED}
 
 
 def test_a_mean_that_the_method_does_not_declare_is_refused(job_on_shares: Make, tmp_path: Path) -> None:

@@ -1,22 +1,17 @@
 """The server's side of a job in the in-process engine: results, failures, interruption."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from in_process import Job, Sites
 
 from audits import read
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.in_process import LocalEngine
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.launch import plan, run
 from medfedvqa.federation.serve import serve_job
-from medfedvqa.federation.site_config import SiteConfig
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 def test_a_run_leaves_results_table_plots_and_logs(

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import doctored
 import pytest
+from doctored import edited
 from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
@@ -20,7 +22,7 @@ from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 from medfedvqa.federation.flare import pinned_settings, server_guard
 from medfedvqa.federation.flare.kit_contents import SERVER_FILES, changed, kit_checks, kit_problem
 from medfedvqa.federation.flare.kits import prepare_kit
-from medfedvqa.federation.flare.provision import ADMIN, SERVER, SiteBuilder, loopback_project, provision
+from medfedvqa.federation.flare.provision import ADMIN, SERVER, loopback_project, provision
 
 JOB_ID = "9a0427e4-902a-42e3-b4ac-9c705cce5caa"
 
@@ -47,41 +49,20 @@ def test_the_guard_takes_rights_from_every_role_and_gives_one(monkeypatch: pytes
     assert not pinned_settings.pin_rights(pinned_settings.SERVER_RIGHTS)
 
 
-@pytest.fixture(scope="module")
-def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return provision(loopback_project(["chest"], 8002), [SiteBuilder()], tmp_path_factory.mktemp("kits"))
-
-
 @pytest.fixture
-def kit(provisioned: Path, tmp_path: Path) -> Path:
+def kit(site_kits: Path, tmp_path: Path) -> Path:
     """A server's kit."""
-    return Path(shutil.copytree(provisioned / SERVER, tmp_path / SERVER))
+    return Path(shutil.copytree(site_kits / SERVER, tmp_path / SERVER))
 
 
 @pytest.fixture
-def admin(provisioned: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(provisioned / ADMIN, tmp_path / ADMIN))
+def admin(site_kits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(site_kits / ADMIN, tmp_path / ADMIN))
 
 
-def edited(name: str, **changes: Any) -> Callable[[Path], None]:
-    def edit(kit: Path) -> None:
-        path = kit / "local" / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return edit
-
-
-BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+BREAKS = doctored.BREAKS | {
     "classes": (edited("resources.json.default", class_allow_list=["medfedvqa."]), "class allow-list"),
-    "warnings": (edited("resources.json.default", class_list_enforcement_mode="warn"), "class allow-list"),
-    "logs": (edited("resources.json.default", allow_log_streaming=True), "log streaming"),
-    "validator": (edited("resources.json.default", app_validator=None), "job validator"),
-    "launcher": (edited("resources.json.default", components=[]), "job launcher"),
     "guard": (lambda kit: (kit / "local" / "guard__resources.json").unlink(), "guard"),
-    "more": (lambda kit: (kit / "local" / "more__p_resources.json").write_text("{}"), "other components"),
-    "code": (lambda kit: (kit / "local" / "custom").mkdir(), "no code"),
-    "transport": (edited("comm_config.json", allow_adhoc_conns=True), "transport"),
-    "rights": (edited("authorization.json", permissions={"project_admin": "any"}), "rights"),
     "key": (lambda kit: (kit / "startup" / "server.key").chmod(0o640), "key for FLARE"),
 }
 ADMIN_BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {

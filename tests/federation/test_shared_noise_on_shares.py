@@ -1,12 +1,11 @@
 """Noise that sites share, through the real hub: its size whichever sites fall out, and sums that are never opened."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from in_process import Engine
+from in_process import Engine, Sites
 from tiny_clip import TINY
 
 from audits import Event, Refusal, read
@@ -21,7 +20,6 @@ from medfedvqa.federation.site_config import SiteConfig
 from privacy import DPEvent, spent
 from privacy.mechanisms.shared_gaussian import SharedGaussian
 
-Sites = Callable[..., dict[str, SiteConfig]]
 SIX = tuple(f"{organ}-{number}of2" for organ in ("abdomen", "chest", "head") for number in (1, 2))
 OPTIONS = {
     **{"schedule": "stepwise", "rounds": 2, "tuning": "classifier", "hidden": 64, "units": 32, "dropout": 0.0},

@@ -1,18 +1,14 @@
 """One site's part of a job: gate in, handler, saved state, gate out."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import Job, Sites
 
 from audits import JobRefused, Outcome, ReceiptRefused, Refusal, read, verify
-from medfedvqa.federation.job import JobSpec
-from medfedvqa.federation.site_config import SiteConfig, load_site_config
+from medfedvqa.federation.site_config import load_site_config
 from medfedvqa.federation.site_runtime import SiteRuntime
-
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
 
 
 def shared(value: float = 0.01, shape: tuple[int, ...] = (2, 4, 32)) -> dict[str, np.ndarray]:
@@ -95,14 +91,6 @@ def test_a_method_that_the_site_does_not_allow_is_refused_before_it_runs(sites: 
     (entry,) = read(config.audit)
     assert entry.admission is not None and entry.admission["code"] == Refusal.METHOD
     assert not list(config.state.glob("*.pt"))
-
-
-def test_a_job_for_other_data_is_refused(sites: Sites, quick_job: Job) -> None:
-    """A site with the phantom set takes no part in a job for VQA-RAD."""
-    job = quick_job().model_copy(update={"data": "vqa-rad"})
-    with pytest.raises(JobRefused) as refused:
-        SiteRuntime(sites("chest")["chest"], job, "job").handle("start", 1, {})
-    assert refused.value.code is Refusal.READER
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,15 @@
 """The answer space that a site declares in `site.yml`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from in_process import Job, Sites
 
 from medfedvqa.data import CLOSED_ANSWERS
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import SiteRuntime
-
-Sites = Callable[..., dict[str, SiteConfig]]
 
 
 def loaded(folder: Path, **facts: object) -> SiteConfig:
@@ -59,7 +56,7 @@ def test_bare_yes_and_no_are_told_to_be_quoted(tmp_path: Path) -> None:
         loaded(tmp_path, answers=[True, False])
 
 
-def test_a_declared_list_is_the_answer_space_of_a_running_site(sites: Sites, quick_job: Callable[..., JobSpec]) -> None:
+def test_a_declared_list_is_the_answer_space_of_a_running_site(sites: Sites, quick_job: Job) -> None:
     """From `site.yml` to the site's data; another site, which declares none, keeps the answers of its rows."""
     site = SiteRuntime(sites("chest", answers="closed")["chest"], quick_job(), "job").site.data
     assert site.public_answers and site.answers == CLOSED_ANSWERS
@@ -67,7 +64,7 @@ def test_a_declared_list_is_the_answer_space_of_a_running_site(sites: Sites, qui
     assert not plain.public_answers and plain.answers != CLOSED_ANSWERS
 
 
-def test_a_site_trains_on_the_rows_that_its_list_answers(sites: Sites, quick_job: Callable[..., JobSpec]) -> None:
+def test_a_site_trains_on_the_rows_that_its_list_answers(sites: Sites, quick_job: Job) -> None:
     """Rows outside are left out of training, as they are with a shared head, and do not stop it."""
     runtime = SiteRuntime(sites("chest", answers=["yes", "no"])["chest"], quick_job(), "job")
     answers = runtime.site.data.train.answers

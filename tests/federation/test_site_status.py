@@ -1,12 +1,12 @@
 """The job `site_status`: what sites say of budget and log, and that they look at no data for it."""
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import Sites
 
 from audits import (
     AuditKey,
@@ -28,8 +28,6 @@ from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_status import EXCHANGE, NAME, StatusRuntime, markdown, serve_status
 from privacy import Ledger, Limits, PlannedTask, SampledGaussian
-
-Sites = Callable[..., dict[str, SiteConfig]]
 
 BUDGET = {"methods": [NAME], "kinds": ["public"], "require_dp": True, "max_epsilon": 8.0, "delta": 1e-3}
 """The policy of a site that lets nothing out but what is private or public."""

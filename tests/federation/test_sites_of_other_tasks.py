@@ -1,11 +1,11 @@
 """One job whose sites classify pictures, find captions and answer questions, through gate, log and simulator."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import Sites
 from PIL import Image
 from public_folder import write_captions
 from tiny_clip import TINY
@@ -31,8 +31,6 @@ CREAM = {
     **QUICK, "public_pairs": 8, "public_rows": 8, "space": 16, "server_epochs": 1, "trunk": "medclip2-slake",
     "test_pairs": 0, "models": {CLASSES: {"sees": "image"}},
 }  # fmt: skip
-
-Sites = Callable[..., dict[str, SiteConfig]]
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
+from in_process import Job, Sites, cost, work
 from stores import OTHER_KEY, make_store
+from untrained import DP
 
 from audits import JobRefused, Outcome, Refusal, read, verify
 from medfedvqa.errors import ConfigError
@@ -27,11 +27,8 @@ from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.federation.site_status import StatusRuntime
 from medfedvqa.ingest import ledger_binding
 from medfedvqa.ingest.ledger_binding import ELSEWHERE, check_binding, default_ledger, open_ledger, read_binding
-from privacy import BudgetRefused, DPSettings, Ledger, LedgerError, Limits, PlannedTask, SampledGaussian, spent
+from privacy import BudgetRefused, Ledger, LedgerError, Limits, PlannedTask, SampledGaussian, spent
 
-Sites = Callable[..., dict[str, SiteConfig]]
-Job = Callable[..., JobSpec]
-DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 LIMITS = Limits(max_epsilon=10, delta=1e-3)
 PLAN = [PlannedTask("train", 1, (SampledGaussian(rate=0.1, noise=1.0, steps=4),))]
 DEADLINE = 300
@@ -44,9 +41,9 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def private_job(quick_job: Job) -> Job:
-    """A quick job on a store under differential privacy; keywords are options of the method."""
-    return lambda **options: quick_job(answers="closed", **options).model_copy(update={"dp": DP, "data": "store"})
+def private_job(private_job: Job) -> Job:
+    """The same on a store."""
+    return lambda **options: private_job(**options).model_copy(update={"data": "store"})
 
 
 @pytest.fixture
@@ -59,24 +56,6 @@ def organ_sites(sites: Sites, store: Path, tmp_path: Path) -> Sites:
         return sites("chest", "abdomen", **{**facts, **changes})
 
     return make
-
-
-def cost(job: JobSpec, times: int = 1) -> float:
-    """What a patient spends who is in the whole job, by itself or several times."""
-    assert job.dp is not None
-    return spent([event for one in job.build().plan() for event in one.events] * times, job.dp.delta).epsilon
-
-
-def work(config: SiteConfig, job: JobSpec, job_id: str) -> list[dict[str, np.ndarray]]:
-    """All tasks of a job at one site, which mixes with itself."""
-    runtime = SiteRuntime(config, job, job_id)
-    try:
-        replies = [runtime.handle("start", 1, {})]
-        shared = {name: replies[0][name] for name in ("prompt.image", "prompt.text")}
-        replies.append(runtime.handle("train", 2, shared))
-        return [*replies, runtime.handle("evaluate", 2, shared)]
-    finally:
-        runtime.close()
 
 
 def assert_refused(config: SiteConfig, job: JobSpec, job_id: str, sentence: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from in_process import Engine, Sites
 from tiny_clip import TINY
 from typer.testing import CliRunner
 
@@ -34,7 +34,6 @@ from medfedvqa.federation.server_receipts import ServerReceipts
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import LoadData, SiteRuntime
 
-Sites = Callable[..., dict[str, SiteConfig]]
 QUICK = {"rounds": 1, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "hidden": 16, "answers": "closed"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": QUICK,
@@ -152,14 +151,11 @@ def test_the_site_alone_sets_the_floor(sites: Sites, tmp_path: Path) -> None:
 def test_a_server_takes_an_empty_answer_for_test_results_only(sites: Sites, tmp_path: Path) -> None:
     """A site cannot leave out what a round needs, and say that it withholds it."""
     configs, job = sites("chest", "abdomen", methods=["fedavg"]), job_of("fedavg")
-    with closing(LocalEngine(configs, job, "job")) as engine:
-
-        def emptied(call: TaskCall) -> dict[str, Reply]:
-            replies = engine.call(call)
-            return {site: reply._replace(tensors={}) for site, reply in replies.items()}
-
-        with pytest.raises(FederationError, match="does not declare"):
-            serve_job(job, tuple(configs), emptied, tmp_path / "out", "local")
+    engine = Engine(configs, job)
+    engine.bend = lambda task, site, answer: {}
+    with pytest.raises(FederationError, match="does not declare"):
+        serve_job(job, tuple(configs), engine.call, tmp_path / "out", "local")
+    engine.local.close()
 
 
 SMALL: list[tuple[str, dict[str, Any], int]] = [

@@ -1,7 +1,7 @@
 """Methods whose sites do not train: what each site holds follows from its name and the round, so that a test knows
 what must come of it."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -11,11 +11,18 @@ from audits import Exchange, Kind, TaskSpec, TensorSpec
 from medfedvqa.core import ACCURACY, Hub, MeanOnShares, Method, MixOnShares, OnShares, Site, State, Tensors
 from medfedvqa.core.method import tensors_of, trained_by_rounds
 from medfedvqa.core.scores import MOST_ROWS
+from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Saved, StateFile
 from medfedvqa.methods.prompt_pfl import PromptPFLConfig
 from medfedvqa.models import BackboneShape
-from privacy import Cost, Reliability, mean, mix
+from privacy import Cost, DPSettings, Reliability, mean, mix
+
+Make = Callable[..., tuple[dict[str, SiteConfig], JobSpec]]
+"""The fixture `job_on_shares`."""
+THREE, FIVE = ("abdomen", "chest", "head"), ("a", "b", "c", "d", "e")
+TWELVE = tuple(f"site-{number:03d}" for number in range(1, 13))
+DP = DPSettings(noise=2.0, count_noise=20.0, sample_rate=0.3, patient_rows=4, physical_patients=5)
 
 
 class Mixed(Method[PromptPFLConfig]):
@@ -107,6 +114,11 @@ class Averaged(Mixed):
             sites, mean(held, {site: float(tensors.pop(cls.weight)) for site, tensors in held.items()})
         )
 
+    @classmethod
+    def mean(cls, sites: Collection[str], round: int) -> Tensors:
+        """The same for all of them."""
+        return next(iter(cls.plain(sites, round).values()))
+
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         now: Tensors = {}
         for number in hub.rounds(self.config.rounds):
@@ -119,6 +131,18 @@ class AveragedAtSites(Averaged):
 
     name = "averaged_at_sites"
     how = MeanOnShares("rows", to="sites")
+
+
+class Unweighted(Averaged):
+    """All sites weigh the same: a count of rows is not released under differential privacy."""
+
+    name = "unweighted"
+    how = MeanOnShares()
+    weight = None
+
+    @classmethod
+    def holding(cls, site: str, round: int) -> Tensors:
+        return {name: array for name, array in super().holding(site, round).items() if name != "rows"}
 
 
 METHODS = (Mixed, Averaged, AveragedAtSites)

@@ -14,8 +14,9 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from attackers import JOB, OPTIONS, RANDOM, Attacked, Authority, Files, SocketLiar, down, started
-from lying_dealer import Deal, Parts, bent, mixed_layout
+from lying_dealer import Deal
 from lying_server import Answer, attempt_message
+from server_lies import MIXING
 from vaults import SITES, processes, sites_of
 
 from audits import Event, read, verify
@@ -225,44 +226,18 @@ def codes(server: SocketLiar) -> set[str]:
     return {entry.admission["code"] for entry in entries if entry.event is Event.REFUSAL and entry.admission}
 
 
-def shifted(job: JobSpec) -> Callable[[int, Parts], Parts]:
-    """A dealing in which one site's correction is moved."""
-    size = mixed_layout(job, "start").size
-    return lambda index, parts: {**parts, "head": bent(parts["head"], 3, size, np.full(size, 2**51))}
-
-
-LIES: dict[str, tuple[Callable[[SocketLiar], Deal], set[str]]] = {
-    "nothing": (lambda server: Deal(server, "start", 1, THREE, THREE), set()),
-    "a bent dealing": (
-        lambda server: Deal(server, "start", 1, THREE, THREE, bend=shifted(server.job)),
-        {"dealer"},
-    ),
-    "two sites alone": (lambda server: Deal(server, "start", 1, THREE[:2], THREE[:2]), {"attempt"}),
-    "two members of three": (lambda server: Deal(server, "start", 1, THREE, THREE[:2]), {"attempt"}),
-}
-
-
-@pytest.mark.parametrize(("lie", "expected"), LIES.values(), ids=LIES.keys())
-def test_a_server_that_lies_about_a_mixture_gets_none(
-    federation: Callable[..., SocketLiar], lie: Callable[[SocketLiar], Deal], expected: set[str]
-) -> None:
-    """The dealer of the federation's tests at the sockets; without a lie all sites have their mixture."""
+@pytest.mark.parametrize("name", MIXING)
+def test_a_server_that_lies_about_a_mixture_gets_none(federation: Callable[..., SocketLiar], name: str) -> None:
+    """The lies of the federation's tests at the sockets; without a lie all sites have their mixture, and a round that
+    was mixed has no second one."""
     server = federation()
     server.tell("start", 1, THREE)
-    deal = lie(server).play()
+    play, expected = MIXING[name]
+    deal = play(server, THREE)
     server.close()
     assert deal.codes == expected == codes(server)
     assert deal.completed == ([] if expected else list(THREE))
-
-
-def test_a_round_has_one_mixture(federation: Callable[..., SocketLiar]) -> None:
-    """A second attempt at a round that was mixed is refused by all sites."""
-    server = federation()
-    server.tell("start", 1, THREE)
-    assert Deal(server, "start", 1, THREE, THREE).play().completed == list(THREE)
-    again = Deal(server, "start", 1, THREE, THREE, number=2).play()
-    server.close()
-    assert again.seeds == {} and again.codes == {"attempt"} == codes(server)
+    assert deal.seeds == {} or "attempt" not in expected
 
 
 def test_mail_of_another_attempt_or_site_is_no_mail(federation: Callable[..., SocketLiar]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from example_plug_in import pictures as pictures
-from plug_in import built, unpacked
+from plug_in import built, forget_plug_ins, unpacked
 from vaults import JOB, place_of, processes, sites_of
 
 from audits import Event, Refusal, read
@@ -48,13 +48,9 @@ def read(root):
 def root(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The pictures' folder; a server on this machine sends the table to everybody. The reader is installed, allowed."""
     wheel = built(tmp_path, "1.0", {"remote_rows.py": SOURCE}, f"[medfedvqa.readers]\n{READER} = remote_rows:read")
-    folder = str(unpacked(wheel, tmp_path / "target"))
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])))
-    monkeypatch.setattr(plugins, "_allowed", {})
-    monkeypatch.setattr(plugins, "_loaded", {})
-    for name in ("pycache_prefix", "dont_write_bytecode"):  # loading the distribution sets them
-        monkeypatch.setattr(sys, name, getattr(sys, name))
+    folder = unpacked(wheel, tmp_path / "target")
+    forget_plug_ins(monkeypatch, folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
     plugins.allow(plugins.pinned(NAME))
     with socket.create_server(("127.0.0.1", 0)) as server:
         table = (pictures / "rows.csv").read_bytes()

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from phantoms import wait_for
 from vaults import JOB, SITES, VaultEngine, in_process, place_of, processes, same, sites_of, states
 
 from audits import Event, Isolation, Outcome, Refusal, read
@@ -326,10 +326,7 @@ def test_a_job_waits_until_as_many_as_the_site_allows_have_ended(tmp_path: Path,
         return [array.tobytes() for _, array in sorted(arrays.items()) if array.size > 1]
 
     def said(words: str, times: int = 1) -> None:
-        end = time.monotonic() + 120
-        while (place.folder / "vault.log").read_text().count(words) < times:
-            assert time.monotonic() < end, words
-            time.sleep(0.1)
+        wait_for(lambda: (place.folder / "vault.log").read_text().count(words) >= times)
 
     with ThreadPoolExecutor() as pool:
         try:
