@@ -58,7 +58,9 @@ class CommitteeMeanSite:
         """
         attempt, saved = Attempt.read(message), self.steps.answered(task, round)
         self.steps.gate.receive(averaging(task), round, {})
-        fault, links = attempt.sites.index(self.steps.config.name), dict[str, MeteredWire]()
+        links = dict[str, MeteredWire]()
+        # `_share` refuses an attempt without this site, which has no place to name.
+        fault = attempt.sites.index(self.steps.config.name) if self.steps.config.name in attempt.sites else 0
         if saved.attempt != attempt.name:
             try:
                 self._share(task, how, saved, attempt, links)
