@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +44,29 @@ def _start(place: VaultPlace) -> None:
     """Start a vault in the background; returns once it, or a vault that was already running, listens."""
     command = [sys.executable, *place.command(DETACHED)]
     started = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_START_TIMEOUT, check=False
+        command,
+        env=_environment(place.kit),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=_START_TIMEOUT,
+        check=False,
     )
     if started.returncode not in (0, os.EX_TEMPFAIL):
         last = started.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise FederationError(f"the site's vault does not start: {''.join(last) or 'it printed no message'}")
+
+
+def _environment(kit: Path | None) -> dict[str, str]:
+    """This process's, without the folders of modules in the kit: FLARE names the kit and the folders of jobs there."""
+    installed = Path(sys.prefix).resolve()
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = {path: Path(path).resolve() for path in named if path}
+    outside = [
+        path
+        for path, place in places.items()
+        if kit is None or not place.is_relative_to(kit) or place.is_relative_to(installed)
+    ]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(outside)}
 
 
 def _greeted(wire: Wire) -> str:

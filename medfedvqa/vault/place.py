@@ -34,10 +34,18 @@ class VaultPlace:
         folder = Path(os.environ[SOCKET]) if SOCKET in os.environ else kit / "vault"
         return cls(kit / "local" / "site.yml", kit.name, kit / "startup" / "rootCA.pem", folder)
 
+    @property
+    def kit(self) -> Path | None:
+        """The site's kit, resolved; None where nobody signs."""
+        return self.root and self.root.resolve().parents[1]
+
     def command(self, *options: str) -> list[str]:
-        """The vault's command line, without the interpreter. `read` parses the arguments after the options."""
+        """The vault's command line, without the interpreter. `read` parses the arguments after the options.
+
+        Python does not look for modules in the folder in which it is started: a courier's is the kit.
+        """
         root = [] if self.root is None else [str(self.root)]
-        return ["-m", "medfedvqa.vault", *options, str(self.config), self.site, str(self.folder), *root]
+        return ["-P", "-m", "medfedvqa.vault", *options, str(self.config), self.site, str(self.folder), *root]
 
     @classmethod
     def read(cls, arguments: list[str]) -> "VaultPlace":

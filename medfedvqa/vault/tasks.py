@@ -215,8 +215,7 @@ class Vault:
             with self._log(config) as log:
                 log.append(Event.FINDING, job=job_id, reason=f"code in this job's process tried to reach {kind}")
 
-        kit = self.place.root and self.place.root.resolve().parents[1]
-        confine(kit, read, written, report, config.system_log)
+        confine(self.place.kit, read, written, report, config.system_log)
 
     def _logged(self, config: SiteConfig, job_id: str, code: Refusal) -> JobRefused:
         """Logs the refusal of a job whose text is not read further, and returns it. It quotes nothing of the text."""

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from accounts import ACCOUNT, PYTHON
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import json, os, sys
@@ -96,3 +99,31 @@ def test_a_network_of_monai_is_no_attempt() -> None:
     """A library that it imports makes a socket to see whether there is IPv6: no site's log has a finding of it."""
     result = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, check=True, text=True, timeout=240)
     assert json.loads(result.stdout) == []
+
+
+STARTED = """
+import sys
+from pathlib import Path
+from medfedvqa.vault.courier import reach
+from medfedvqa.vault.place import VaultPlace
+config, root, folder = map(Path, sys.argv[1:])
+reach(VaultPlace(config, "chest", root, folder))
+"""
+
+
+def test_a_vault_that_a_courier_starts_imports_nothing_of_the_kit(tmp_path: Path) -> None:
+    """FLARE's courier works in the kit, and looks for modules there and in a job's folder, which a server fills."""
+    kit, vault, marker = tmp_path / "kit", tmp_path / "vault", tmp_path / "imported"
+    job = kit / "job" / "custom"
+    for folder in (kit, job):
+        folder.mkdir(parents=True)
+        (folder / "open_clip.py").write_text(f"open({str(marker)!r}, 'w')")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(kit), str(job)])}
+    places = kit / "local" / "site.yml", kit / "startup" / "rootCA.pem", vault
+    command = [sys.executable, "-c", STARTED, *map(str, places)]
+    subprocess.run(command, cwd=kit, env=environment, check=True, timeout=240)
+    (process,) = (p for p in psutil.process_iter(["cmdline"]) if str(vault) in (p.info["cmdline"] or ())[-2:])
+    try:
+        assert not marker.exists()
+    finally:
+        process.kill()
