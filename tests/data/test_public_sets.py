@@ -78,12 +78,12 @@ def test_a_party_without_the_jobs_set_refuses(make: Make, monkeypatch: pytest.Mo
         ({"pair": "pictures/0.png,again"}, "names a picture twice"),
         ({"pair": "pictures/9.png,absent"}, "line 10: the folder lacks this picture"),
         ({"pair": "../pairs/pictures/0.png,above"}, "line 10: the folder lacks this picture"),
-        ({"pair": "pictures/9.png"}, "pairs.csv, line 10: it needs picture, caption"),
-        ({"pair": f"pictures/9.png,{'long ' * 500}"}, "pairs.csv, line 10: it needs"),
+        ({"pair": "pictures/9.png"}, "pairs.csv, line 10: this line needs picture, caption"),
+        ({"pair": f"pictures/9.png,{'long ' * 500}"}, "pairs.csv, line 10: this line needs"),
         ({"question": "pictures/9.png,Is there a mass?,yes"}, "asks about a picture"),
         (
             {"question": "pictures/0.png,Is there a mass?,"},
-            "questions.csv, line 10: it needs picture, question, answer",
+            "questions.csv, line 10: this line needs picture, question, answer",
         ),
     ],
 )

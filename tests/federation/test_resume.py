@@ -81,7 +81,7 @@ def test_a_run_that_died_is_continued_and_ends_as_if_it_had_not(
     assert not (out / JOURNAL).exists() and (out / "plots").is_dir()
     assert results["rounds"][0]["seconds"] > 0
     assert_logs_agree(out)
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="has finished: its results are in"):
         resume(out, events.append)
 
 
@@ -149,7 +149,7 @@ def test_the_command_continues_a_run(quick_job: Job, tiny_backbone: Path, tmp_pa
         run(plan(job, None, out, ("chest", "head"), 1, {job.backbone: tiny_backbone}), "local", dying_at(2))
     ended = CliRunner().invoke(app, ["run", "--resume", str(out), "--json"], catch_exceptions=False)
     assert ended.exit_code == 0 and json.loads(ended.stdout)["status"] == "finished"
-    with pytest.raises(ConfigError, match="leave out"):
+    with pytest.raises(ConfigError, match="leave them out"):
         CliRunner().invoke(app, ["run", "fedavg", "--resume", str(out)], catch_exceptions=False)
     without = CliRunner().invoke(app, ["run"])
     assert without.exit_code == 2 and "name a method" in without.output

@@ -251,7 +251,7 @@ def test_a_task_of_another_kind_is_refused_by_the_site(site: Sites) -> None:
     [
         ({"sees": "image"}, "no site sees text"),
         ({"sees": "text"}, "no site sees image"),
-        ({"models": {"nowhere": {}}}, "not there"),
+        ({"models": {"nowhere": {}}}, "names a site that does not take part"),
         ({"trunk": "ViT-B-32@hospital"}, "bundled one by 'trunk'"),
     ],
 )

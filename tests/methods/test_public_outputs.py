@@ -200,7 +200,7 @@ def test_sites_of_different_sizes_send_logits_of_one_shape(run: Runs) -> None:
     assert any("lora" in name for name in values["here"]) and not any("lora" in name for name in values["there"])
     assert {up[LOGITS].shape for up in done.uploads("train", 2).values()} == {(len(QUESTIONS), len(CLOSED_ANSWERS))}
     for name in NAMES:
-        with pytest.raises(ConfigError, match="not there"):
+        with pytest.raises(ConfigError, match="names a site that does not take part"):
             run(method(name, models={"nowhere": {}}), "here")
 
 

@@ -70,7 +70,7 @@ def test_a_server_that_never_knows_the_mean_is_refused_when_the_job_is_made() ->
         name = "of_sites"
         on_shares = {"train": MeanOnShares(to="sites")}
 
-    with pytest.raises(ConfigError, match="share nothing"):
+    with pytest.raises(ConfigError, match="they share none"):
         create("fedavgm", {"tuning": "classifier", "own": "head"})
     OfSites(OfSites.config_type())
     with pytest.raises(ConfigError, match="only the sites know"):

@@ -98,7 +98,7 @@ def test_a_patient_in_parts_costs_at_most_as_much_as_one_count_that_moves_by_one
 
 
 def test_a_release_that_no_noise_was_made_for_is_refused():
-    with pytest.raises(SettingsError, match="include them in its cost"):
+    with pytest.raises(SettingsError, match="include them in the job's cost"):
         released_counts(torch.ones(3, 2) / 2, None, RepeatableRandomness(0))
 
 

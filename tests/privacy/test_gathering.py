@@ -100,5 +100,5 @@ def test_a_norm_is_a_positive_number(norm: float) -> None:
     """Nothing else bounds anything; and a rule has a name."""
     with pytest.raises(AggregationError, match="positive number"):
         Gathering(most_norm=norm)
-    with pytest.raises(AggregationError, match="is one of mean, trimmed, median"):
+    with pytest.raises(AggregationError, match="must be one of mean, trimmed, median"):
         Gathering("krum")  # type: ignore[arg-type]
