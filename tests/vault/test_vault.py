@@ -216,7 +216,7 @@ def test_a_vault_imports_torch_once_for_all_of_its_jobs(tmp_path: Path, files: d
     job, noted = job_of(), tmp_path / "noted"
     noted.mkdir()
     place = place_of(sites_of(tmp_path, job, files)["chest"])
-    command = [sys.executable, "-c", NOTED, str(noted), *place.command("--detached")[2:]]
+    command = [sys.executable, "-c", NOTED, str(noted), *place.command("--detached")[3:]]
     subprocess.run(command, stderr=subprocess.PIPE, timeout=240, check=True)
     try:
         (vault,) = processes(place)
@@ -250,7 +250,7 @@ def test_a_job_is_refused_and_logged_where_the_kernel_holds_nothing(tmp_path: Pa
         "isolation._enter_own_network = lambda: False; isolation.platform.machine = lambda: 'another'; "
         "sys.exit(vault.main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, *place.command("--detached")[2:]]
+    command = [sys.executable, "-c", program, *place.command("--detached")[3:]]
     started = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=True)
     assert "PrivateNetwork=yes" in started.stderr and "seccomp" in started.stderr
     courier = JobCourier(place, JOB, {JOB_FILE: json.dumps(job.to_dict()).encode()})
