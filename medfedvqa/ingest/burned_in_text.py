@@ -124,8 +124,8 @@ class LineReader:
         planes = np.repeat((whole / np.float32(127.5) - 1)[None, None], 3, axis=1)
         (values,) = self._detector.run(None, {"x": planes})
         most = np.asarray(view.shape[::-1]) - 1
-        found = [np.clip(corners, 0, most).astype(np.float32) for corners in self._outlines(values, whole.shape)[0]]
-        return [corners for corners in found if min(_sides(corners)) >= LEAST_SHORT]
+        lines = [np.clip(corners, 0, most).astype(np.float32) for corners in self._outlines(values, whole.shape)[0]]
+        return [corners for corners in lines if min(_sides(corners)) >= LEAST_SHORT]
 
     def _upright(self, line: Array) -> Reading:
         """The best reading in both polarities, upright and turned by 180 degrees; stops at the first certain one."""
