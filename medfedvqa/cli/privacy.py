@@ -1,6 +1,7 @@
 """`medfedvqa privacy settings`, `spent` and `ledger`: what patients have spent, according to the site's ledger."""
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 SPENT = ("epsilon", "RDP accountant", "PRV accountant", "GDP mu", "delta")
 """The columns of a cost. Mu is exact without sampling, and a central limit with it."""
+HEADS, FEW = ((8, 96), (8, 48), (4, 24)), 0.4
+"""Principal components of picture and question in the heads that a plan proposes, the largest first; and the ratio of
+noise to signal up to which the larger one is proposed: at most a fifth of the gain is lost there."""
 
 
 def settings_command(as_json: JsonOption = False) -> None:
@@ -300,6 +304,7 @@ def _forecast(
         "numbers": numbers,
         "noise_over_signal": ratio,
         "kept": kept(ratio),
+        "smaller_head": _smaller_head(job, numbers, ratio),
     }
     if pilot is None:
         return forecast
@@ -309,6 +314,28 @@ def _forecast(
         "released": before.released(ratio),
         "patients_needed": before.patients_needed(ratio, patients),
     }
+
+
+def _smaller_head(job: "JobSpec", numbers: int, ratio: float) -> dict[str, Any] | None:
+    """The largest head of principal components whose noise is at most `FEW` times as long as the patients' steps can
+    be, or else the smallest one; None where the job has no smaller head of this kind. `ratio`: that of its `numbers`.
+    """
+    from privacy.forecast import trained_numbers
+
+    found: dict[str, Any] | None = None
+    for pictures, questions in HEADS:
+        head: dict[str, Any] = {"tuning": "classifier", "fusion": "components", "question_input": "tower"}
+        head |= {"picture_components": pictures, "question_components": questions}
+        try:
+            fewer = trained_numbers(job.model_copy(update={"options": {**job.options, **head}}).exchange())
+        except ConfigError:
+            return None
+        less = ratio * math.sqrt(fewer / numbers)
+        if fewer < numbers:
+            found = {"options": head, "numbers": fewer, "noise_over_signal": less}
+            if less <= FEW:
+                break
+    return found
 
 
 def pilot_of(run: Path) -> "Pilot":
@@ -338,6 +365,12 @@ def _forecast_words(forecast: dict[str, Any] | None) -> Iterator[str]:
         f"The noise is {forecast['noise_over_signal']:.2g} times as long as the patients' steps can be. That leaves "
         f"{least:.0%} to {most:.0%} of what the sites gain together over the most frequent answer."
     )
+    if smaller := forecast["smaller_head"]:
+        options = " ".join(f"-O {name}={value}" for name, value in smaller["options"].items())
+        yield (
+            f"A head of principal components would train {smaller['numbers']:,} numbers, with noise "
+            f"{smaller['noise_over_signal']:.2g} times as long: {options}. It can answer less without noise: try both."
+        )
     if "released" not in forecast:
         return
     low, high = forecast["released"]

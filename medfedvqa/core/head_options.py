@@ -16,13 +16,16 @@ class HeadOptions(MethodConfig, frozen=True):
     fusion: Fusion = Field(
         "product",
         description="how the head joins picture and question: side by side, by the product of both in tanh units, the "
-        "same with a look at the picture's places, or the question alone",
+        "same with a look at the picture's places, the question alone, or by products of principal "
+        "components, for private training: one layer of few values",
     )
     question_input: QuestionInput = Field(
         "both", description="what the head has of the question: the tower's features, hashed 1-3-grams, or both"
     )
     units: Width = Field(192, description="tanh units of picture and of question in a product")
     hidden: Width = Field(512, description="width of the answer head's hidden layer")
+    picture_components: Width = Field(8, description="principal components of the picture, with 'components'")
+    question_components: Width = Field(96, description="principal components of the question, with 'components'")
     dropout: Share = Field(0.2, description="dropout in the answer head")
     normed: bool = Field(False, description="a LayerNorm of the hidden layer before ReLU, as in FedP3's paper")
     heads: int = Field(
@@ -37,7 +40,8 @@ class HeadOptions(MethodConfig, frozen=True):
         """The answer head for this number of answers."""
         names = ("hidden", "dropout", "fusion", "units", "normed")
         options = {name: getattr(self, name) for name in names}
-        return HeadConfig(answers, **options, question=self.question_input, members=self.heads)
+        components = self.picture_components, self.question_components
+        return HeadConfig(answers, **options, question=self.question_input, members=self.heads, components=components)
 
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
         """Raises `ConfigError` for a head that this backbone does not allow, or that ignores a tuned part.

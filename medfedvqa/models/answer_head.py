@@ -1,11 +1,12 @@
 """The answer head: it joins picture and question, and has the layers from there to the answers.
 
-| fusion    | what the two last layers see                                                                     |
-|-----------|--------------------------------------------------------------------------------------------------|
-| `concat`  | picture and question side by side                                                                |
-| `product` | the product of both, each in tanh units                                                          |
-| `attend`  | as `product`; the picture also has the places of its frozen grid that the question's units weigh |
-| `text`    | the question alone                                                                               |
+| fusion       | what the two last layers see                                                                     |
+|--------------|--------------------------------------------------------------------------------------------------|
+| `concat`     | picture and question side by side                                                                |
+| `product`    | the product of both, each in tanh units                                                          |
+| `attend`     | as `product`; the picture also has the places of its frozen grid that the question's units weigh |
+| `text`       | the question alone                                                                               |
+| `components` | products of principal components of both, see `Components`; one linear layer, for privacy      |
 
 The question is the text tower's features, hashed n-grams of its words, or both. In a backbone that reads picture and
 question in one tower, the tower's features are the picture, and n-grams are the question.
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import BackboneShape, Cache
+from medfedvqa.models.backbone import Backbone, BackboneShape, Cache
 from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams
 from medfedvqa.models.picture_space import Rows
@@ -30,7 +31,7 @@ from privacy import Chance
 HEAD = "head."
 NORM = "norm"
 """The name of the LayerNorm, with initial values 1 and 0."""
-Fusion = Literal["concat", "product", "attend", "text"]
+Fusion = Literal["concat", "product", "attend", "text", "components"]
 QuestionInput = Literal["tower", "ngrams", "both"]
 Named = Mapping[str, torch.Tensor]
 
@@ -50,6 +51,8 @@ class HeadConfig:
     """The number of heads, whose log-probabilities are averaged."""
     normed: bool = False
     """Whether the hidden units pass a LayerNorm before ReLU, as in FedP3's paper."""
+    components: tuple[int, int] = (8, 96)
+    """The principal components of picture and of question, where `fusion` joins these."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or min(self.hidden, self.units, self.members) < 1:
@@ -70,7 +73,7 @@ class HeadConfig:
             for member in range(self.members)
             for name in inputs
             for layer in (_layer_name(name, member),)
-            for part in ("weight", "bias")
+            for part in (("weight",) if self.fusion == "components" else ("weight", "bias"))
         }
         norms = [_layer_name(NORM, member) for member in range(self.members if self.normed else 0)]
         return shapes | {f"{HEAD}{norm}.{part}": (self.hidden,) for norm in norms for part in ("weight", "bias")}
@@ -84,6 +87,8 @@ class HeadConfig:
         picture = sum(facts.width for tower, facts in shape.towers.items() if tower != TEXT) + aside
         text = shape.towers[TEXT].width if TEXT in shape.towers and self.question != "ngrams" else 0
         question = text + (0 if self.question == "tower" else NGRAMS)
+        if self.fusion == "components":
+            return self._products(shape, aside)
         last = {"answers": self.hidden}
         if self.fusion == "concat":
             return {"hidden": picture + question, **last}
@@ -106,10 +111,34 @@ class HeadConfig:
             raise ConfigError("fusion 'attend' needs a backbone with a tower for pictures alone: give 'product'")
         return {**joined, "looking": self.units, "places": shape.towers[IMAGE].width}
 
+    def _products(self, shape: BackboneShape, aside: int) -> dict[str, int]:
+        pictures, questions = self.components
+        if pictures > shape.components[0] or questions > shape.components[1]:
+            raise ConfigError(
+                f"fusion 'components' takes up to {shape.components[0]} principal components of pictures and "
+                f"{shape.components[1]} of questions from this backbone: give fewer, or a backbone that comes with them"
+            )
+        if self.question != "tower" or aside or self.members > 1:
+            raise ConfigError(
+                "fusion 'components' is one linear layer on the features of both towers: give 'question_input' as "
+                "'tower', 'features' as 'concat' and 'heads' as 1"
+            )
+        return {"answers": 1 + questions + pictures * questions}
+
     def logits(
-        self, values: Named, shape: BackboneShape, features: torch.Tensor, batch: Any, chance: Chance | None
+        self,
+        values: Named,
+        backbone: Backbone,
+        features: torch.Tensor,
+        batch: Any,
+        chance: Chance | None,
     ) -> torch.Tensor:
         """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`."""
+        shape = backbone.shape
+        if self.fusion == "components":
+            (picture,), (question,) = self._split(shape, features, batch)
+            joined = backbone.components.joined(picture, question, *self.components)
+            return F.linear(joined, values[f"{HEAD}answers.weight"])
         each = []
         for member in range(self.members):
             hidden = _layer(values, "hidden", self._joined(values, shape, features, batch, member), member)

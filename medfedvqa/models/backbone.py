@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
@@ -30,6 +31,10 @@ Features = Literal["concat", "product"]
 
 Depth = Mapping[str, int]
 """The number of each tower's last blocks with tuned parts: 0 for none, layers + 1 for the embedding as well."""
+
+CONSTANT, ROW_LENGTH = 0.5, 8.0
+"""The constant beside principal components, as a multiple of the question's length, and the length of a row of their
+products. With a larger constant, most of a clipped gradient would go to it; this length fits rates and clips of 1."""
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 NOTHING_TO_TUNE = (
@@ -93,6 +98,8 @@ class BackboneShape:
     """The shapes of the parameters from a shape card, without a module to build; None without a card."""
     regions: tuple[int, int] = field(default=NO_REGIONS, compare=False)
     """The most regions of a picture and their width, if they come from files."""
+    components: tuple[int, int] = field(default=(0, 0), compare=False)
+    """The numbers of principal components of pictures and of questions that come with the weights."""
 
     @property
     def width(self) -> int:
@@ -249,6 +256,37 @@ class Cache(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Components:
+    """Principal components of a backbone's features on open data. They are constants: no site's data made them.
+
+    `picture` and `question`, float32 [components, width], are orthonormal directions, the one with the largest variance
+    first; the means are float32 [width].
+    """
+
+    picture_mean: torch.Tensor
+    picture: torch.Tensor
+    question_mean: torch.Tensor
+    question: torch.Tensor
+
+    def to(self, device: torch.device) -> "Components":
+        """The same components on a device."""
+        return Components(*(tensor.to(device) for tensor in vars(self).values()))
+
+    def joined(self, picture: torch.Tensor, question: torch.Tensor, pictures: int, questions: int) -> torch.Tensor:
+        """A constant, the question's first components, and their products with the picture's first components.
+
+        `picture`, `question`: features [rows, width]. Returns [rows, 1 + questions + pictures * questions]; all have
+        one length, so that no patient's gradient is long because of its features.
+        """
+        seen = F.normalize(F.linear(picture - self.picture_mean, self.picture[:pictures]), dim=1)
+        asked = F.normalize(F.linear(question - self.question_mean, self.question[:questions]), dim=1)
+        products = (seen[:, :, None] * asked[:, None, :]).flatten(1)
+        constant = torch.full_like(asked[:, :1], CONSTANT)
+        scale: float = ROW_LENGTH / (2 + CONSTANT**2) ** 0.5
+        return torch.cat([constant, asked, products], dim=1) * scale
+
+
 class Architecture(Protocol):
     """The target of an entry point of `medfedvqa.backbones`: a plug-in backbone, which jobs name `NAME@label`."""
 
@@ -316,6 +354,11 @@ class Backbone(ABC):
         It is the mean over attention heads, and a row sums to 1. Raises `ConfigError` for a batch from a cache of
         finished features, and for a backbone without a position that represents the picture.
         """
+
+    @property
+    def components(self) -> Components:
+        """The principal components that come with the weights. Raises `ConfigError` if there are none."""
+        raise ConfigError("this backbone comes without principal components: give another 'fusion'")
 
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
         """The frozen features of each place of pictures, as in `cache`, line by line.

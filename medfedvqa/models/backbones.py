@@ -30,7 +30,7 @@ from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import NO_SHAPE, Architecture, Backbone, BackboneShape, NoBackbone, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
-from medfedvqa.models.bundled import BUNDLED, has_published_parts, normalisation
+from medfedvqa.models.bundled import BUNDLED, COMPONENTS, has_published_parts, normalisation
 from medfedvqa.models.bundled import tokenizer as own_tokenizer
 from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
@@ -248,8 +248,10 @@ def _shape(name: str, configured: Mapping[str, Any]) -> BackboneShape:
     if reason := refusal(configured):
         raise BackboneError(f"the backbone '{name}' cannot be used: {reason}; docs/backbones.md lists what can")
     vision, text = configured["vision_cfg"], configured["text_cfg"]
+    components = COMPONENTS if name in BUNDLED else (0, 0)
     if not _is_plain(configured):
-        return shape_from(partial(build, configured), vision["image_size"], text.get("context_length", 77))
+        shape = shape_from(partial(build, configured), vision["image_size"], text.get("context_length", 77))
+        return replace(shape, components=components)
     vision, text = IMAGE_DEFAULTS | vision, TEXT_DEFAULTS | text
     prefix = "text." if configured.get("custom_text") else ""
     return BackboneShape(
@@ -263,6 +265,7 @@ def _shape(name: str, configured: Mapping[str, Any]) -> BackboneShape:
         words=text["width"],
         build=partial(build, configured),
         aside=("logit_scale", "logit_bias", "visual.proj", *(f"{prefix}text_projection{part}" for part in PROJECTION)),
+        components=components,
     )
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load
 
+from medfedvqa.models.backbone import Components
 from medfedvqa.models.local_folders import HALF
 from medfedvqa.models.open_clip_models import build as build_open_clip
 from medfedvqa.models.published_parts import MINILM, PREFIXES, sentence_tokenizer
@@ -70,6 +73,20 @@ BUNDLED = {
     "medclip3-open": BundledModel("medclip3-open.safetensors", ("open",)),
 }
 """The bundled weights. `auto` chooses the first that has not seen the data."""
+COMPONENTS = (32, 96)
+"""The principal components of pictures and of questions that come with each of them."""
+
+
+def components_file(weights: str) -> str:
+    """The name of the file with the principal components, beside a file of weights."""
+    return f"{weights.removesuffix('.safetensors')}.components.safetensors"
+
+
+@cache
+def bundled_components(name: str) -> Components:
+    """The principal components of a bundled backbone, float32 on the processor."""
+    file = resources.files("medfedvqa.models") / "weights" / components_file(BUNDLED[name].file)
+    return Components(**{part: tensor.float() for part, tensor in load(file.read_bytes()).items()})
 
 
 def has_published_parts(architecture: str) -> bool:

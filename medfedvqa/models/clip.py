@@ -9,7 +9,8 @@ import torch
 
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Depth, Features, TokenEmbeddings, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Components, Depth, Features, TokenEmbeddings, Tuning
+from medfedvqa.models.bundled import BUNDLED, bundled_components
 from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.picture_space import FeatureStore
@@ -80,6 +81,10 @@ class ClipBackbone(Backbone):
     def parameter(self, name: str) -> torch.Tensor:
         parameter: torch.Tensor = self.clip.get_parameter(name)
         return parameter
+
+    @property
+    def components(self) -> Components:
+        return bundled_components(self.name).to(self.device) if self.name in BUNDLED else super().components
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, Stacked(pictures), questions)

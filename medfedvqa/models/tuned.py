@@ -123,7 +123,7 @@ class TunedModel(AnswerModel):
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        return self.head.logits(values, self.shape, features, batch, chance)
+        return self.head.logits(values, self.backbone, features, batch, chance)
 
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
         return self.backbone.attention(batch.rows, self.tuned(values, batch))

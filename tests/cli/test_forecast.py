@@ -47,6 +47,21 @@ def test_more_patients_or_fewer_numbers_leave_more_of_what_sites_gain_together(m
     assert fewer["numbers"] < few["numbers"] and fewer["noise_over_signal"] < few["noise_over_signal"]
 
 
+def test_a_plan_names_the_smaller_head_that_the_number_of_patients_allows(medfedvqa: Command) -> None:
+    """Its noise over signal is that of the plan with the options that it names; more patients allow a larger head; a
+    job that already trains fewer values is proposed none."""
+    many, few = (forecast(medfedvqa, "--federation", size)["smaller_head"] for size in ("10x400", "10x100"))
+    assert many["numbers"] > few["numbers"] and many["noise_over_signal"] <= 0.4
+    options = [part for name, value in few["options"].items() for part in ("-O", f"{name}={value}")]
+    tried = forecast(medfedvqa, "--federation", "10x100", *options)
+    assert (tried["numbers"], tried["noise_over_signal"]) == (few["numbers"], pytest.approx(few["noise_over_signal"]))
+    tiny = [*options[:-1], "question_components=4"]
+    smallest = forecast(medfedvqa, "--federation", "10x100", *tiny)
+    assert smallest["smaller_head"] is None
+    words = medfedvqa(*PLAN, "--federation", "10x100").stdout
+    assert "-O fusion=components" in re.sub(r"\s+", " ", words) and f"{few['numbers']:,} numbers" in words
+
+
 def test_by_a_pilot_the_plan_says_from_how_many_patients_joining_pays(medfedvqa: Command, tmp_path: Path) -> None:
     """Its accuracies are means over the run's sites; with fewer patients than it names joining is not worth it, with
     more it is; and where sites were as good alone it never is."""

@@ -149,6 +149,14 @@ def test_a_patient_of_a_large_site_moves_a_step_by_at_most_the_clipping_norm(
     check_all(large, name, options, rate)
 
 
+@each_rate
+def test_a_patient_moves_a_step_of_the_head_of_components_by_at_most_the_clipping_norm(rate: float) -> None:
+    """The same claim for the head that is made for private training, which a bundled backbone alone comes with."""
+    neighbours = Neighbours(phantom.read(("site-001",)), "site-001", load_backbone("medclip2-vqarad"))
+    options = {"tuning": "classifier", "fusion": "components", "question_input": "tower"}
+    check_all(neighbours, "fedavg", options, rate)
+
+
 FIXED = {*QUICK, "sees", "order"}
 """Options that the next test leaves as they are: what makes it quick, and what a private job refuses."""
 NUMBERS: dict[str, st.SearchStrategy[Any]] = {

@@ -1,5 +1,6 @@
 """Answer heads: what each of them sees of picture and question, against the formulas, and what is refused."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,18 @@ import torch
 
 from medfedvqa.core import create
 from medfedvqa.errors import ConfigError
-from medfedvqa.models import Backbone, ClipBackbone, HeadConfig, TunedModel, TuningConfig, Values, check_head
+from medfedvqa.models import (
+    Backbone,
+    ClipBackbone,
+    HeadConfig,
+    TunedModel,
+    TuningConfig,
+    Values,
+    check_head,
+    load_backbone,
+    shape_of,
+)
+from medfedvqa.models.bundled import BUNDLED, COMPONENTS, bundled_components
 from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams, ngrams
 from privacy import SeededChance
 
@@ -123,6 +135,62 @@ def test_every_head_depends_on_what_it_sees_and_declares_what_it_trains(
     loss = model.logits(leaves, batch_of(model, [0, 1, 2], [0, 1, 2]), SeededChance(0)).square().sum()
     gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     assert all(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def test_the_head_of_components_is_one_layer_on_products_of_few_numbers() -> None:
+    """Each row is a constant, the question and the product of both in few directions, and all rows have length 8."""
+    backbone = load_backbone("medclip2-vqarad")
+    model, values = made(backbone, fusion="components", components=(2, 3))
+    assert {name: tuple(value.shape) for name, value in values.items()} == {"head.answers.weight": (5, 1 + 3 + 2 * 3)}
+    batch = batch_of(model, [0, 1, 2], [0, 2, 1])
+    features, few = model.features(values, batch), backbone.components
+    width = backbone.shape.towers["image"].width
+    expected = []
+    for row in features:
+        seen = (few.picture[:2] @ (row[:width] - few.picture_mean)).tolist()
+        asked = (few.question[:3] @ (row[width:] - few.question_mean)).tolist()
+        seen, asked = ([each / math.hypot(*part) for each in part] for part in (seen, asked))
+        expected.append([0.5, *asked, *(p * q for p in seen for q in asked)])
+    joined = torch.tensor(expected) * 8 / math.sqrt(2.25)
+    assert joined.norm(dim=1).tolist() == pytest.approx([8.0] * 3, rel=1e-5)
+    assert torch.allclose(model.logits(values, batch), joined @ values["head.answers.weight"].T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_each_bundled_backbone_comes_with_orthonormal_components(name: str) -> None:
+    """The server knows their numbers from the backbone's name; each file has them, on its towers' features."""
+    few = bundled_components(name)
+    for directions, mean, number in zip(
+        (few.picture, few.question), (few.picture_mean, few.question_mean), COMPONENTS, strict=True
+    ):
+        assert directions.shape == (number, len(mean))
+        assert torch.allclose(directions @ directions.T, torch.eye(number), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({"components": (33, 64)}, "up to 32 principal components of pictures and 96 of questions"),
+        ({"components": (16, 97)}, "up to 32 principal components of pictures and 96 of questions"),
+        ({"question": "both"}, "one linear layer on the features of both towers"),
+        ({"members": 2}, "one linear layer on the features of both towers"),
+    ],
+)
+def test_components_that_a_backbone_lacks_are_refused_before_any_site_reads_it(
+    head: dict[str, Any], message: str
+) -> None:
+    shape = shape_of("medclip2-slake")
+    with pytest.raises(ConfigError, match=message):
+        HeadConfig(5, fusion="components", **head).shapes(shape)
+
+
+def test_a_backbone_without_components_says_so(single: ClipBackbone, vilt: Backbone) -> None:
+    """A site's checkpoint and a backbone with one tower come without them."""
+    for backbone in (single, vilt):
+        with pytest.raises(ConfigError, match="up to 0 principal components"):
+            HeadConfig(5, fusion="components").shapes(backbone.shape)
+        with pytest.raises(ConfigError, match="comes without principal components"):
+            backbone.components  # noqa: B018  # reading it is what is tested
 
 
 def test_questions_that_a_backbone_takes_for_one_keep_their_own_ngrams(single: ClipBackbone) -> None:

@@ -37,7 +37,7 @@ def linear_probes(backbone: Backbone, corpus: Corpus, fit_on: int = 6000) -> lis
     test = [i for i in labelled if is_for_probes(i)]
     train = [i for i in labelled if not is_for_probes(i)]
     train = train[:: max(1, len(train) // fit_on)]
-    features = {part: _features(backbone, corpus.pixels[list(part)]) for part in (tuple(train), tuple(test))}
+    features = {part: picture_features(backbone, corpus.pixels[list(part)]) for part in (tuple(train), tuple(test))}
     probes = []
     for label in LABELS:
         names = sorted({corpus.pictures[i].labels[label] for i in train if label in corpus.pictures[i].labels})
@@ -53,7 +53,7 @@ def linear_probes(backbone: Backbone, corpus: Corpus, fit_on: int = 6000) -> lis
 
 
 @torch.no_grad()
-def _features(backbone: Backbone, pixels: torch.Tensor) -> torch.Tensor:
+def picture_features(backbone: Backbone, pixels: torch.Tensor) -> torch.Tensor:
     """The image features of uint8 [n, h, w], scaled to the backbone's input size."""
     size = (backbone.shape.image_size,) * 2
     chunks = []
