@@ -96,7 +96,7 @@ def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
 
 
 class NoteFile:
-    """Notes one after the other, each followed by an empty line; only ever added to. Writers take turns by a lock."""
+    """An append-only file of notes, each followed by an empty line. Writers take turns by a lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -120,7 +120,7 @@ def _convolution(
     *others: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """`others`: dilation and groups."""
+    """The rule for a convolution. `others`: dilation and groups."""
     padding = 0 if padding == "valid" else padding
     dilation, groups = (*others, *(1, 1)[len(others) :])[:2]
     dilation, groups = options.pop("dilation", dilation), options.pop("groups", groups)
@@ -150,7 +150,7 @@ def _transposed(
     *others: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """`others`: padding of the output, groups and dilation."""
+    """The rule for a transposed convolution. `others`: output padding, groups and dilation."""
     _simple(inputs, padding, others, options, ((0, 0), 1, (1, 1)))
     output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others))
     if of := recorder.range_of(weight):
@@ -176,7 +176,7 @@ def _grouped(
     padding: Any,
     groups: int,
 ) -> torch.Tensor:
-    """A convolution of groups of channels: each item's gradient of the weight is formed, group by group."""
+    """The rule for a convolution of groups of channels: computes each item's gradient of the weight, group by group."""
     output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, 1, groups))
     if of := recorder.range_of(weight):
         still, size = inputs.detach(), weight.shape[2:]

@@ -272,7 +272,7 @@ class Book:
         return events_of(debit for debit in debits if debit.job == job and site in (None, debit.site))
 
     def took_over(self, began: str) -> bool:
-        """Whether a charge that another ledger began, by the hash of its record there, was taken over."""
+        """Whether the charge that another ledger's record with hash `began` began was imported into this ledger."""
         return began in self.debits and began not in self.charges
 
     def all_debits(self, reserved: bool) -> Iterator[Debit]:

@@ -139,9 +139,9 @@ _BITS = {kind: 1 << bit for bit, kind in enumerate(Kind)}
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are asked for; `None` asks for all.
+    """Selects entries; a field that is `None` selects all.
 
-    `code` is that of a refused job, `kind` that of a tensor, `charged` is by the site's ledger.
+    `code`: of a refused job; `kind`: of a tensor; `charged`: only entries with a charge of the site's ledger.
     """
 
     site: str | None = None
@@ -294,7 +294,7 @@ class Index:
         return [(site, self._at(site, *place)) for site, *place in found]
 
     def entry(self, site: str, seq: int) -> Entry | None:
-        """One entry, if there is one. Raises `LogError` if it is no longer what was indexed."""
+        """The entry of this number, or None. Raises `LogError` if it is no longer what was indexed."""
         query = "SELECT seq, segment, offset FROM entries WHERE site = ? AND seq = ?"
         found = self._db.execute(query, (site, seq)).fetchone()
         return self._at(site, *found) if found else None
@@ -357,7 +357,7 @@ class Index:
         return [Spent(*row) for row in self._db.execute(query, (asked.site or "", asked.job or "", most))]
 
     def course(self, site: str) -> list[tuple[int, float, float]]:
-        """Charges (entry number, epsilon before and after), those in each of at most `POINTS` stretches as one."""
+        """The site's charges as (entry number, epsilon before, epsilon after), merged into at most `POINTS` steps."""
         stretch = 1 + self._logs[site].entries // POINTS
         query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
             GROUP BY seq / ? ORDER BY max(seq)"""

@@ -119,7 +119,7 @@ def _clipped(rows: Floats, most: float = 1.0) -> Floats:
 
 
 def _pair(rows: Sequence[float]) -> Floats:
-    """Long gradients along one direction, by their signs and lengths, [rows, numbers]."""
+    """Gradients along one direction, by their signed lengths, [rows, numbers]."""
     return np.outer(rows, np.full(WIDTH, WIDTH**-0.5))
 
 

@@ -124,7 +124,7 @@ def _untrained(data: "VQAData") -> Iterable[str]:
 
 
 def _repeated(rows: "list[Row]") -> Iterable[str]:
-    """A note on test questions that other parts ask of the same picture: their accuracy would be no test."""
+    """A note on test questions that train or validation rows ask of the same picture: they test nothing."""
     from medfedvqa.public_answers import fold
 
     trained = {(row.image, fold(row.question)) for row in rows if row.split != "test"}

@@ -190,7 +190,7 @@ def join_command(
     out: Annotated[Path, typer.Option(help="The folder for the joined report; new or empty.", callback=writable)],
     key: KeysOption = None,
 ) -> None:
-    """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
+    """Join sites' reports on one job into one, without facts about a single site; a broken report is refused."""
     from medfedvqa.federation.launch import check_new
     from privacy.report.join import JOINED
 

@@ -314,7 +314,7 @@ class Method(ABC, Generic[Config]):
         return values
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """The attention of a site's model to each part of the pictures of these rows, [rows, parts], line by line.
+        """The attention of a site's model to the parts of each row's picture, [rows, parts], parts in row-major order.
 
         Only the site sees it: no task sends it. Raises `ConfigError` if the method has none.
         """
@@ -341,7 +341,9 @@ class Method(ABC, Generic[Config]):
         """
 
     def check_kind(self, site: Site) -> None:
-        """Raises `ConfigError` if the method cannot learn from the site's kind of rows, here captions."""
+        """Raises `ConfigError` if the method cannot learn from the site's kind of rows. By default captions are
+        refused.
+        """
         if site.data.captioned:
             raise ConfigError(
                 f"the method '{self.name}' answers questions, and this site has pictures with captions: name a method "
@@ -351,8 +353,8 @@ class Method(ABC, Generic[Config]):
     def check_rows(self, data: SiteData) -> None:
         """Raises `DataError` if fewer than half of the site's train rows have an answer of the answer space.
 
-        The other rows are not learned. A site calls it only without differential privacy, where training reveals as
-        much; whoever starts a job on data of this machine calls it always.
+        The other rows are not learned. Under differential privacy a site does not call it, since the error would reveal
+        something about its rows; a run on this machine's data always calls it first.
         """
         answers, train = {*(self.public_answers or data.answers)}, data.train.answers.tolist()
         learned = sum(number >= 0 and data.answers[number] in answers for number in train)
@@ -363,7 +365,7 @@ class Method(ABC, Generic[Config]):
             )
 
     def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The list that a site reads its answers by: `declared`, or the job's if the rows must not make one."""
+        """The answer list that a site uses: `declared`, or else the job's where no list may be made from the rows."""
         return self.public_answers if declared is None and (self.dp or not self.needs_rows) else declared
 
     @property

@@ -31,7 +31,7 @@ class Task(ABC):
         return ()
 
     def under(self, private: bool) -> "Task":
-        """The task as a job trains it. `private`: under differential privacy, where each patient's gradient counts."""
+        """The task as a job trains it. `private`: under differential privacy, which needs each patient's gradient."""
         return self
 
     def check_answers(self, answers: tuple[str, ...] | None) -> None:

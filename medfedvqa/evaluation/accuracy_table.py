@@ -40,7 +40,7 @@ Entry = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class AnswerWay:
-    """One way of answering."""
+    """A row of the table: a baseline or a trained model, with its accuracies."""
 
     name: str
     """A baseline's name in `results.json`, `released` or one of `KEPT`."""

@@ -195,7 +195,8 @@ def mix_with_others(
 ) -> tuple[Tensors, int]:
     """This site's mixture, and the number of bytes of shares that it sent.
 
-    Raises `SiteError` naming the site that broke the attempt, or `RangeError` before anything is shared.
+    Raises `SiteError` naming the site that broke the attempt; before anything is shared, `RangeError` for a value that
+    does not fit.
     """
     # CrypTen takes seconds to import, and only these jobs need it.
     from privacy.secagg.communicator import MeteredWire

@@ -31,7 +31,7 @@ Proofs = Mapping[int, tuple[bytes, ...]]
 
 @dataclass(frozen=True)
 class Relayed:
-    """Another site's checkpoint, for a witness that knows the log up to the beginning of the proof."""
+    """Another site's checkpoint for a witness, with the consistency proof from the size that the witness knows."""
 
     key: VerifierKey
     note: Note

@@ -46,7 +46,7 @@ CHUNK = 256
 
 
 class RidgeConfig(ListedAnswers, frozen=True):
-    """Options."""
+    """Options of the method `ridge`."""
 
     units: int = Field(1024, ge=1, le=MOST_SPACE // 2, description="random units; there are twice as many features")
     question_input: QuestionInput = Field("both", description="the tower's features, hashed n-grams, or both")

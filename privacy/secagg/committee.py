@@ -58,7 +58,7 @@ class Group:
 
     @property
     def seat(self) -> int:
-        """This site's place among the members. Raises `ValueError` if it is none."""
+        """This site's place among the members. Raises `ValueError` if it is not a member."""
         return self.members.index(self.me)
 
 

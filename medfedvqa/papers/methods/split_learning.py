@@ -27,7 +27,7 @@ MIDDLE = "v_middle"
 
 
 class SplitLearningConfig(SplitConfig, ListedAnswers, frozen=True):
-    """Options."""
+    """Options of the method `split_learning`."""
 
 
 @register

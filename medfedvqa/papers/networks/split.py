@@ -119,7 +119,7 @@ class ServerNetworks:
         return values
 
     def rows(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor, training: bool) -> torch.Tensor:
-        """v_NHA from v_MHA [rows, width], [rows, space]. In training, `BUFFERS` change in place."""
+        """v_NHA [rows, space] from v_MHA [rows, width]. In training, `BUFFERS` change in place."""
         out = _linear(values, f"{NHA}out.", _linear(values, f"{NHA}hidden.", activations).relu())
         weight, bias = values[f"{NHA}norm.weight"], values[f"{NHA}norm.bias"]
         if self.norm == "layer":
@@ -128,7 +128,7 @@ class ServerNetworks:
         return F.batch_norm(out, mean, variance, weight, bias, training, _MOMENTUM)
 
     def answers(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor) -> torch.Tensor:
-        """v_LTA from v_APN [answers, width], [answers, space]."""
+        """v_LTA [answers, space] from v_APN [answers, width]."""
         return _linear(values, LTA, activations)
 
 
@@ -256,7 +256,7 @@ class MiddlePart(_Trained):
     def backward(self, gradient: torch.Tensor, rate: float) -> torch.Tensor:
         """One step, given the loss's gradient at the output. Returns the gradient at the activations, [rows, width].
 
-        Raises `FederationError` without a batch that went forward.
+        Raises `FederationError` if no batch went forward before.
         """
         if self._batch is None:
             raise FederationError("a gradient arrived that belongs to no batch: start the job again")

@@ -33,7 +33,7 @@ class SystemCurves:
 
     @property
     def ticks(self) -> list[int]:
-        """The first place, the one in the middle, and the last."""
+        """The first, the middle and the last place."""
         return sorted({self.places[0], self.places[len(self.places) // 2], self.places[-1]})
 
 
