@@ -105,7 +105,7 @@ class NoteFile:
         self._latest: Note | None = None
 
     def __iter__(self) -> Iterator[Note]:
-        """The notes, without what a crash left of the last; none if there is no file. Raises `NoteError`."""
+        """The notes, without a last one that a crash left incomplete; none if there is no file. Raises `NoteError`."""
         lines: list[str] = []
         length = 0
         for line in self._lines():

@@ -1,4 +1,4 @@
-"""Entries of the audit log: what a line holds, how it is hashed, and the two ways to read one, strict and fast.
+"""Entries of the audit log: the content of a line, its hash, and the two ways to read one, strict and fast.
 
 The fast way counts only if the struct, encoded again, gives the same bytes. Every other line (of a newer format, or
 damaged) goes to `parse_any`, whose error says what is wrong with it.

@@ -145,7 +145,7 @@ class OwnCheckpoints:
         return Checkpoint.parse(self.newest.text).size if self.newest else 0
 
     def dated(self) -> Iterator[Checkpoint]:
-        """The checkpoints whose own times count: the newest, and those that others have cosigned."""
+        """The checkpoints whose times are compared: the newest, and those that others have cosigned."""
         for note in [*self.cosigned, *([self.newest] if self.newest else [])]:
             yield Checkpoint.parse(note.text)
 

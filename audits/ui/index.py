@@ -1,4 +1,4 @@
-"""Where in the logs each entry stands, so that a page of entries is found without reading the rest.
+"""An index of the entries in the logs, so that a page of entries is found without reading the rest.
 
 The index lies in a temporary file of SQLite's own, which nobody else can open and which goes with the process; what a
 page shows is read from the logs again. Memory does not grow with the logs.
@@ -256,7 +256,7 @@ class Index:
                         self._insert(site, segment, offset, entry)
             except (OSError, LogError, sqlite3.Error) as error:
                 self._logs[site] = Follower(log.folder)  # which is stale: what was half taken in is forgotten
-                raise LogError(f"the log of {site} cannot be taken in: {_told(error)}") from None
+                raise LogError(f"the log of {site} cannot be indexed: {_told(error)}") from None
 
     def _forgotten(self, site: str) -> Follower:
         for table in ("entries", "passed", "tensors", "spent"):

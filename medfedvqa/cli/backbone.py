@@ -1,4 +1,4 @@
-"""`medfedvqa backbone`: which pretrained models load, and their shapes for those who have no weights."""
+"""`medfedvqa backbone`: lists and checks pretrained models, and writes their shapes for parties without the weights."""
 
 import json
 from pathlib import Path

@@ -116,7 +116,7 @@ class LazyCommand(Command):
         return self.loaded(), words
 
     def loaded(self) -> TyperCommand:
-        """The real command."""
+        """The command itself, from its imported module."""
         function = getattr(import_module(f"medfedvqa.cli.{self._source.module}"), self._source.function)
         return command_of(self._name, function)
 

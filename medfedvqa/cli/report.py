@@ -135,9 +135,9 @@ def report_command(
     ] = "officers",
     language: Annotated[Literal["en", "de"], typer.Option(help="The language of the page for patients.")] = "en",
 ) -> None:
-    """What a job released from this site and what it cost its patients: JSON, HTML and PDF, signed with the site's key.
+    """Write a report on what a job released from this site and what that cost its patients, signed with the site's key.
 
-    The job may still run. The log is signed as it is; nothing else of the site is changed.
+    It is JSON, HTML and PDF. The job may still run. The log is signed as it is; nothing else of the site is changed.
     """
     from medfedvqa.library.site_report import write_report
 

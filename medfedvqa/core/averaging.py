@@ -179,7 +179,7 @@ class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
 
     @property
     def task(self) -> Task:
-        """What the sites learn."""
+        """The task that the sites learn."""
         return QuestionAnswering(self)
 
 

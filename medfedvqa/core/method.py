@@ -1,4 +1,4 @@
-"""What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
+"""The interface of a federated method: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -268,9 +268,9 @@ class Method(ABC, Generic[Config]):
 
         With secure aggregation, further tasks after each task aggregate its uploads. Uploads that are not aggregated
         stay at the site, unless the method sends them in clear. No message holds an aggregate that only the sites know.
-        The tasks at the end draw a committee of sites.
+        The last tasks draw a committee of sites, if one is drawn.
 
-        Where test results leave in clear, a further task is the answer of a site whose policy withholds them.
+        Where test results leave in clear, one more task declares the answer of a site whose policy withholds them.
         """
         exchange = self.declared(shape)
         if self.dp is not None:

@@ -241,7 +241,9 @@ def summed(task: str) -> str:
 
 
 def handed_over(task: str) -> str:
-    """The name under which a site that is no member answers `averaging`: its shares are with the members."""
+    """The name under which a site that is not a member answers `averaging`, once it has sent its shares to the
+    members.
+    """
     return f"{task}/mean/shared"
 
 

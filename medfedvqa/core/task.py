@@ -1,4 +1,4 @@
-"""What the sites of a job learn: the model, and the loss of a row.
+"""The interface of a task that sites learn: the model, and the loss of a row.
 
 Everything else is the same for all tasks: the trainer, differential privacy by patient, the gate, the log, the ledger,
 sums on shares, the report and the kept model.

@@ -147,7 +147,7 @@ class FolderPairs:
         return len(self.paths)
 
     def pictures(self, size: int) -> torch.Tensor:
-        """All pictures, grey, float32 [pairs, 1, size, size] in 0..1. Raises `DataError` with the faulty pair's
+        """All pictures, grey, float32 [pairs, 1, size, size] in 0..1. Raises `DataError`, which gives a pair's
         number.
         """
         return torch.stack([load_image(path, size, number) for number, path in enumerate(self.paths)])

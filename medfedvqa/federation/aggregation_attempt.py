@@ -61,7 +61,7 @@ class Attempt:
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
-        """Raises `FederationError` if the server sent anything else, or sites out of order."""
+        """The announcement in a message. Raises `FederationError` if it is anything else, or has sites out of order."""
 
         def parse(fields: Any) -> Attempt:
             name, number = fields["name"], fields["number"]
@@ -109,7 +109,7 @@ class Opening:
 
     @classmethod
     def read(cls, message: Tensors) -> "Opening":
-        """Raises `FederationError` if the server sent anything else."""
+        """The announcement in a message. Raises `FederationError` if it is anything else."""
 
         def parse(fields: Any) -> Opening:
             return cls(str(fields["attempt"]), tuple(sorted(set(map(str, fields["sites"])))))

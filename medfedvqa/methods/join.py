@@ -97,7 +97,7 @@ class Join(Averaging[JoinConfig]):
 
     @property
     def has_personal_models(self) -> bool:
-        """See `Averaging.has_personal_models`: a site has only what it received, and what it trains from it."""
+        """See `Averaging.has_personal_models`. Here a site has only the received model, and what it trains from it."""
         return False
 
     @property

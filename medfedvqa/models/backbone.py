@@ -284,10 +284,11 @@ class Backbone(ABC):
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        """`pictures`: float32 [pictures, 1, size, size] in 0..1, or [pictures, 3, size, size] with colour if
-        `channels` is 3; `questions`: of all rows, repeated or not.
+        """The cache of a site's rows, below the blocks that this depth of tuning trains.
 
-        Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
+        `pictures`: float32 [pictures, 1, size, size] in 0..1, or [pictures, 3, size, size] with colour if `channels` is
+        3; `questions`: of all rows, repeated or not. Raises `ConfigError` for pictures of another size, and for a tower
+        with fewer blocks than `depth`.
         """
 
     def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> Cache:

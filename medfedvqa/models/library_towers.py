@@ -55,7 +55,9 @@ class LibraryImageTower:
         return self.encoder.pool(hidden)
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
-        """Raises `ConfigError`, because the position that represents the picture differs between libraries."""
+        """Not available: raises `ConfigError`, since the position that represents the picture differs between
+        libraries.
+        """
         raise ConfigError("attention to a picture is only shown for open_clip's own ViT towers and for ViLT")
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ def _isolated(place: VaultPlace) -> str:
 
 
 def _import_all() -> None:
-    """Imports at the start what the process of every job would otherwise spend seconds on."""
+    """Imports once the modules on which the process of every job would otherwise spend seconds."""
     import gc
     import logging
 

@@ -33,7 +33,9 @@ def same(first: float | None, second: float | None) -> bool:
 
 
 class ReplayedCharge(NamedTuple):
-    """A charge in the chain. `charge` is None if it was taken over from another ledger, without that one's figures."""
+    """A charge in the chain. `charge` is None for one that was imported from another ledger, whose figures are not
+    here.
+    """
 
     seq: int
     hash: str

@@ -137,7 +137,7 @@ def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
         if _digest(folder / name) != digests[name]:
             return VerdictPart("pages", BROKEN, "a page is not the one that was signed: it was edited")
     if absent:
-        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
+        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, but missing here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return VerdictPart("pages", BROKEN, f"{', '.join(unsigned)} was never signed")
     return VerdictPart("pages", SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
@@ -235,7 +235,7 @@ def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
     if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listing):
         return _withdrawal_part(withdrawal)
     if not any(code.version for code in ran):
-        return VerdictPart(CODE, NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
+        return VerdictPart(CODE, NOT_SHOWN, "no quoted entry names the version that ran the job")
     return VerdictPart(CODE, SHOWN, "no version that ran the job or made the report is withdrawn")
 
 

@@ -1,6 +1,7 @@
 """Checks that `medfedvqa doctor` makes of every kind of startup kit: files, folders, keys, certificates, disk, server.
 
-FLARE (2.9) serves connections with aiohttp, which answers any request for a page, behind mutual TLS, with a `Date`.
+The server's clock is read from its answer to a request for a page: FLARE (2.9) serves connections with aiohttp, which
+answers any such request, behind mutual TLS, with a `Date`.
 """
 
 import contextlib

@@ -71,7 +71,7 @@ class SPConfig(PreservingConfig, frozen=True):
 
 @register
 class SP(Preserving[SPConfig]):
-    """Similarity-preserving distillation (F. Tung and G. Mori, ICCV 2019): which rows of a batch are alike."""
+    """Similarity-preserving distillation (F. Tung and G. Mori, ICCV 2019) of the similarities among a batch's rows."""
 
     name = "sp"
     config_type = SPConfig

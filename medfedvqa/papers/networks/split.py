@@ -223,7 +223,7 @@ class ServerPart(_Trained):
     """The server's adapters for one site, in training."""
 
     def __init__(self, networks: ServerNetworks, contrast: RowContrast, seed: int) -> None:
-        """Parts with the same seed start alike."""
+        """Parts with the same seed have the same initial values."""
         self._networks, self._contrast = networks, contrast
         super().__init__(networks.initial(torch.Generator().manual_seed(seed)))
 
@@ -240,7 +240,7 @@ class MiddlePart(_Trained):
     """The part between a site's first and last one, in training: `forward`, then `backward`, for each batch."""
 
     def __init__(self, networks: ServerNetworks, seed: int) -> None:
-        """Parts with the same seed start alike."""
+        """Parts with the same seed have the same initial values."""
         self._networks = networks
         values = networks.initial(torch.Generator().manual_seed(seed))
         super().__init__({name: values[name] for name in networks.middle_shapes})

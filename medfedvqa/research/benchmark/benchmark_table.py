@@ -250,18 +250,18 @@ _UNSEEN = (
 
 
 def cell(summary: SeedSummary) -> str:
-    """`61.2 ± 1.4 [52, 70]`, in per cent."""
+    """Mean, deviation and interval in per cent, `61.2 ± 1.4 [52, 70]`."""
     low, high = summary.interval
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def p_cell(p: float) -> str:
-    """`0.023`, or `<0.001`."""
+    """A p value, `0.023` or `<0.001`."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def gain_cell(difference: Gain | None) -> str:
-    """`+2.1 [-0.4, 4.6]`, in points; a dash where there is nothing to compare with."""
+    """A gain in points with its interval, `+2.1 [-0.4, 4.6]`; a dash where there is nothing to compare with."""
     if difference is None:
         return ABSENT
     if difference.interval is None:

@@ -180,7 +180,7 @@ class ServerResult(BaseModel, frozen=True, extra="forbid"):
 
 
 class Result(BaseModel, frozen=True, extra="forbid"):
-    """One run."""
+    """The result of one run, a line of `results.jsonl`."""
 
     format: Literal[1] = FORMAT
     version: str

@@ -124,10 +124,7 @@ class PooledPair(nn.Module):
     def forward(
         self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor, existing: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, output], and the attention to regions, [rows, regions].
-
-        `present`: which words there are, bool [rows, words]; `existing`: which regions, bool [rows, regions].
-        """
+        """The pooled features, [rows, output], and the attention to regions, [rows, regions]."""
         question, _ = self.words(words, present)
         picture, weights = self.regions(regions, existing)
         return self.norm(picture + question), weights
