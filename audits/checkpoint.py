@@ -274,7 +274,7 @@ def signed_succession(old: AuditKey, new: AuditKey, size: int) -> Note:
 
 
 def read_successions(path: Path) -> list[Succession]:
-    """The statements in a file; none if there is no file. Raises `NoteError` for one that does not hold."""
+    """The statements in a file; none if there is no file. Raises `NoteError` for an invalid one."""
     return [Succession.parse(note) for note in NoteFile(path)]
 
 

@@ -352,7 +352,7 @@ class Index:
         return [TensorFacts(*row) for row in self._db.execute(query, (*chosen, most, skip))]
 
     def spent(self, asked: Filter, most: int) -> list[Spent]:
-        """Charges by site and job, in their order; of the filter, site and job count."""
+        """Charges by site and job, in their order. Only the filter's site and job apply."""
         query = """SELECT * FROM spent WHERE ? IN ('', site) AND ? IN ('', job) ORDER BY site, after, job LIMIT ?"""
         return [Spent(*row) for row in self._db.execute(query, (asked.site or "", asked.job or "", most))]
 

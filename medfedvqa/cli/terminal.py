@@ -1,4 +1,6 @@
-"""A terminal that obeys neither control sequences nor rich's markup in texts of others, and verdicts on it."""
+"""A terminal on which untrusted text has no effect, neither by control sequences nor by rich's markup; and how it
+prints verdicts.
+"""
 
 from collections.abc import Iterable
 from typing import Any

@@ -76,7 +76,7 @@ class Cut:
     def names(self, data: VQAData, split: Split) -> tuple[str, ...]:
         """The names of the sites that have questions of the split.
 
-        Raises `ConfigError` for a set whose rows do not name what they are cut by.
+        Raises `ConfigError` for a set whose rows lack the property by which they are cut.
         """
         if self.kind in _DEALT:
             stem, count = self.kind + (f"-{self.alpha:g}".replace(".", "p") if self.alpha else ""), self._count(data)

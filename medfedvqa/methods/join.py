@@ -75,7 +75,7 @@ class JoinConfig(FedAvgConfig, frozen=True):
 
 @register
 class Join(Averaging[JoinConfig]):
-    """An evaluation of an earlier job's model, which each site may train on from for itself."""
+    """An evaluation of an earlier job's model, which each site may then train further for itself."""
 
     name = "join"
     config_type = JoinConfig

@@ -65,7 +65,7 @@ class LibraryImageTower:
         return F.normalize(self.encoder.project(features), dim=-1)
 
     def shape(self, model: Any) -> TowerShape:
-        """The tower's shape; `model`, on the device `meta`, is the one that it belongs to."""
+        """The tower's shape. `model`: the whole model, on the device `meta`."""
         names = tuple(self.encoder.blocks)
         if not self.encoder.attends:
             widths, features = self._measured_widths(model)

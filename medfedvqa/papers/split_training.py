@@ -226,7 +226,9 @@ class SplitTraining(Method[Config]):
         return hub.collect("evaluate", {site: arrays_of(parts[site].values) for site in hub.sites})
 
     def activations_of(self, name: str, meaning: str, width: int | None = None) -> TensorSpec:
-        """The declaration of activations or their gradients, [batch_rows, width]; None is the cut's width."""
+        """The declaration of activations or their gradients, [batch_rows, width]; `width`: by default that of
+        the cut.
+        """
         size = (self.config.batch_rows, width or self.config.width)
         return TensorSpec(name, size, "float32", Kind.ACTIVATIONS, meaning)
 

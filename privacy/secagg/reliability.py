@@ -3,8 +3,8 @@
 Every opened value is under a uniform mask. Numbers are in fixed point, with the bits that the constants name.
 
 A secret z is opened once as z + r, where r is uniform and dealt. Then z is a combination of dealt numbers with public
-factors; so are z without its low bits, and whether z is below a limit. A product of such
-combinations needs the products of their dealt numbers, which the dealer deals.
+factors. The same holds for z without its low bits, and for the bit that says whether z is below a limit. A product of
+such combinations needs the products of their dealt numbers, which the dealer deals.
 """
 
 import itertools

@@ -57,7 +57,7 @@ SERVER, CLOCK = "server", "clock against the server"
 
 
 def hardening_checks(kit: Path, party: Party) -> list[Check]:
-    """The checks of a party's kit, or a single failed one if a file does not have its form."""
+    """The checks of a party's kit, or a single failed one if a file is malformed."""
     try:
         return kit_checks(kit, party)
     except (AttributeError, TypeError, ValueError):

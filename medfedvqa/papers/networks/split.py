@@ -175,7 +175,9 @@ def info_nce(scores: torch.Tensor, negatives: torch.Tensor, included: bool) -> t
 
 
 def same_rows(activations: torch.Tensor) -> torch.Tensor:
-    """Which rows of [rows, width] are equal, bool [rows, rows]. v_APN of one answer is equal to the bit."""
+    """Which rows of [rows, width] are equal, bool [rows, rows]. Rows with the same answer have the same bits in
+    v_APN.
+    """
     group: torch.Tensor = torch.unique(activations, dim=0, return_inverse=True)[1]
     return group[:, None] == group
 

@@ -51,7 +51,7 @@ class Attention(nn.Module):
         present: torch.Tensor | None = None,
         prior: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [rows, n, width] that attend to `others` [rows, m, width], [rows, n, width].
+        """The output, [rows, n, width], of states [rows, n, width] that attend to `others` [rows, m, width].
 
         `present`: which of the others there are, bool [rows, m]; `prior`: added to scores, [rows, heads, n, m].
         """
