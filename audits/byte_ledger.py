@@ -130,8 +130,8 @@ class FrameCount:
 class ResultCount:
     """Counts of one task's result: how often a job's process encoded it, and with how many tensors.
 
-    Sums over the messages: `nbytes` of the tensors' values, `beside` of audit data, `encoded`
-    bytes of whole messages.
+    Sums of bytes over the messages: `nbytes` (values of the tensors), `beside` (audit data), `encoded` (whole
+    messages).
     """
 
     task: str
@@ -254,7 +254,7 @@ def reconcile(entries: Iterable[Entry]) -> Reconciliation:
 
 @dataclass
 class _Session:
-    """One start of one process."""
+    """One run of a process, with the number of the next entry that it should have."""
 
     process: str
     job: str | None

@@ -96,7 +96,7 @@ def signed_checkpoint(key: AuditKey, size: int, root: bytes) -> Note:
 
 
 class NoteFile:
-    """Notes one after the other, each followed by an empty line; only ever added to. Writers take turns by a lock."""
+    """An append-only file of notes, each followed by an empty line. Writers take turns by a lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,7 +105,7 @@ class NoteFile:
         self._latest: Note | None = None
 
     def __iter__(self) -> Iterator[Note]:
-        """The notes, without what a crash left of the last; none if there is no file. Raises `NoteError`."""
+        """The notes, without a last one that a crash left incomplete; none if there is no file. Raises `NoteError`."""
         lines: list[str] = []
         length = 0
         for line in self._lines():
@@ -274,7 +274,7 @@ def signed_succession(old: AuditKey, new: AuditKey, size: int) -> Note:
 
 
 def read_successions(path: Path) -> list[Succession]:
-    """The statements in a file; none if there is no file. Raises `NoteError` for one that does not hold."""
+    """The statements in a file; none if there is no file. Raises `NoteError` for an invalid one."""
     return [Succession.parse(note) for note in NoteFile(path)]
 
 

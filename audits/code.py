@@ -62,7 +62,7 @@ class CodePart:
 
 @dataclass(frozen=True)
 class JobCode:
-    """All parts, each once and in order."""
+    """The code that runs a job: all parts, each once and in order."""
 
     parts: tuple[CodePart, ...]
 

@@ -1,4 +1,4 @@
-"""Entries of the audit log: what a line holds, how it is hashed, and the two ways to read one, strict and fast.
+"""Entries of the audit log: the content of a line, its hash, and the two ways to read one, strict and fast.
 
 The fast way counts only if the struct, encoded again, gives the same bytes. Every other line (of a newer format, or
 damaged) goes to `parse_any`, whose error says what is wrong with it.
@@ -372,7 +372,7 @@ def _struct(kind: type) -> type[msgspec.Struct]:
 
 
 def _type(hint: Any, absent: type = NoneType) -> Any:
-    """The `msgspec` type for an annotation; raw JSON where the grammar has to check numbers and objects."""
+    """The `msgspec` type for an annotation; raw JSON for numbers and objects, which this module checks itself."""
     if get_origin(hint) is UnionType:
         (inner,) = (_type(member) for member in get_args(hint) if member is not NoneType)
         return inner if inner is msgspec.Raw and absent is NoneType else inner | absent

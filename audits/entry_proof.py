@@ -190,7 +190,8 @@ def issue(folder: Path, seq: int, key: AuditKey) -> tuple[bytes, bytes]:
 
 
 def check_receipt(encoded: bytes, entry: bytes, keys: Collection[VerifierKey]) -> dict[str, Any]:
-    """The entry's record. Raises `NoteError` unless each of `keys` verifies the receipt, `LogError` for no entry.
+    """The entry's record. Raises `NoteError` unless each of `keys` verifies the receipt, `LogError` for bytes of no
+    entry.
 
     The signature covers the tree's root alone, so nothing vouches for the tree's size.
     """

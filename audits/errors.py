@@ -187,7 +187,9 @@ class OlderFormat(LogError):
 
 
 class NoteError(LogError):
-    """A key, note or checkpoint is damaged, or not what it should be; never stops training, is logged as a finding."""
+    """A key, note or checkpoint is damaged or not the expected one. It never stops training, and is logged as a
+    finding.
+    """
 
 
 class ForkFound(NoteError):

@@ -116,7 +116,7 @@ def _pieces(text: str, allowed: str, runs: bool) -> list[str]:
 
 
 def number(letter: str) -> str:
-    """The escape sequence of a character that would not be visible."""
+    """The escape sequence for an invisible character."""
     return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
 
 

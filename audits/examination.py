@@ -145,7 +145,7 @@ class OwnCheckpoints:
         return Checkpoint.parse(self.newest.text).size if self.newest else 0
 
     def dated(self) -> Iterator[Checkpoint]:
-        """The checkpoints whose own times count: the newest, and those that others have cosigned."""
+        """The checkpoints whose times are compared: the newest, and those that others have cosigned."""
         for note in [*self.cosigned, *([self.newest] if self.newest else [])]:
             yield Checkpoint.parse(note.text)
 
@@ -501,7 +501,7 @@ def _others_receipts(walk: Walk, facts: _LogFacts) -> VerdictPart:
 
 
 def sites_of(logs: dict[str, Path], run: Path) -> dict[str, tuple[Path, tuple[Path, ...]]]:
-    """The folder of each log in a run, and the run's folder to compare it with; none for a single log."""
+    """By site, the folder of its log and the folders to compare it with: the run's, or none for a single log."""
     alone = set(logs.values()) == {run}
     return {site: (folder, () if alone else (run,)) for site, folder in logs.items()}
 

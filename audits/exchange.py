@@ -255,7 +255,7 @@ def joint_norm(tensors: Mapping[str, NDArray[Any]]) -> float:
 
 
 def clip_to_norm(tensors: Mapping[str, NDArray[Any]], most_norm: float) -> Tensors:
-    """The tensors, scaled down together if their joint norm exceeds the limit; dtypes stay."""
+    """The tensors, scaled down together if their joint norm exceeds the limit; they keep their dtypes."""
     import numpy as np
 
     norm = joint_norm(tensors)

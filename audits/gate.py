@@ -61,7 +61,7 @@ class LogCharge:
 
 @dataclass(frozen=True)
 class _Way:
-    """One of the two ways through the gate."""
+    """One direction through the gate: its event, the tensors that a task declares for it, and its error."""
 
     direction: str
     event: Event

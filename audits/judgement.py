@@ -31,7 +31,7 @@ class VerdictPart:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One of the three verdicts."""
+    """A verdict: the results of its checks."""
 
     parts: tuple[VerdictPart, ...]
 

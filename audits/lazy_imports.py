@@ -24,7 +24,9 @@ def places(file: str) -> dict[str, tuple[str, str]]:
 
 
 def at_first_use(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for `package`, whose `__init__` is `file`: modules are imported at first use."""
+    """The functions `__getattr__` and `__dir__` for `package`, whose `__init__` is `file`: modules are imported at
+    first use.
+    """
 
     def find(name: str) -> Any:
         if name not in places(file):

@@ -33,12 +33,12 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Sharing:
-    """One attempt at a computation on shares, with its participants. Its log entries hold it, and its sentence as
-    their reason.
+    """One attempt at a computation on shares, with its participants. Its log entries hold it as `sharing`, and its
+    sentence as `reason`.
 
     `dealer` hands out correlated randomness and must not collude with a site; empty if there is none. `computed`: a
-    phrase about the computing sites, their choice, and who together could open what; empty if an earlier entry has
-    it. `private`: whether the inputs are under differential privacy.
+    phrase about the computing sites, their choice, and who together could open what; empty if an earlier entry has it.
+    `private`: whether the inputs are under differential privacy.
     """
 
     attempt: str

@@ -59,7 +59,7 @@ class VerifierKey:
 
     @property
     def of_witness(self) -> str:
-        """The text form in which witnesses give their keys, which says that it cosigns."""
+        """The key as witnesses publish theirs: `NAME+ID+KEY` with the id of a cosigning key."""
         return self._text(_COSIGNED)
 
     def signed(self, note: "Note") -> bool:

@@ -1,7 +1,7 @@
-"""Asks a witness outside of the federation to cosign a log's newest checkpoint, and is such a witness for other logs.
+"""Asks a witness outside of the federation to cosign a log's newest checkpoint, and serves as a witness for other logs.
 
-Source: C2SP tlog-witness, `add-checkpoint`. The signed checkpoint and hashes of the tree go out, and nothing else.
-The service listens on 127.0.0.1 only: a web server in front of it provides TLS.
+Source: C2SP tlog-witness, `add-checkpoint`. The signed checkpoint and hashes of the tree go out, and nothing else. The
+service listens on 127.0.0.1 only: a web server in front of it provides TLS.
 """
 
 import base64
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Also what the base class refuses: another method, a malformed request."""
+        """Answers requests that the base class refuses: another method, a malformed request."""
         self.close_connection = True  # what is refused is not read
         self._send(text_answer(HTTPStatus(code), "A witness answers POST /add-checkpoint."))
 

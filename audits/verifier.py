@@ -28,7 +28,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class Expiry:
-    """The first `entries` of the log lose their lines, after at least `days`."""
+    """An expiry that the log records: the lines of its first `entries` were deleted after at least `days`."""
 
     entries: int
     days: int

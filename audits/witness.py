@@ -37,7 +37,7 @@ MAX_PROOF = 128
 
 
 class Witness:
-    """Remembers in `folder`; safe for several threads and processes.
+    """A witness whose memory is in `folder`; safe for several threads and processes.
 
     A log's key is the one that is pinned, or else the first that was shown. Raises `LogError` if the folder cannot be
     made.
@@ -99,8 +99,8 @@ class Witness:
     def cosign(self, note: Note, proof: Sequence[bytes] = ()) -> Note:
         """The note with its signature and this witness's, which is on disk before this returns.
 
-        `proof`: that the checkpoint continues the one of `position`. Raises `ForkFound` where two notes contradict each
-        other, `NoteError` where one is not signed by the log's key or the proof does not hold, `LogError`.
+        `proof`: the consistency proof from the checkpoint of `position`. Raises `ForkFound` where two notes contradict
+        each other, `NoteError` where one is not signed by the log's key or the proof does not hold, `LogError`.
         """
         (result,) = self.cosign_all([(note, proof)])
         if isinstance(result, NoteError):

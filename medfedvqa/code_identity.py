@@ -195,7 +195,7 @@ def _requirements(lines: Iterable[str] | None, extras: frozenset[str] = frozense
 def _compare_with_records(names: set[str]) -> None:
     """Raises `ChangedCode` if a loaded module of these distributions is not the file that RECORD lists.
 
-    A module in one of their packages that is not listed was not installed with it.
+    A module in one of their packages that RECORD does not list is refused too: it was not installed with the package.
     """
     listed = _listed(*((folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()))
     for name, module in [*sys.modules.items()]:

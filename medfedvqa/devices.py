@@ -95,7 +95,7 @@ def exact_float32(device: str) -> None:
 
 @contextmanager
 def memory_in_words(device: str, option: str = "", size: int = 1) -> Iterator[None]:
-    """Raises `DeviceMemoryError` instead of torch's own errors when the memory is too small.
+    """A context in which torch's out-of-memory errors become `DeviceMemoryError`.
 
     `option`: the option that sets the batch size, which the error names; `size`: its value.
     """

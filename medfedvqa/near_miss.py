@@ -10,7 +10,7 @@ MOST, LEAST = 2, 0.65
 
 
 def suggestion(typed: str, names: Iterable[str]) -> str:
-    """`did you mean 'rounds'?` for a name that resembles one of `names`; empty if none does."""
+    """The question `did you mean 'rounds'?` for a name that resembles one of `names`; empty if none does."""
     lowered = {name.lower().lstrip("-"): name for name in names}
     close = get_close_matches(typed.lower().lstrip("-"), lowered, MOST, cutoff=LEAST)
     return f"did you mean {' or '.join(repr(lowered[name]) for name in close)}?" if close else ""

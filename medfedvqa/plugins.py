@@ -54,7 +54,7 @@ class PlugInRefused(ConfigError):
 
 @dataclass(frozen=True)
 class PlugIn:
-    """An installed distribution that offers something."""
+    """An installed distribution that offers methods, readers, backbones or networks."""
 
     name: str
     """The distribution's normalised name."""
@@ -197,8 +197,8 @@ def check(group: Group, name: str, allowed: Mapping[str, str]) -> bool:
         )
     if allowed[plug_in.name] != plug_in.sha256:
         raise PlugInRefused(
-            f"the distribution '{plug_in.name}' has other code than the one that is allowed here: look at it, then "
-            "write down the digest that `medfedvqa plugins` prints"
+            f"the distribution '{plug_in.name}' has other code than is allowed here: review it, then allow the "
+            "digest that `medfedvqa plugins` prints"
         )
     return True
 

@@ -237,7 +237,7 @@ def _epsilons(figures: Callable[[], Sequence[float]]) -> list[float]:
 
 
 def _mu(history: Canonical) -> float:
-    """Mechanisms of mu_1, mu_2, ... compose to the root of the sum of their squares."""
+    """The mu of all mechanisms together: the root of the sum of their squared mus."""
     try:
         return math.sqrt(math.fsum(event.mu_squared for event in history))
     except ArithmeticError:

@@ -190,8 +190,8 @@ def reliability_weights(
 
 
 def kept_parts(most_share: float, others: int) -> int:
-    """The largest k for which no weight exceeds `most_share` if k/PARTS of each weight stays and the rest is spread
-    evenly over all others. It depends on public figures alone.
+    """The largest k such that no weight exceeds `most_share` once k/PARTS of each weight is kept and the rest is spread
+    evenly over all other sites. It depends on public figures alone.
 
     Raises `AggregationError` if even equal weights exceed `most_share`.
     """

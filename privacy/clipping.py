@@ -3,9 +3,9 @@
 There are three forms. `Separate` holds a gradient for each patient. `Products` holds the rows whose outer products sum
 to it ("ghost clipping", Li et al., ICLR 2022). `Lookups` holds gradients of the rows of a table that were looked up.
 
-A patient's contribution depends on the patient's own rows alone. So do the formula for its norm, and whether it is
-summed alone. Of a product in single precision only a bound of the norm is known, from the rounding of inner products:
-clipping uses that bound.
+A patient's contribution depends on the patient's own rows alone, and so does the choice between ways to compute its
+norm and its sum. Products in single precision round, so that only a bound on their norm is known: clipping uses this
+bound.
 
 Under differential privacy, the first dimension of every tensor between a model's trained values is over items that each
 belong to one patient: rows, distinct pictures, distinct beginnings of questions. A model declares them by `owned`.
@@ -26,7 +26,8 @@ _owners: ContextVar[torch.Tensor | None] = ContextVar("owners", default=None)
 
 @contextmanager
 def owned(owners: torch.Tensor | None) -> Iterator[None]:
-    """Within it, the first dimension of tensors is over items of these patients, int64 [items] in ascending order.
+    """A context in which the first dimension of tensors is over items of these patients, int64 [items] in ascending
+    order.
 
     None if patients do not matter: in plain training, and without training.
     """
@@ -77,11 +78,11 @@ class Segments:
         ]
 
     def of_rows(self, per_patient: torch.Tensor) -> torch.Tensor:
-        """[patients, ...] to [rows, ...]."""
+        """Repeats each patient's value for its rows: [patients, ...] to [rows, ...]."""
         return per_patient.repeat_interleave(self.counts, dim=0)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, ...] to [patients, ...], in double precision where the rows are."""
+        """Sums each patient's rows, in double precision if the rows are: [rows, ...] to [patients, ...]."""
         owners = torch.arange(len(self.counts), device=rows.device).repeat_interleave(self.counts)
         return rows.new_zeros(len(self.counts), *rows.shape[1:]).index_add_(0, owners, rows)
 
@@ -122,7 +123,9 @@ class Separate:
 
 @dataclass(frozen=True)
 class Products:
-    """The sum over a patient's rows of left times right: the gradient of rows `first` to `end` of a matrix."""
+    """The gradient of rows `first` to `end` of a matrix: the sum over a patient's rows of outer products, left times
+    right.
+    """
 
     value: torch.Tensor
     first: int
@@ -273,7 +276,7 @@ def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _lengths(rows: torch.Tensor) -> torch.Tensor:
-    """The length of each row, float64 [rows], raised by the most that float32 may lose of very small numbers."""
+    """The length of each row, float64 [rows], plus the most that float32 may lose of very small numbers."""
     lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     return lengths.double() + FLOOR * math.sqrt(rows.shape[1])
 

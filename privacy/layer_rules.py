@@ -120,7 +120,7 @@ def _convolution(
     *others: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """`others`: dilation and groups."""
+    """The rule for a convolution. `others`: dilation and groups."""
     padding = 0 if padding == "valid" else padding
     dilation, groups = (*others, *(1, 1)[len(others) :])[:2]
     dilation, groups = options.pop("dilation", dilation), options.pop("groups", groups)
@@ -150,7 +150,7 @@ def _transposed(
     *others: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """`others`: padding of the output, groups and dilation."""
+    """The rule for a transposed convolution. `others`: output padding, groups and dilation."""
     _simple(inputs, padding, others, options, ((0, 0), 1, (1, 1)))
     output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, *others))
     if of := recorder.range_of(weight):
@@ -176,7 +176,7 @@ def _grouped(
     padding: Any,
     groups: int,
 ) -> torch.Tensor:
-    """A convolution of groups of channels: each item's gradient of the weight is formed, group by group."""
+    """The rule for a convolution of groups of channels: computes each item's gradient of the weight, group by group."""
     output = _watched(function(inputs, _still(weight), _still(bias), stride, padding, 1, groups))
     if of := recorder.range_of(weight):
         still, size = inputs.detach(), weight.shape[2:]
@@ -354,22 +354,24 @@ def _product(recorder: "Recorder", function: Any, first: Any, second: Any) -> to
 
 
 def _summed(gradient: torch.Tensor, width: int) -> torch.Tensor:
-    """[items, ..., width] summed over all positions of an item."""
+    """The gradient [items, ..., width], summed over all positions of each item."""
     return gradient.reshape(len(gradient), -1, width).sum(1)
 
 
 def _by_channel(gradient: torch.Tensor) -> torch.Tensor:
-    """[items, channels, ...] summed over all places of an item."""
+    """The gradient [items, channels, ...], summed over all places of each item."""
     return gradient.reshape(*gradient.shape[:2], -1).sum(2)
 
 
 def _places(maps: torch.Tensor) -> torch.Tensor:
-    """[items, channels, height, width] to [items * places, channels]."""
+    """Maps [items, channels, height, width] as rows of places, [items * places, channels]."""
     return maps.flatten(2).transpose(1, 2).reshape(-1, maps.shape[1])
 
 
 def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """[items, ...] summed over the dimensions along which a value of `shape` was broadcast, [items, numbers]."""
+    """The gradient [items, ...], summed over the dimensions along which a value of `shape` was broadcast: [items,
+    numbers].
+    """
     extra = gradient.dim() - len(shape)
     if len(shape) == gradient.dim() and shape[0] != 1:
         raise SettingsError("a parameter has separate values for each item of a batch: no gradient by patient")

@@ -373,7 +373,7 @@ class Ledger:
         return self._book.jobs.get((self._site, job))
 
     def _about(self, event: str, job: str, **terms: object) -> Record:
-        """A record about this site's part of a job. It names the site unless that opened the ledger."""
+        """A record about this site's part of a job. It names the site, unless this site opened the ledger."""
         opener = self._book.origin is None or self._book.origin[0] == self._site
         return _record(event, job=job, **({} if opener else {"site": self._site}), **terms)
 

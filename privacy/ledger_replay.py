@@ -272,7 +272,9 @@ class Book:
         return events_of(debit for debit in debits if debit.job == job and site in (None, debit.site))
 
     def took_over(self, began: str) -> bool:
-        """Whether a charge that another ledger began, by the hash of its record there, was taken over."""
+        """Whether this ledger imported another ledger's charge. `began`: the hash of the record there that began the
+        charge.
+        """
         return began in self.debits and began not in self.charges
 
     def all_debits(self, reserved: bool) -> Iterator[Debit]:
@@ -354,7 +356,7 @@ class Book:
     @property
     def _opener(self) -> str:
         if self.origin is None:
-            raise ValueError("the first record opens the ledger")
+            raise ValueError("the first record must open the ledger")
         return self.origin[0]
 
     def _require_cohort(self, cohort: str) -> None:

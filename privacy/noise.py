@@ -43,14 +43,14 @@ class Randomness(Protocol):
     """Whether it is repeatable, so that it protects nobody."""
 
     def rounded_normal(self, count: int, deviation: float) -> torch.Tensor:
-        """[count] whole numbers, float64 on the CPU: independent Gaussians of mean 0, each rounded to the nearest.
+        """Independent Gaussians of mean 0, each rounded to the nearest whole number: [count], float64 on the CPU.
 
         Raises `NoiseError` unless the standard deviation is positive and at most `MOST_DEVIATION`.
         """
         ...
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """[count] independent multiples of 2**-53, uniform in [0, 1)."""
+        """Independent multiples of 2**-53, uniform in [0, 1): [count]."""
         ...
 
     def secret(self) -> bytes:

@@ -47,7 +47,7 @@ class SiteKey:
 
 
 def load_key(folder: Path, create: bool) -> SiteKey:
-    """The key in `folder`. If there is none and `create` is true, makes one of the system's randomness.
+    """The key in `folder`. If there is none and `create` is true, makes a random one.
 
     Raises `LedgerError` if it is missing, damaged or unreadable, or if others may read it.
     """

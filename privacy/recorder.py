@@ -73,7 +73,7 @@ class Recorder(TorchFunctionMode):
         return entry[1] if entry else None
 
     def show(self, tensor: torch.Tensor, range_: Range) -> torch.Tensor:
-        """Registers a tensor as a view of this range."""
+        """Registers a tensor as a view of this range, and returns it."""
         self._ranges[id(tensor)] = tensor, range_
         return tensor
 

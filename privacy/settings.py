@@ -170,7 +170,7 @@ class DPSettings:
 
 
 def _least(kind: type[CountsMechanism], target: float, delta: float, releases: int) -> CountsMechanism:
-    """One release by this mechanism, with the least noise at which `releases` of them keep within the target."""
+    """The mechanism for one release, with the least noise that keeps `releases` of them within the target."""
     return kind.for_counts(calibrate(target, delta, lambda noise: [kind.for_counts(noise).times(releases)]))
 
 

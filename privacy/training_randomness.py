@@ -65,7 +65,7 @@ class PatientStreams:
         self._keys: dict[str, bytes] = {}
 
     def words(self, patient: str, purpose: str, count: int) -> NDArray[np.uint32]:
-        """[count] words of the patient's ChaCha20 keystream (RFC 8439) for this purpose."""
+        """The first `count` words of the patient's ChaCha20 keystream (RFC 8439) for this purpose."""
         if patient not in self._keys:
             self._keys[patient] = hmac.digest(self._secret, patient.encode("utf-8", "surrogatepass"), "sha256")
         nonce = hashlib.sha256(purpose.encode()).digest()[:NONCE_BYTES]
@@ -73,7 +73,7 @@ class PatientStreams:
         return np.frombuffer(cipher.encryptor().update(bytes(4 * count)), dtype=np.uint32)
 
     def uniform(self, patient: str, purpose: str, count: int) -> NDArray[np.float64]:
-        """[count] multiples of 2**-53, uniform in [0, 1)."""
+        """Multiples of 2**-53, uniform in [0, 1), from the patient's keystream: [count]."""
         words = self.words(patient, purpose, 2 * count).view(np.uint64)
         return np.asarray((words >> np.uint64(11)) * 2.0**-53)
 
@@ -88,7 +88,7 @@ class PatientChance:
         self._apart: dict[str, PatientChance] = {}
 
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
-        """Raises `SettingsError` outside of `owned`: the owners of the items must be known."""
+        """See `Chance.uniform`. Raises `SettingsError` outside of `owned`: the owners of the items must be known."""
         return torch.from_numpy((self._words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24))
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where in the logs each entry stands, so that a page of entries is found without reading the rest.
+"""An index of the entries in the logs, so that a page of entries is found without reading the rest.
 
 The index lies in a temporary file of SQLite's own, which nobody else can open and which goes with the process; what a
 page shows is read from the logs again. Memory does not grow with the logs.
@@ -139,9 +139,9 @@ _BITS = {kind: 1 << bit for bit, kind in enumerate(Kind)}
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are asked for; `None` asks for all.
+    """Selects entries; a field that is `None` selects all.
 
-    `code` is that of a refused job, `kind` that of a tensor, `charged` is by the site's ledger.
+    `code`: of a refused job; `kind`: of a tensor; `charged`: only entries with a charge of the site's ledger.
     """
 
     site: str | None = None
@@ -256,7 +256,7 @@ class Index:
                         self._insert(site, segment, offset, entry)
             except (OSError, LogError, sqlite3.Error) as error:
                 self._logs[site] = Follower(log.folder)  # which is stale: what was half taken in is forgotten
-                raise LogError(f"the log of {site} cannot be taken in: {_told(error)}") from None
+                raise LogError(f"the log of {site} cannot be indexed: {_told(error)}") from None
 
     def _forgotten(self, site: str) -> Follower:
         for table in ("entries", "passed", "tensors", "spent"):
@@ -294,7 +294,7 @@ class Index:
         return [(site, self._at(site, *place)) for site, *place in found]
 
     def entry(self, site: str, seq: int) -> Entry | None:
-        """One entry, if there is one. Raises `LogError` if it is no longer what was indexed."""
+        """The entry of this number, or None. Raises `LogError` if it is no longer what was indexed."""
         query = "SELECT seq, segment, offset FROM entries WHERE site = ? AND seq = ?"
         found = self._db.execute(query, (site, seq)).fetchone()
         return self._at(site, *found) if found else None
@@ -352,12 +352,12 @@ class Index:
         return [TensorFacts(*row) for row in self._db.execute(query, (*chosen, most, skip))]
 
     def spent(self, asked: Filter, most: int) -> list[Spent]:
-        """Charges by site and job, in their order; of the filter, site and job count."""
+        """Charges by site and job, in their order. Only the filter's site and job apply."""
         query = """SELECT * FROM spent WHERE ? IN ('', site) AND ? IN ('', job) ORDER BY site, after, job LIMIT ?"""
         return [Spent(*row) for row in self._db.execute(query, (asked.site or "", asked.job or "", most))]
 
     def course(self, site: str) -> list[tuple[int, float, float]]:
-        """Charges (entry number, epsilon before and after), those in each of at most `POINTS` stretches as one."""
+        """The site's charges as (entry number, epsilon before, epsilon after), merged into at most `POINTS` steps."""
         stretch = 1 + self._logs[site].entries // POINTS
         query = """SELECT max(seq), min(before), max(after) FROM entries WHERE site = ? AND charged
             GROUP BY seq / ? ORDER BY max(seq)"""

@@ -1,4 +1,4 @@
-"""The frame of pages for a browser on the same machine, and for nothing else.
+"""A web server for a browser on the same machine, and for nothing else.
 
 Only 127.0.0.1 is listened on; addresses begin with a random token; the `Host` header has to name this server, so that a
 page from elsewhere whose name was made to resolve here (DNS rebinding) gets nothing; there is no script, no cookie, and
@@ -43,7 +43,7 @@ _MOST_FIELDS = 8
 def read_upload(headers: Message, body: RequestBody, most: int) -> Upload:
     """The fields of the form in a request's body. Raises `ValueError` for another form, and for one that is too large.
 
-    Nothing is read of a body that is too large. Files' names are not kept.
+    A body that is too large is not read. The names of uploaded files are dropped.
     """
     lengths, kind = headers.get_all("Content-Length") or [], _BOUNDARY.fullmatch(headers.get("Content-Type", ""))
     if len(lengths) != 1 or not lengths[0].isdecimal() or int(lengths[0]) > most or kind is None:

@@ -41,7 +41,7 @@ Judge = Callable[[], Examination]
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found about a log at `time` (UTC), or why nothing can be."""
+    """The verdicts on a log at `time` (UTC), or the reason why there are none."""
 
     time: str
     found: Examination | None

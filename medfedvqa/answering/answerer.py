@@ -126,7 +126,7 @@ class Answerer:
 
     @property
     def tested(self) -> Proportion:
-        """The test rows that this model answers right."""
+        """The share of the site's test rows that this model answers right."""
         state = self._kept.state
         right: torch.Tensor = state[KEPT][RIGHT][state[KEPT]["model"]] if KEPT in state else state[RIGHT]
         return Proportion(int(right.sum()), len(right))

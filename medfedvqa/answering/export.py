@@ -35,7 +35,7 @@ from medfedvqa.version import code_version
 
 @dataclass(frozen=True)
 class Coverage:
-    """The guarantee of an epsilon about the exported weights, for the patients of the exporting site."""
+    """What an epsilon guarantees about the exported weights, for the patients of the exporting site."""
 
     covered: bool
     sentence: str

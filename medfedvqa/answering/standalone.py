@@ -83,7 +83,7 @@ class ExportedModel:
         return parts
 
     def _id(self, part: str) -> int:
-        """A part's token id: 256 bytes, 256 bytes that end a word, then the merges in their order."""
+        """A part's token id. Ids are in order: 256 bytes, 256 bytes that end a word, then the merges."""
         body = part.removesuffix("</w>")
         if len(body) == 1:
             return ord(body) - 33 + (256 if part != body else 0)

@@ -1,5 +1,5 @@
-"""Controls of an audit: known faults, and mechanisms of papers and libraries with their true epsilons. If an audit does
-not catch a fault, its finding no fault proves nothing.
+"""Controls of an audit: known faults, and mechanisms of papers and libraries with their true epsilons. An audit that
+misses a known fault proves nothing when it finds no fault.
 
 Sampler, clipping, noise and accountants are those of real training. The model is a linear layer in which every canary
 has its own feature, so that the attack loses no information and a trial is fast.
@@ -119,7 +119,7 @@ def _clipped(rows: Floats, most: float = 1.0) -> Floats:
 
 
 def _pair(rows: Sequence[float]) -> Floats:
-    """Long gradients along one direction, by their signs and lengths, [rows, numbers]."""
+    """Gradients along one direction, by their signed lengths, [rows, numbers]."""
     return np.outer(rows, np.full(WIDTH, WIDTH**-0.5))
 
 

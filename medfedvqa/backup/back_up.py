@@ -3,7 +3,7 @@
 The log is copied under its own lock, before the ledger: the ledger then has every charge that the log names. SQLite
 copies the site's database. All other files are ones that their writers replace as a whole.
 
-A backup as an age file, which the program `age` opens too: encrypted and authenticated, in chunks of 64 KiB.
+A backup is an age file, encrypted and authenticated in chunks of 64 KiB; the program `age` opens it too.
 
 With a key the file is encrypted to the recipient of an age identity. With a passphrase the identity is a fresh one,
 which comes before the file, in text, encrypted with the passphrase. The recipient is not stored: whoever has neither

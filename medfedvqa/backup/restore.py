@@ -151,7 +151,7 @@ def _check_log(folder: Path, manifest: BackupManifest) -> None:
         verdict = verify(folder)
         held = (verdict.entries, verdict.head) if verdict.ok else (-1, "")
     if held != (manifest.entries, manifest.head):
-        raise BackupError("the log in the backup does not hold, or is not the one that its manifest names")
+        raise BackupError("the log in the backup is broken, or is not the one that its manifest names")
 
 
 UNPACKED, _LOCK = ".restore", ".restore.lock"
@@ -298,7 +298,7 @@ class _Restore:
         if log_is_new:
             self._close_jobs()
         if _differ(ours / KEY_NAME, saved / KEY_NAME):
-            raise BackupError("the ledgers of site and backup have different keys: they are of different patients")
+            raise BackupError("the ledgers of site and backup have different keys, so they are on different patients")
         if (ours / LEDGER_NAME).exists():
             self._join_ledger(audit)
         elif self._backup.rows:

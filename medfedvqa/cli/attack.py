@@ -110,7 +110,7 @@ def controls_command(
     confidence: ConfidenceOption = 0.95,
     as_json: options.JsonOption = False,
 ) -> None:
-    """How often known faults of the mechanism are caught, and the sound one accused: what an audit can see at all."""
+    """Show how often an audit catches known faults of the mechanism, and accuses the sound one."""
     if published:
         _show_published(trials, confidence, as_json)
         return

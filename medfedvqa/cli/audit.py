@@ -220,7 +220,7 @@ def export_command(folder: Folder, form: Form, out: Out, since: Since = None) ->
 def curves_command(
     folder: Folder, out: Annotated[Path, typer.Option(help="A new folder for TensorBoard.", callback=new_file)]
 ) -> None:
-    """Write bytes and epsilon by round, as the logs below FOLDER say them, for TensorBoard; nothing if a log is broken.
+    """Write bytes and epsilon by round, from the logs below FOLDER, for TensorBoard; nothing if a log is broken.
 
     Each job of each site has its curves. Nothing leaves this machine.
     """

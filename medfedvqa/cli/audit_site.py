@@ -82,8 +82,8 @@ def expire_command(
 ) -> None:
     """Delete lines of a site's log that are past their retention; their hashes stay, and the log says so.
 
-    Times that other parties signed have to show the retention to have passed, not this machine's clock alone. Exit code
-    2: files are kept that are past it by the clock alone.
+    Times that other parties signed must show that the retention has passed: this machine's clock alone does not count.
+    Exit code 2: some files are past it by the clock alone, and are kept.
     """
     config = config_of(site)
     pinned = list(map(VerifierKey.parse, config.audit_peers.values()))

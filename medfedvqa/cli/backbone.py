@@ -1,4 +1,4 @@
-"""`medfedvqa backbone`: which pretrained models load, and their shapes for those who have no weights."""
+"""`medfedvqa backbone`: lists and checks pretrained models, and writes their shapes for parties without the weights."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def card_command(
     out: Annotated[Path, typer.Option(help="The card to write; must not exist.", callback=new_file)],
     file: FileOption = None,
 ) -> None:
-    """Write a backbone's shape card, by which servers and job authors do without its weights and without the hub."""
+    """Write a backbone's shape card: with it, servers and job authors need neither its weights nor the hub."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.backbone_names import check
 

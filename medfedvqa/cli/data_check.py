@@ -1,4 +1,4 @@
-"""`medfedvqa data check`: what a folder of a data set holds, from its tables and its files' headers alone."""
+"""`medfedvqa data check`: describes the data set in a folder, from its tables and the headers of its files alone."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -27,8 +27,9 @@ def check_command(
     ] = "",
     show_all: Annotated[bool, typer.Option("--all", help="List all missing pictures and all answers.")] = False,
 ) -> None:
-    """Say what a folder of questions about pictures, of captions or of a table of patients holds, before any training:
-    its form, languages, parts, missing pictures, questions in two parts, answers."""
+    """Describe the questions, captions or table of patients in a folder, before any training: form, languages, parts,
+    missing pictures, questions in two parts, answers.
+    """
     from medfedvqa.data import slake
     from medfedvqa.public_answers import fold
 
@@ -124,7 +125,7 @@ def _untrained(data: "VQAData") -> Iterable[str]:
 
 
 def _repeated(rows: "list[Row]") -> Iterable[str]:
-    """A note on test questions that other parts ask of the same picture: their accuracy would be no test."""
+    """A note on test questions that train or validation rows ask of the same picture: they test nothing."""
     from medfedvqa.public_answers import fold
 
     trained = {(row.image, fold(row.question)) for row in rows if row.split != "test"}

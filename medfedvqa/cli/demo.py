@@ -63,7 +63,7 @@ def demo(
 
 
 def activation() -> str:
-    """The step that activates the environment of `make`; empty if the shell finds the command already."""
+    """The shell command that activates the environment of `make`; empty if the shell finds `medfedvqa` already."""
     import shutil
     import sys
 

@@ -288,7 +288,8 @@ def review(
         console.print(f"Recorded {count}. The next medfedvqa ingest applies the decisions.")
     sheet, finds, flags = write_sheet(store)
     console.print(
-        f"{finds} marks found in pictures, {flags} of them undecided: [bold]{sentence(sheet)}[/]", soft_wrap=True
+        f"{finds} finds in pictures, {flags} with an open flag; the review sheet is [bold]{sentence(sheet)}[/]",
+        soft_wrap=True,
     )
     console.print("The sheet shows identifiers of patients: it stays on this site.")
 
@@ -403,6 +404,6 @@ def _show_withdrawn(console: Terminal, pictures: int, questions: int, uses: list
     else:
         console.print("No job is known to have used the patient.")
     if not has_logs:
-        console.print("Jobs without differential privacy stand in the sites' logs alone: give each site.yml by --site.")
+        console.print("Only the sites' logs name jobs without differential privacy: pass each site.yml as --site.")
     for text in REMAINS:
         console.print(text, soft_wrap=True)

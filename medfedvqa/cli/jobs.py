@@ -236,7 +236,10 @@ def _facts(config: "SiteConfig", waiting: "Waiting", job: "JobSpec") -> list[tup
 
 
 def _forecast(config: "SiteConfig", job: "JobSpec") -> str:
-    """A sentence on what the noise would leave of the gain if all sites were like this one. Counts its patients."""
+    """A sentence on how much of the gain in accuracy the noise would leave, if all sites were like this one.
+
+    Counts the site's patients.
+    """
     from medfedvqa.data import load_site
     from privacy.errors import AccountingError
     from privacy.forecast import kept, noise_over_signal, trained_numbers

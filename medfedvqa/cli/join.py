@@ -49,7 +49,7 @@ def join(
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Let hospitals join: each receives the model of a run, tests it, and trains on from it for itself.
+    """Let hospitals join: each receives the model of a run, tests it, and trains it further for itself.
 
     A hospital sends counts of its test alone, under its own policy. Without labelled rows it answers with the model as
     received. `medfedvqa answer` then asks the model that it keeps.

@@ -116,7 +116,7 @@ class LazyCommand(Command):
         return self.loaded(), words
 
     def loaded(self) -> TyperCommand:
-        """The real command."""
+        """The command itself, from its imported module."""
         function = getattr(import_module(f"medfedvqa.cli.{self._source.module}"), self._source.function)
         return command_of(self._name, function)
 
@@ -170,7 +170,7 @@ def _with_values(args: Sequence[str]) -> Iterator[str]:
 
 
 def _no_type(ctx: Any) -> None:
-    """Nothing, where Typer (0.29) shows the Python type of an argument beside its name."""
+    """Returns None in place of the Python type that Typer (0.29) shows beside an argument's name."""
 
 
 def _flag(option: Any) -> Any:

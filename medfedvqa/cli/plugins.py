@@ -31,7 +31,7 @@ def plugins_command(
         Path | None, typer.Option(help="A site.yml, to mark the methods that passed `audit neighbours` there.")
     ] = None,
 ) -> None:
-    """Installed distributions with methods, readers or backbones, as site.yml allows them: by name and digest."""
+    """List installed distributions with methods, readers or backbones, by the names and digests for site.yml."""
     plug_ins, passed = installed(), read_passed(site.parent) if site else {}
     typer.echo("plugins:" if plug_ins else "plugins: {}")
     for plug_in in plug_ins:

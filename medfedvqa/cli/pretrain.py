@@ -1,5 +1,5 @@
-"""`medfedvqa pretrain` and `probe`: trains the bundled backbone, and how much of a set's closed questions frozen
-descriptions of its pictures answer.
+"""`medfedvqa pretrain` and `probe`: trains the bundled backbone; measures how many closed questions of a set a simple
+model answers from frozen features of the pictures.
 """
 
 import json

@@ -51,7 +51,7 @@ def settings_command(as_json: JsonOption = False) -> None:
 
 
 def spent_command(site: SiteFile, as_json: JsonOption = False) -> None:
-    """What every cohort of a site has spent and reserved, and which job spent what."""
+    """Show what every cohort of a site has spent and reserved, and which job spent what."""
     from medfedvqa.federation.job_budget import require_ledger
 
     config = config_of(site)
@@ -216,7 +216,7 @@ def plan_command(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """What a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
+    """Show what a job would cost each patient, before anything runs; exit code 1 if the site would refuse it."""
     from medfedvqa.library.training_job import checked_job
 
     private = options.named_values(dp or [], epsilon=epsilon) or None

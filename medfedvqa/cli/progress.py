@@ -117,12 +117,12 @@ class Stages:
 
 
 def about(seconds: float | None) -> str:
-    """`, about 2 min left`; empty if the time is unknown or below a second."""
+    """The time left as the end of a line, `, about 2 min left`; empty if it is unknown or below a second."""
     return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `37 s` or `2 min 5 s`."""
+    """Seconds as text: `0.4 s`, `37 s` or `2 min 5 s`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -162,7 +162,7 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
 
 
 def cell(entry: Entry, narrow: bool = False) -> str:
-    """`61.2 [52.1, 69.6]`, or `61.2` above `52.1–69.6` in a narrow terminal; a dash without an accuracy."""
+    """An accuracy with its interval, `61.2 [52.1, 69.6]`, below each other in a narrow terminal; a dash without one."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
     low, high = (f"{100 * bound:.1f}" for bound in entry["interval"])

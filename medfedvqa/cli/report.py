@@ -135,9 +135,9 @@ def report_command(
     ] = "officers",
     language: Annotated[Literal["en", "de"], typer.Option(help="The language of the page for patients.")] = "en",
 ) -> None:
-    """What a job released from this site and what it cost its patients: JSON, HTML and PDF, signed with the site's key.
+    """Write a report on what a job released from this site and what that cost its patients, signed with the site's key.
 
-    The job may still run. The log is signed as it is; nothing else of the site is changed.
+    It is JSON, HTML and PDF. The job may still run. The log is signed as it is; nothing else of the site is changed.
     """
     from medfedvqa.library.site_report import write_report
 
@@ -190,7 +190,7 @@ def join_command(
     out: Annotated[Path, typer.Option(help="The folder for the joined report; new or empty.", callback=writable)],
     key: KeysOption = None,
 ) -> None:
-    """Put sites' reports on one job side by side, without what is a site's alone; none that is broken is taken."""
+    """Join sites' reports on one job into one, without facts about a single site; a broken report is refused."""
     from medfedvqa.federation.launch import check_new
     from privacy.report.join import JOINED
 

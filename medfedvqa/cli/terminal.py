@@ -1,4 +1,6 @@
-"""A terminal that obeys neither control sequences nor rich's markup in texts of others, and verdicts on it."""
+"""A terminal on which untrusted text has no effect, neither by control sequences nor by rich's markup; and how it
+prints verdicts.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -31,8 +33,8 @@ class Terminal(Console):
             yield segment if segment.control else Segment(visible(segment.text, "\n"), segment.style)
 
     def write_line(self, indent: int, markup: str) -> None:
-        """Write one line. On a narrower terminal its rest is indented further than any line begins,
-        so that no text of others stands where a verdict does.
+        """Write one line. On a narrow terminal the rest of the line is indented further than any line begins, so that
+        no untrusted text stands where a verdict does.
         """
         if not self.is_terminal:
             self.print(" " * indent + markup, soft_wrap=True, highlight=False)

@@ -75,7 +75,10 @@ def unit(dp: DPSettings, shapes: Shapes, rate: float) -> float:
 
 
 def encoded(start: Values, sums: Mapping[str, torch.Tensor], size: float) -> Tensors:
-    """A site's upload: start - noisy sum in whole numbers, float64, times 2^-SUM_BITS to make masked sums exact."""
+    """A site's upload, float64: start minus the noisy sum, in whole units of `size`, times 2^-SUM_BITS.
+
+    The power of two makes masked sums exact.
+    """
     begun = {name: start[name].detach().double().cpu().div(size).round() for name in sums}
     if not all(value.abs().max() < LARGEST for value in begun.values()):
         raise ConfigError(
@@ -176,7 +179,7 @@ class AveragingConfig(MixingConfig, TunedConfig, HeadOptions, frozen=True):
 
     @property
     def task(self) -> Task:
-        """What the sites learn."""
+        """The task that the sites learn."""
         return QuestionAnswering(self)
 
 
@@ -238,7 +241,7 @@ class Averaging(Stepwise[Config]):
 
     @property
     def mixture_share(self) -> float:
-        """See `Method.mixture_share`. Weights by reliability may give another site all but the receiver's own share."""
+        """See `Method.mixture_share`. With weights by reliability, a mixture may be one other site's values."""
         return 1.0 if self.config.mixing == "reliability" else 0.0
 
     @property
@@ -402,7 +405,9 @@ class Averaging(Stepwise[Config]):
         return self.task.row_loss(trainer.model)
 
     def tested(self, site: Site, state: State, received: Values) -> Values:
-        """The last mean, or the site's model before it was averaged."""
+        """The values that the site tests: the last mean or, by the option `evaluated`, the site's own before it was
+        averaged.
+        """
         values: Values = state["values"]
         if self.config.evaluated == "shared" or site.name in self.config.unseen:
             return values | received

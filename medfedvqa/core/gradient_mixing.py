@@ -51,13 +51,13 @@ class MixingConfig(StepwiseConfig, frozen=True):
 def check_mixing(config: MixingConfig, dp: DPSettings | None, secagg: Secagg, training: bool) -> None:
     """Raises `ConfigError` unless the job can mix as its options say. `training`: whether all sites always train."""
     if config.groups and config.mixing != "organ":
-        raise ConfigError("'groups' are of sites of one organ each: give 'mixing' as 'organ'")
+        raise ConfigError("'groups' holds sites of one organ in each group: set 'mixing' to 'organ'")
     if config.mixing == "none":
         return
     if not config.is_stepwise:
         raise ConfigError("'mixing' mixes the gradients of single steps: set 'schedule' to 'stepwise'")
     if not training:
-        raise ConfigError("with 'mixing' every site has a gradient in each exchange: leave out 'unseen' and 'sampled'")
+        raise ConfigError("'mixing' needs every site's gradient in each exchange: leave out 'unseen' and 'sampled'")
     if config.mixing == "reliability" and secagg:
         raise ConfigError(
             "'mixing' by reliability compares gradients of single sites, which secure aggregation hides: choose 'organ'"
@@ -128,7 +128,9 @@ class Mixer:
         return np.concatenate([((held[name] if held else 0) - array).ravel() for name, array in mean.items()])
 
     def _moved(self, group: str, along: Floats, like: Tensors) -> Tensors:
-        """The group's model - gradient, by name: what the group's sites would have sent for this gradient."""
+        """The group's model minus the gradient, by name: the values that its sites would have sent for this
+        gradient.
+        """
         ends, held = np.cumsum([array.size for array in like.values()])[:-1], self._models.get(group)
         parts = zip(like.items(), np.split(along, ends), strict=True)
         return {name: (held[name] if held else 0) - part.reshape(array.shape) for (name, array), part in parts}

@@ -46,7 +46,7 @@ class HeadOptions(MethodConfig, frozen=True):
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
         """Raises `ConfigError` for a head that this backbone does not allow, or that ignores a tuned part.
 
-        `aside`: the width of features that come from no tower.
+        `aside`: the width of features that come from neither of the backbone's towers.
         """
         check_head(self.head_of(2), tuning, shape, aside)
 

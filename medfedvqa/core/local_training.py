@@ -173,7 +173,9 @@ class Alone(Method[Config]):
         return super().handle(task, site, state, received, round)
 
     def trained_alone(self, site: Site, rounds: int) -> State:
-        """The state of a site after this many rounds without any message, from its own setup: the last or the best."""
+        """The state of a site after this many rounds without any message, from its own setup: of the last or the best
+        round.
+        """
         state = self.setup(site)
         for number in range(1, rounds + 1):
             if has_stopped(state, self.config.patience):
@@ -248,7 +250,7 @@ class Alone(Method[Config]):
 
     @property
     def in_epochs(self) -> Mapping[str, str]:
-        """The option values with which a site trains in passes over its rows."""
+        """The option values that make a site train in passes over its rows."""
         return {"local_unit": "epochs"}
 
     def right(self, trainer: Trainer, values: Values, examples: Examples) -> torch.Tensor:

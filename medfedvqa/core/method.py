@@ -1,4 +1,4 @@
-"""What a federated method is: a declared exchange, handlers on the sites, and a loop on the server."""
+"""The interface of a federated method: a declared exchange, handlers on the sites, and a loop on the server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -268,9 +268,9 @@ class Method(ABC, Generic[Config]):
 
         With secure aggregation, further tasks after each task aggregate its uploads. Uploads that are not aggregated
         stay at the site, unless the method sends them in clear. No message holds an aggregate that only the sites know.
-        The tasks at the end draw a committee of sites.
+        The last tasks draw a committee of sites, if one is drawn.
 
-        Where test results leave in clear, a further task is the answer of a site whose policy withholds them.
+        Where test results leave in clear, one more task declares the answer of a site whose policy withholds them.
         """
         exchange = self.declared(shape)
         if self.dp is not None:
@@ -314,7 +314,7 @@ class Method(ABC, Generic[Config]):
         return values
 
     def attention(self, site: Site, state: State, examples: Examples) -> torch.Tensor:
-        """The attention of a site's model to each part of the pictures of these rows, [rows, parts], line by line.
+        """The attention of a site's model to the parts of each row's picture, [rows, parts], parts in row-major order.
 
         Only the site sees it: no task sends it. Raises `ConfigError` if the method has none.
         """
@@ -341,7 +341,9 @@ class Method(ABC, Generic[Config]):
         """
 
     def check_kind(self, site: Site) -> None:
-        """Raises `ConfigError` if the method cannot learn from the site's kind of rows, here captions."""
+        """Raises `ConfigError` if the method cannot learn from the site's kind of rows. By default captions are
+        refused.
+        """
         if site.data.captioned:
             raise ConfigError(
                 f"the method '{self.name}' answers questions, and this site has pictures with captions: name a method "
@@ -351,8 +353,8 @@ class Method(ABC, Generic[Config]):
     def check_rows(self, data: SiteData) -> None:
         """Raises `DataError` if fewer than half of the site's train rows have an answer of the answer space.
 
-        The other rows are not learned. A site calls it only without differential privacy, where training reveals as
-        much; whoever starts a job on data of this machine calls it always.
+        The other rows are not learned. Under differential privacy a site does not call it, since the error would reveal
+        something about its rows; a run on this machine's data always calls it first.
         """
         answers, train = {*(self.public_answers or data.answers)}, data.train.answers.tolist()
         learned = sum(number >= 0 and data.answers[number] in answers for number in train)
@@ -363,7 +365,7 @@ class Method(ABC, Generic[Config]):
             )
 
     def answers_of(self, declared: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The list that a site reads its answers by: `declared`, or the job's if the rows must not make one."""
+        """The answer list that a site uses: `declared`, or else the job's where no list may be made from the rows."""
         return self.public_answers if declared is None and (self.dp or not self.needs_rows) else declared
 
     @property

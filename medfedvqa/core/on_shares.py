@@ -136,7 +136,9 @@ class MeanOnShares:
         return {name for name, _ in self.layout(task).shapes} if self.hidden else set()
 
     def summands(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
-        """The parts of the sum, in order, as one site puts them in: the averaged tensors, the weight, a one."""
+        """The tensors of one site's input to the sum, in order: those to average, the weight, and a 1 that counts the
+        site.
+        """
         declared = {spec.name: spec for spec in task.up}
         averaged = [declared[name] for name, _ in self.layout(task).shapes]
         weight = self._weight(task)
@@ -164,7 +166,9 @@ class MeanOnShares:
         yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
 
     def replied(self, asked: str, task: str, tensors: Tensors) -> str:
-        """The name of the task that declares an answer to `asked`: `broken(task)` if the answer names who broke it."""
+        """The name of the task that declares an answer to `asked`: `broken(task)` if the answer names the site at
+        fault.
+        """
         return broken(task) if FAULT.name in tensors else asked
 
     def _result(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
@@ -227,7 +231,7 @@ def averaging(task: str) -> str:
 
 
 def broken(task: str) -> str:
-    """The name under which a site answers `averaging` without an upload."""
+    """The name under which a site answers `averaging` with the site that broke the attempt instead of an upload."""
     return f"{task}/mean/broken"
 
 
@@ -237,7 +241,9 @@ def summed(task: str) -> str:
 
 
 def handed_over(task: str) -> str:
-    """The name under which a site that is no member answers `averaging`: its shares are with the members."""
+    """The name under which a site that is not a member answers `averaging`, once it has sent its shares to the
+    members.
+    """
     return f"{task}/mean/shared"
 
 

@@ -45,8 +45,9 @@ FINISH = "finish_epochs"
 def scored(state: State, data: SiteData, right: torch.Tensor, **others: int) -> tuple[State, Tensors]:
     """The result of a handler `evaluate`: the state with the `right` test rows, bool [rows], and the counts to release.
 
-    The state also records which rows' questions are closed. The counts include the free baselines and `others`. At
-    a site of captions both baselines are one caption for all pictures.
+    The state also records which rows' questions are closed. The counts include those of the baselines that need no
+    training (majority, question-only prior) and `others`. At a site of captions both baselines are one caption for all
+    pictures.
     """
     if data.captioned:
         majority = prior = one_caption_correct(data.test)

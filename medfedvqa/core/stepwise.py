@@ -121,7 +121,7 @@ class Stepwise(Alone[Config]):
         return type(self).server_step is not Stepwise.server_step
 
     def validates(self, state: State, start: Values) -> Values:
-        """See `Alone.validates`. In a stepwise job it is the model that a site receives."""
+        """See `Alone.validates`. In a stepwise job they are the values that the site received."""
         return start if self.config.is_stepwise else super().validates(state, start)
 
     def local(self, trainer: Trainer, state: State, start: Values, round: int, seed: int) -> State:

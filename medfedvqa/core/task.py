@@ -1,4 +1,4 @@
-"""What the sites of a job learn: the model, and the loss of a row.
+"""The interface of a task that sites learn: the model, and the loss of a row.
 
 Everything else is the same for all tasks: the trainer, differential privacy by patient, the gate, the log, the ledger,
 sums on shares, the report and the kept model.
@@ -31,7 +31,7 @@ class Task(ABC):
         return ()
 
     def under(self, private: bool) -> "Task":
-        """The task as a job trains it. `private`: under differential privacy, where each patient's gradient counts."""
+        """The task as a job trains it. `private`: under differential privacy, which needs each patient's gradient."""
         return self
 
     def check_answers(self, answers: tuple[str, ...] | None) -> None:

@@ -16,7 +16,7 @@ TABLE = "captions.csv"
 
 
 def read(root: Path) -> VQAData:
-    """All pairs, in the table's order. Raises `DataError` with the number of a line and nothing of it."""
+    """All pairs, in the table's order. Raises `DataError`, which gives a line's number and quotes nothing of it."""
     columns, lines = read_lines(root / TABLE)
     if not {*COLUMNS, "caption"} <= {*columns}:
         raise DataError(f"'{TABLE}' must have the columns {', '.join(COLUMNS)} and caption")

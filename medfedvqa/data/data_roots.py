@@ -64,7 +64,7 @@ def holds(reader: str, folder: Path) -> bool:
 
 
 def _root_of_all(reader: str, root: Path | None) -> Path | None:
-    """The folder that holds one for each of several sets; None if all are drawn. Raises `DataError`."""
+    """The folder that holds a folder for each of several sets; None if all are drawn. Raises `DataError`."""
     reader_function(reader)
     names = [name for name in sets_of(reader) if name != PHANTOM]
     folder = _folder(root)

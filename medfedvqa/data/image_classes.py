@@ -63,7 +63,7 @@ def classes(root: Path) -> tuple[str, ...]:
 
 
 def _read_table(root: Path) -> VQAData:
-    """The rows of the table, in its order. Raises `DataError` with the number of a line and nothing of it."""
+    """The rows of the table, in its order. Raises `DataError`, which gives a line's number and quotes nothing of it."""
     columns, lines = read_lines(root / TABLE)
     targets = [name for name in columns if name not in (*COLUMNS, "split")]
     if not {*COLUMNS} <= {*columns} or not targets:

@@ -72,13 +72,15 @@ def fitting(folder: Path) -> list[SetLayout]:
 
 
 def hint(folder: Path) -> str:
-    """What a folder that is not read holds instead, as the end of a sentence; empty if nothing is recognised."""
+    """The end of a sentence on what a folder holds instead of the wanted set; empty if nothing is recognised."""
     for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         if found := fitting(place):
             where = "it" if place == folder else f"its folder '{place.name}'"
             return f"; {where} holds {' and '.join(f'{each.title} (--data {each.reader})' for each in found)}"
     if packed := archives(folder):
         return f"; {', '.join(packed)} in it is packed: unpack it first"
+    if (folder / "images.jsonl").is_file():
+        return "; it looks like a store, which `medfedvqa ingest` has checked: name it as --data of `medfedvqa run`"
     return ""
 
 

@@ -186,7 +186,7 @@ class _ParquetPictures:
         self._batches: Iterator[Any] = iter(())
 
     def bytes_of(self, place: int) -> bytes:
-        """The picture of a row. Reads from the file's start to one that lies before those in memory."""
+        """The bytes of a row's picture. For a row before those in memory, the file is read again from its start."""
         from pyarrow.parquet import ParquetFile
 
         if not self._pictures or place < self._first:

@@ -273,7 +273,10 @@ def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:
 
 @lru_cache(maxsize=1024)
 def _drawn(scene: Scene, size: int) -> torch.Tensor:
-    """Cached, since a process's sites and jobs ask for the same pictures again; at 128 pixels they take 64 MiB."""
+    """The scene as a picture, float32 [1, size, size].
+
+    It is cached, since a process's sites and jobs ask for the same pictures again; at 128 pixels they take 64 MiB.
+    """
     return square(draw(scene), size)
 
 

@@ -147,7 +147,9 @@ class FolderPairs:
         return len(self.paths)
 
     def pictures(self, size: int) -> torch.Tensor:
-        """All pictures, grey, float32 [pairs, 1, size, size] in 0..1. Raises `DataError` with the number of one."""
+        """All pictures, grey, float32 [pairs, 1, size, size] in 0..1. Raises `DataError`, which gives a pair's
+        number.
+        """
         return torch.stack([load_image(path, size, number) for number, path in enumerate(self.paths)])
 
     def part(self, first: int, count: int) -> "FolderPairs":

@@ -104,7 +104,7 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
 
 
 def _root_of(name: str, root: Path | None) -> Path | None:
-    """The folder of one of several sets: in the folder of all."""
+    """The folder of one of several sets, within the folder of all of them."""
     return root and root / name if name in FOLDERS else None
 
 

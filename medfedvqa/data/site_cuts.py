@@ -76,7 +76,7 @@ class Cut:
     def names(self, data: VQAData, split: Split) -> tuple[str, ...]:
         """The names of the sites that have questions of the split.
 
-        Raises `ConfigError` for a set whose rows do not name what they are cut by.
+        Raises `ConfigError` for a set whose rows lack the property by which they are cut.
         """
         if self.kind in _DEALT:
             stem, count = self.kind + (f"-{self.alpha:g}".replace(".", "p") if self.alpha else ""), self._count(data)
@@ -193,7 +193,7 @@ def load_site(
     if cut:
         data = cut.divided(data, split)
         if {"train", "test"} - {row.split for row in data.rows if row.organ == site}:
-            raise ConfigError(f"the cut '{cut}' leaves '{site}' without training or test rows: name other sites alone")
+            raise ConfigError(f"the cut '{cut}' leaves '{site}' without training or test rows: choose other sites")
     built = build_site(data, organ, split, answers)
     if data.load is load_file and (missing := list(absent([row for row in data.rows if row.organ == organ]))):
         more = ": `medfedvqa data check` names all" if of_reader(reader) else ""

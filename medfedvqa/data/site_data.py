@@ -200,8 +200,8 @@ def build_site(data: VQAData, organ: str, split: Split, answers: tuple[str, ...]
 def united(sites: Sequence[SiteData]) -> SiteData:
     """All sites' rows as one site, in order of the sites. No two sites share patients or pictures.
 
-    A patient's key is the organ and the site's key. The answer space is public if every site's is. Raises `DataError`
-    for sites of captions beside others.
+    A patient's key is the organ followed by the key at the site. The answer space is public if every site's is. Raises
+    `DataError` for sites of captions beside others.
     """
     if len({site.captioned for site in sites}) > 1:
         raise DataError("pairs of picture and caption and questions are not trained on as one site")

@@ -120,7 +120,7 @@ def question_prior_right(train: Examples, test: Examples) -> torch.Tensor:
 
 
 def one_caption_correct(test: Examples) -> int:
-    """The number of test pictures that have the most frequent test caption: what one caption for all pictures finds."""
+    """The number of test pictures with the most frequent test caption: the baseline of one caption for all pictures."""
     return max(Counter(map(fold, test.questions)).values(), default=0)
 
 

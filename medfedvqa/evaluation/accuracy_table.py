@@ -40,7 +40,7 @@ Entry = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class AnswerWay:
-    """One way of answering."""
+    """A row of the table: a baseline or a trained model, with its accuracies."""
 
     name: str
     """A baseline's name in `results.json`, `released` or one of `KEPT`."""
@@ -138,7 +138,7 @@ def rows_of(results: Results, site: str) -> str:
 
 
 def accuracy_cell(entry: Entry) -> str:
-    """`61.2 % [52.1, 69.6]` of an entry with an accuracy and an interval; a dash where there is none."""
+    """An accuracy with its interval, `61.2 % [52.1, 69.6]`; a dash if the entry has none."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
     low, high = entry["interval"]
@@ -236,7 +236,7 @@ def difference(one: _Summary, other: _Summary) -> tuple[float, Interval]:
 
 
 def _gain(one: _Summary, other: _Summary) -> str:
-    """`+6.4 points [0.1, 12.6]`."""
+    """The difference in points with its interval, `+6.4 points [0.1, 12.6]`."""
     gain, (low, high) = difference(one, other)
     return f"{100 * gain:+.1f} points [{100 * low:.1f}, {100 * high:.1f}]"
 

@@ -117,7 +117,7 @@ class Score:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The settings of a run, in plain JSON values. None is a path."""
+    """The settings of a run, as plain JSON values without any path."""
 
     method: str
     options: dict[str, Any]

@@ -41,7 +41,7 @@ class Estimate:
     def interval(self) -> Interval | None:
         """The 95 % interval by Student's t, not cut to a range; None without an estimate of the variance.
 
-        Equal values other than 0 have none either: they show nothing about the variation of others.
+        It is also None if all values are equal and not 0: they show nothing about the variation of others.
         """
         if not self.freedom or (self.variance == 0 and self.mean):
             return None

@@ -10,7 +10,9 @@ from medfedvqa.figures import encoded, new_figure, styled
 
 @styled()
 def draw_attention(picture: torch.Tensor, weights: torch.Tensor, title: str) -> bytes:
-    """A PNG of a picture, [1, size, size] in 0..1, alone and under the weights of its parts, [parts], line by line."""
+    """A PNG of a picture, [1, size, size] in 0..1, alone and under the weights of its parts, [parts], in row-major
+    order.
+    """
     side = round(len(weights) ** 0.5)
     spread = F.interpolate(weights.view(1, 1, side, side), size=picture.shape[-2:], mode="bilinear")[0, 0]
     figure = new_figure(7.0, 3.8)

@@ -66,9 +66,9 @@ def tested_weights(history: History) -> WeightTest | None:
     return WeightTest(
         different,
         verdict,
-        f"Reliability: in round {last.round} {verdict} (the largest difference is {differences.max():.3f}). Chance is "
-        "that of the validation rows behind accuracies, as if each had a patient of its own; similarities are taken as "
-        "they are (z test of each weight, 5 % after Bonferroni).",
+        f"Reliability: in round {last.round} {verdict} (the largest difference is {differences.max():.3f}). The "
+        "test (z, 5 % after Bonferroni) counts the sampling of validation rows only, as if each were another "
+        "patient's, and takes similarities as exact.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Retrieval between pictures and captions: the places of partners among the results."""
+"""Retrieval between pictures and captions: the ranks of partners among the results."""
 
 import torch
 import torch.nn.functional as F
@@ -7,10 +7,10 @@ from medfedvqa.evaluation.server_score import FIRST
 
 
 def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The numbers of pictures and of captions that find their partner among the first 1, 5 and 10.
+    """How many pictures, and how many captions, rank their partner among the first 1, 5 and 10.
 
-    `cosines`: [pictures, captions]; `captions`: the number of each picture's caption, int64 [pictures]. Among
-    equal cosines, the right one ranks last.
+    `cosines`: [pictures, captions]; `captions`: the number of each picture's caption, int64 [pictures]. Among equal
+    cosines, the right one ranks last.
     """
     right = F.one_hot(captions, cosines.shape[1]).bool()
     places = places_of_right(cosines, right), places_of_right(cosines.T, right.T)
@@ -19,7 +19,7 @@ def found_first(cosines: torch.Tensor, captions: torch.Tensor) -> tuple[tuple[in
 
 
 def places_of_right(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The place of each row's best right column, from 0, int64 [rows]; a row without one comes after all columns.
+    """The rank of each row's best right column, from 0, int64 [rows]; a row without one ranks after all columns.
 
     `scores`: [rows, columns]; `right`: bool of the same shape. Among equal scores, a right one ranks last.
     """

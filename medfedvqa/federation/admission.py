@@ -99,9 +99,9 @@ class Admission:
                 self._remember(history, permit)
 
     def require_approval(self, used: Collection[str] = ()) -> JobDecision | None:
-        """Require a person's approval where the site demands it. Raises `JobRefused` without, also in later rounds.
+        """The person's approval of the job; None if the site requires none.
 
-        `used`: the permits of other jobs.
+        Raises `JobRefused` if it is missing or withdrawn, also in later rounds. `used`: the permits of other jobs.
         """
         if not self._config.approvers:
             return None
@@ -252,7 +252,7 @@ class Admission:
         return is_bundled(name) or name in self._config.policy.allowed_backbones
 
     def _knows_peers(self) -> bool:
-        """Whether the site has the keys of all sites that the job names, and of as many as the job needs."""
+        """Whether the site has the keys of all sites that the job names, and of enough sites for the job."""
         job, peers = self._job, self._config.known_peers.keys() - {self._config.name}
         job_sites = {*job.members_rule().named, *(job.terms.sites if job.terms else ())} - {self._config.name}
         return job_sites <= peers and len(peers) >= job.least_sites - 1

@@ -61,7 +61,7 @@ class Attempt:
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
-        """Raises `FederationError` if the server sent anything else, or sites out of order."""
+        """The announcement in a message. Raises `FederationError` if it is anything else, or has sites out of order."""
 
         def parse(fields: Any) -> Attempt:
             name, number = fields["name"], fields["number"]
@@ -109,7 +109,7 @@ class Opening:
 
     @classmethod
     def read(cls, message: Tensors) -> "Opening":
-        """Raises `FederationError` if the server sent anything else."""
+        """The announcement in a message. Raises `FederationError` if it is anything else."""
 
         def parse(fields: Any) -> Opening:
             return cls(str(fields["attempt"]), tuple(sorted(set(map(str, fields["sites"])))))
@@ -195,7 +195,8 @@ def mix_with_others(
 ) -> tuple[Tensors, int]:
     """This site's mixture, and the number of bytes of shares that it sent.
 
-    Raises `SiteError` naming the site that broke the attempt, or `RangeError` before anything is shared.
+    Raises `SiteError` naming the site that broke the attempt; before anything is shared, `RangeError` for a value that
+    does not fit.
     """
     # CrypTen takes seconds to import, and only these jobs need it.
     from privacy.secagg.communicator import MeteredWire

@@ -209,7 +209,10 @@ _UNREADABLE = "a file in `approvals` beside the audit log cannot be read, and ma
 
 
 def _take_over(connection: Connection, path: Path, content: bytes) -> None:
-    """Raises `ValueError` or `NoteError` for a file that is damaged."""
+    """Copies a file of version 0.2.0, a decision or a waiting job, into the database.
+
+    Raises `ValueError` or `NoteError` for a damaged file.
+    """
     if path.suffix == ".note":
         note = Note.parse(content.decode())
         answer = JobDecision.model_validate_json(note.text.removeprefix(_HEAD)).answer

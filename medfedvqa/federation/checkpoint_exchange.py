@@ -31,7 +31,7 @@ Proofs = Mapping[int, tuple[bytes, ...]]
 
 @dataclass(frozen=True)
 class Relayed:
-    """Another site's checkpoint, for a witness that knows the log up to the beginning of the proof."""
+    """Another site's checkpoint for a witness, with the consistency proof from the size that the witness knows."""
 
     key: VerifierKey
     note: Note
@@ -64,7 +64,7 @@ class Down:
 
     @classmethod
     def read(cls, encoded: bytes) -> "Down":
-        """Raises `NoteError` for anything that the server would not send."""
+        """The audit bytes in a message. Raises `NoteError` for anything that the server would not send."""
         try:
             fields = _parsed(encoded, MAX_DOWN)
             others = (
@@ -105,7 +105,7 @@ class Up:
 
     @classmethod
     def read(cls, encoded: bytes) -> "Up":
-        """Raises `NoteError` for anything that a site would not send."""
+        """The audit bytes in a message. Raises `NoteError` for anything that a site would not send."""
         try:
             fields = _parsed(encoded, MAX_UP)
             proofs = {_size(int(size)): _decoded(proof) for size, proof in _few(list(fields["proofs"].items()))}
@@ -198,7 +198,7 @@ class CheckpointExchange:
         """The sizes as a set. Raises `ForkFound` if the log has fewer entries than the largest."""
         signed = Checkpoint.parse(self._log.checkpoint().text).size
         if max(sizes, default=0) > signed:
-            raise ForkFound("others hold more of this log than there is: it was shortened, or the server is wrong")
+            raise ForkFound("others hold more entries of this log than it has: it was shortened, or the server errs")
         return set(sizes)
 
     def _find(self, error: NoteError, round: int, about: str = "") -> None:

@@ -103,7 +103,9 @@ class LocalEngine:
         return self._backbones[key]
 
     def kept(self) -> dict[str, tuple[Site, State]]:
-        """Each site with its saved state, for figures of this machine; empty if one is lost or not in memory."""
+        """Each site with its saved state, for analyses on this machine; empty if a site has none or is not in
+        memory.
+        """
         saved = {site: StateFile(config.state, self._job_id).load() for site, config in self._sites.items()}
         states = {site: each.state for site, each in saved.items() if each and site in self._running}
         return {n: (self._runtime(n).site, state) for n, state in states.items() if len(states) == len(self._sites)}

@@ -48,7 +48,9 @@ LONGEST = timedelta(days=31)
 
 
 class Terms(BaseModel, frozen=True, extra="forbid"):
-    """The part of a job's configuration, and so of what its submitter signs, that makes the job fresh."""
+    """The signed part of a job's configuration that says where and until when it may run; with its nonce it
+    runs once.
+    """
 
     nonce: str = Field(pattern=NONCE, max_length=36, description="random; a site runs no second job with it")
     expires: AwareDatetime = Field(description="no site begins the job later; at most 31 days ahead")
@@ -116,7 +118,7 @@ class JobSpec(JobChoices, frozen=True):
         return card
 
     def exchange(self) -> Exchange:
-        """Everything that the job moves between a site and its peers. Raises `ConfigError`."""
+        """The declaration of every message between a site and its peers. Raises `ConfigError`."""
         return self.build().final_exchange(self.shape)
 
     @property

@@ -122,7 +122,7 @@ def ledger_of(config: SiteConfig) -> Ledger:
 
 
 def look_into(config: SiteConfig) -> Ledger:
-    """The site's ledger, which this call binds to no store; new charges need `ledger_of`. Raises `LedgerError`."""
+    """The site's ledger, to read it: it is bound to no store. New charges need `ledger_of`. Raises `LedgerError`."""
     return look_into_ledger(store_of(config), config.ledger, config.name)
 
 

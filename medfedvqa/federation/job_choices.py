@@ -1,5 +1,6 @@
-"""What a person chooses for a job of any method: each field is an option of the command line and a keyword of
-`medfedvqa.Job`, under its name here. This module is fast to import."""
+"""The fields of a job that a person chooses for any method: each is an option of the command line and, under the same
+name, a keyword of `medfedvqa.Job`. This module is fast to import.
+"""
 
 from typing import Annotated, Any, Literal
 

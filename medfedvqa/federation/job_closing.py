@@ -102,7 +102,10 @@ def _today() -> date:
 
 
 class RefusalEntries:
-    """Counts in the site's database, since a server may restart a site's process at will."""
+    """Logs refused jobs, up to a number each day, and counts the others.
+
+    The count is in the site's database, since a server may restart a site's process at will.
+    """
 
     def __init__(self, log: AuditLog, state: Path, today: Callable[[], date] = _today) -> None:
         """`state`: the folder of the database."""

@@ -134,8 +134,8 @@ def _check(header: dict[str, Any], expected: Mapping[str, Any]) -> None:
         raise FederationError("the server's journal was written by a newer version of this software: use that version")
     if any(header[name] != value for name, value in expected.items()):
         raise FederationError(
-            "the run cannot continue: this version or its libraries compute other values than those that began it. Use "
-            "those, or start a new run"
+            "the run cannot continue: this version or its libraries compute other values than those with which it "
+            "began; use the earlier ones, or start a new run"
         )
 
 

@@ -124,7 +124,9 @@ class Launch:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same job on the same data gives the same tensors: noise and shares are fresh each time."""
+        """Whether the same job on the same data gives the same tensors: not with noise or on shares, which are fresh
+        each time.
+        """
         return self.job.dp is None and not self.job.secagg
 
     @property
@@ -134,7 +136,7 @@ class Launch:
 
 
 def check_new(out: Path, content: str = "something") -> None:
-    """Raises `ConfigError` unless `out` is free or an empty folder. `content` says in the message what it holds."""
+    """Raises `ConfigError` unless `out` is free or an empty folder. `content`: what the message says that it holds."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' already holds {content}: choose another folder, or remove it")
 
@@ -262,7 +264,7 @@ def resume(out: Path, watch: Callable[[TaskAnswer], None], stop: Callable[[], bo
     """
     launch = Launch.read(out)
     if launch.engine != "local":
-        raise ConfigError(f"the run in '{out}' is one of the engine '{launch.engine}': only 'local' continues a run")
+        raise ConfigError(f"the run in '{out}' used the engine '{launch.engine}': only 'local' can continue a run")
     results = out / RESULTS
     if results.exists() and json.loads(results.read_text(encoding="utf-8"))["status"] in ("finished", "stopped"):
         raise ConfigError(f"the run in '{out}' has finished: its results are in that folder")

@@ -45,7 +45,7 @@ def working_on(audit: Path, job_id: str) -> Iterator[None]:
 
 
 def end_work(audit: Path, job_id: str) -> None:
-    """Kill the job's process, if there is one. Its state on disk is that of its last finished task."""
+    """Kill the job's process, if there is one. The state on disk is then that of the last finished task."""
     path = audit / RUNNING / job_id
     with suppress(FileNotFoundError, ProcessLookupError, ValueError):
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

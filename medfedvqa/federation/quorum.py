@@ -18,7 +18,7 @@ RECONNECT = 180.0
 
 @dataclass(frozen=True)
 class Quorum:
-    """When one call ends."""
+    """The conditions under which one call ends."""
 
     answers: int | None = None
     """The call ends with this many answers; None: only the sites' number and `seconds` end it."""

@@ -65,7 +65,9 @@ def recorded_run(out: Path) -> tuple[Launch, int]:
     if status not in ("finished", "stopped"):
         raise ConfigError(f"the run in '{out}' has not finished: its {RESULTS} has the status '{status}'")
     if missing:
-        raise ConfigError("a site missed rounds of this run, so its means are over fewer sites: no rerun repeats that")
+        raise ConfigError(
+            "a site missed rounds of this run, so its means are over fewer sites: a rerun cannot repeat that"
+        )
     return launch, len(rounds)
 
 

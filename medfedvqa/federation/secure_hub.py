@@ -49,7 +49,7 @@ def agreed_sum(sums: Mapping[str, Ring]) -> Ring:
 
 
 def without_key(replies: Mapping[str, Reply]) -> set[str]:
-    """The sites that stopped before they had the key with which sites decrypt the sum."""
+    """The sites that stopped before they had the key that decrypts a sum which the server must not read."""
     return {site for site, reply in replies.items() if FAULT.name in reply.tensors and not _has_opened(reply)}
 
 

@@ -101,7 +101,10 @@ def _hub(job: JobSpec, method: Method[Any], *arguments: Any) -> ServerHub:
 def check_sites(job: JobSpec, count: int) -> None:
     """Raises `ConfigError` if the job asks for more sites than there are, or its method needs more."""
     if count < job.least_sites:
-        raise ConfigError(f"this job of '{job.method}' needs at least {job.least_sites} sites; there is {count}")
+        raise ConfigError(
+            f"this job of '{job.method}' needs at least {job.least_sites} sites, and there is {count}: add sites, or "
+            "choose a method for fewer, such as `local`"
+        )
 
 
 def score_of(counts: Mapping[str, Any]) -> Score:

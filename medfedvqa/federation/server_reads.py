@@ -1,4 +1,4 @@
-"""What the server and others can read of a site in one job: a table made from the job's exchange alone."""
+"""A table of what the server and others can read of a site in one job, made from the job's exchange alone."""
 
 from collections import Counter
 from collections.abc import Mapping

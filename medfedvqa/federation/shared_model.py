@@ -65,9 +65,10 @@ class SharedModel:
             raise ConfigError(f"{MODEL} is damaged: take another copy of it") from None
 
     def joining(self, organs: Sequence[str] = (), finish: int = _FINISH, **changes: Any) -> JobSpec:
-        """The job by which hospitals receive this model, and then train it for `finish` passes; 0: not at all.
+        """The job by which hospitals receive this model and then train it for `finish` passes; 0: not at all.
 
-        Raises `ConfigError` if the arrays that the run's sites shared are not a whole model.
+        `organs`: the names of the job's option `organs`. `changes`: fields of the job to set. Raises `ConfigError` if
+        the arrays that the run's sites shared are not a whole model.
         """
         config = self.job.build().config.model_dump(mode="json")
         options = {name: value for name, value in config.items() if name in FedAvgConfig.model_fields}

@@ -263,14 +263,14 @@ class SiteConfig(BaseModel):
 
     @property
     def known_peers(self) -> dict[str, str]:
-        """The fingerprints by which this site knows others; those that people compared take precedence."""
+        """The fingerprints of other sites' keys, by site; those that people compared take precedence."""
         return {**self.provisioned_peers, **self.peers}
 
 
 def load_site_config(path: Path, name: str) -> SiteConfig:
     """Read one site's file. Raises `ConfigError` or `PolicyError`; neither quotes the file's values.
 
-    The public set that the file names becomes that of this process.
+    From then on this process uses the public set that the file names.
     """
     require_none_pending(path.parent)
     try:

@@ -31,7 +31,7 @@ class TaskOrder:
             return True
         reached = self._place(*last)
         if reached is None or place <= reached:
-            raise JobRefused(Refusal.ORDER, "the site has gone on to a later task, and goes back to none")
+            raise JobRefused(Refusal.ORDER, "the site has answered a later task already, and does not go back")
         return False
 
     def _place(self, task: str, round: int) -> int | None:

@@ -26,7 +26,7 @@ from privacy import Chance
 
 
 class BagOfWordsConfig(AloneConfig, frozen=True):
-    """Options."""
+    """Options of the method `bag_of_words`."""
 
     places: int = Field(4096, ge=16, le=MOST_WIDTH, description="places of the vector of hashed n-grams")
 

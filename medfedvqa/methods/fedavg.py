@@ -1,4 +1,4 @@
-"""Federated averaging (B. McMahan et al., AISTATS 2017), of whatever part of the model is tuned."""
+"""Federated averaging (B. McMahan et al., AISTATS 2017) of the tuned part of the model."""
 
 from medfedvqa.core.averaging import Averaging
 from medfedvqa.core.network_options import NetworkOptions

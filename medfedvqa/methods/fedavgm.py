@@ -21,7 +21,7 @@ from medfedvqa.core.stepwise import ServerState
 
 
 class FedAvgMConfig(NetworkOptions, frozen=True):
-    """Options."""
+    """Options of the method `fedavgm`."""
 
     momentum: Share = Field(0.9, description="share of the velocity that is kept; 0 with server_rate 1: FedAvg")
     server_rate: Rate = Field(1.0, description="the server's learning rate")

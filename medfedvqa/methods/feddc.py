@@ -15,14 +15,16 @@ from medfedvqa.training import Penalty, Site, Trainer
 
 
 class FedDCConfig(AveragingConfig, frozen=True):
-    """Options."""
+    """Options of the method `feddc`."""
 
     alpha: Weight = Field(0.01, description="weight of the drift's penalty; 0 keeps no drift, which is FedAvg")
 
 
 @register
 class FedDC(Averaging[FedDCConfig]):
-    """FedAvg of w_i + h_i: each site keeps its drift h_i, all its rounds' moves together, and trains against it."""
+    """FedAvg of w_i + h_i: each site keeps its drift h_i, the sum of its changes in all rounds, and trains
+    against it.
+    """
 
     name = "feddc"
     config_type = FedDCConfig

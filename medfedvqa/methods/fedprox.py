@@ -13,7 +13,7 @@ from medfedvqa.training import Penalty
 
 
 class FedProxConfig(NetworkOptions, frozen=True):
-    """Options."""
+    """Options of the method `fedprox`."""
 
     mu: Weight = Field(0.01, description="weight of the proximal term (paper: 0.001 to 1); 0 is FedAvg")
 

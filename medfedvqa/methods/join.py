@@ -75,7 +75,7 @@ class JoinConfig(FedAvgConfig, frozen=True):
 
 @register
 class Join(Averaging[JoinConfig]):
-    """An evaluation of an earlier job's model, which each site may train on from for itself."""
+    """An evaluation of an earlier job's model, which each site may then train further for itself."""
 
     name = "join"
     config_type = JoinConfig
@@ -97,7 +97,7 @@ class Join(Averaging[JoinConfig]):
 
     @property
     def has_personal_models(self) -> bool:
-        """See `Averaging.has_personal_models`: a site has only what it received, and what it trains from it."""
+        """See `Averaging.has_personal_models`. Here a site has only the received model, and what it trains from it."""
         return False
 
     @property

@@ -13,7 +13,7 @@ from medfedvqa.training import RowLoss, Rows, Trainer
 
 
 class MoonConfig(AveragingConfig, frozen=True):
-    """Options."""
+    """Options of the method `moon`."""
 
     mu: Weight = Field(1.0, description="weight of the contrast (paper: 0.1 to 10); 0 is FedAvg")
     temperature: Temperature = Field(0.5, description="of cosines (tau)")

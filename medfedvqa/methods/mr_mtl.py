@@ -25,7 +25,7 @@ from medfedvqa.training import Penalty, Trainer
 
 
 class MrMtlConfig(NetworkOptions, frozen=True):
-    """Options."""
+    """Options of the method `mr_mtl`."""
 
     pull: Weight = Field(0.1, description="weight of the pull towards the mean (lambda); 0: sites train alone")
     evaluated: Literal["shared", "personal"] = Field(

@@ -10,8 +10,8 @@ the site, and sums over few rows can reveal single ones. Aggregate on shares.
 
 | paper | here | why |
 |---|---|---|
-| random features (Huang et al., 2006) | products with the question's units | what counts in a picture is asked |
-| one penalty, one W | each site takes penalty and mix of its validation rows | they never leave; sites are unlike |
+| random features (Huang et al., 2006) | products with the question's units | the question decides what counts |
+| one penalty, one W | each site chooses both on its validation rows | these never leave; sites differ |
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ CHUNK = 256
 
 
 class RidgeConfig(ListedAnswers, frozen=True):
-    """Options."""
+    """Options of the method `ridge`."""
 
     units: int = Field(1024, ge=1, le=MOST_SPACE // 2, description="random units; there are twice as many features")
     question_input: QuestionInput = Field("both", description="the tower's features, hashed n-grams, or both")

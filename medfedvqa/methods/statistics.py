@@ -39,7 +39,7 @@ Table = Literal["organ", "modality", "answer", "answer_type"]
 
 
 class StatisticsConfig(ListedAnswers, frozen=True):
-    """Options."""
+    """Options of the method `statistics`."""
 
     by: Annotated[tuple[Table, ...], Field(min_length=1, max_length=4)] = Field(
         ("organ", "modality", "answer_type", "answer"), description="the tables that are counted"

@@ -153,7 +153,9 @@ class TowerTuning:
         return self.counted_from(first)
 
     def counted_from(self, first: int) -> "TowerTuning":
-        """The tuned parts in the blocks from `first` on, counted from there; prompts are for the last blocks anyway."""
+        """The tuned parts in the blocks from `first` on, counted from there. Prompts stay: they count from the last
+        block.
+        """
         adapters = {block - first: adapter for block, adapter in self.adapters.items() if block >= first}
         updates = {block - first: update for block, update in self.updates.items() if block >= first}
         return replace(self, adapters=adapters, updates=updates)
@@ -201,7 +203,7 @@ class _Call(nn.Module):
 
 @dataclass(frozen=True)
 class TokenEmbeddings:
-    """Some texts as tokens, below the backbone's blocks."""
+    """Texts as the embeddings of their tokens, before the backbone's blocks."""
 
     values: torch.Tensor
     """The frozen embeddings, [texts, tokens, width], with zeros beyond a text's end."""
@@ -211,7 +213,7 @@ class TokenEmbeddings:
 
 @dataclass(frozen=True)
 class Regions:
-    """Some pictures as regions, which trunks read."""
+    """Pictures as regions, the input of trunks."""
 
     values: torch.Tensor
     """Their features, [pictures, regions, width]; zeros beyond a picture's last region."""
@@ -320,10 +322,11 @@ class Backbone(ABC):
 
     @abstractmethod
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> Cache:
-        """`pictures`: float32 [pictures, 1, size, size] in 0..1, or [pictures, 3, size, size] with colour if
-        `channels` is 3; `questions`: of all rows, repeated or not.
+        """The cache of a site's rows, below the blocks that this depth of tuning trains.
 
-        Raises `ConfigError` for pictures of another size, and for a tower with fewer blocks than `depth`.
+        `pictures`: float32 [pictures, 1, size, size] in 0..1, or [pictures, 3, size, size] with colour if `channels` is
+        3; `questions`: of all rows, repeated or not. Raises `ConfigError` for pictures of another size, and for a tower
+        with fewer blocks than `depth`.
         """
 
     def cache_of(self, depth: Depth, pictures: PictureStream, questions: Sequence[str]) -> Cache:
@@ -349,7 +352,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def attention(self, batch: Any, tuning: Tuning) -> torch.Tensor:
-        """The last block's attention to each patch of the picture, [rows, patches], line by line.
+        """The last block's attention to each patch of the picture, [rows, patches], patches in row-major order.
 
         It is the mean over attention heads, and a row sums to 1. Raises `ConfigError` for a batch from a cache of
         finished features, and for a backbone without a position that represents the picture.
@@ -361,9 +364,10 @@ class Backbone(ABC):
         raise ConfigError("this backbone comes without principal components: give another 'fusion'")
 
     def places(self, pictures: torch.Tensor) -> torch.Tensor:
-        """The frozen features of each place of pictures, as in `cache`, line by line.
+        """The frozen features of each place of pictures, as in `cache`: float32 [pictures, places, width of their
+        tower].
 
-        float32 [pictures, places, width of the tower for pictures]. Raises `ConfigError` if the backbone has none.
+        Places are in row-major order. Raises `ConfigError` if the backbone has none.
         """
         raise ConfigError("this backbone has no grid of picture features: give 'fusion' as 'product'")
 

@@ -117,7 +117,7 @@ def tokenizer(architecture: str) -> Callable[[list[str]], torch.Tensor]:
 
 @cache
 def short_vocabulary() -> "ShortVocabulary":
-    """The tokenizer, made once in a process: a vault makes it before its first job, and each job has it."""
+    """The tokenizer, made once in a process: a vault makes it before its first job, and all jobs share it."""
     return ShortVocabulary()
 
 

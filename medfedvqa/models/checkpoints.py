@@ -37,7 +37,7 @@ INDEX = ".index.json"
 
 
 def weights_file(folder: Path, names: Collection[str]) -> Path | None:
-    """The first of these files that a folder has, whole or as the index of its parts; None if there is none."""
+    """The first of these files that a folder has, or the index of its parts; None if it has none of them."""
     files = (folder / f"{name}{end}" for name in names for end in ("", INDEX))
     return next((file for file in files if file.is_file()), None)
 

@@ -177,7 +177,7 @@ def _hidden(image: Images, batch: ClipBatch) -> torch.Tensor:
 
 
 def towers(clip: "CLIP | CustomTextCLIP", depth: Depth) -> tuple[Images, Texts]:
-    """CLIP's towers, each cut below what is tuned in it. Raises `ConfigError`."""
+    """CLIP's towers, each cut below its tuned blocks. Raises `ConfigError`."""
     # A tower that is tuned as a whole is cut below its first block; one that is not tuned may be cut anywhere.
     image, text = image_tower(clip, 1), text_tower(clip, 1)
     if depth[IMAGE] > image.layers + 1 or depth[TEXT] > text.layers + 1:

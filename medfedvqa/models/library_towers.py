@@ -37,14 +37,14 @@ class LibraryImageTower:
         return len(self._blocks)
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised images [n, 3, size, size] up to the first tuned block: [n, ...]."""
+        """The input of the first tuned block, [n, ...], for normalised images [n, 3, size, size]."""
         hidden = self.encoder.embed(images)
         for index in range(self.layers - self.tuned):
             hidden = self.encoder.run(index, hidden)
         return hidden
 
     def features(self, hidden: torch.Tensor, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
-        """The trunk's output to the pooled output before the projection to the common space, [n, width]."""
+        """The pooled output before the projection, [n, width], for the output of `trunk`."""
         first = self.layers - self.tuned
         tuning.above(first)
         for index in range(first, self.layers):
@@ -55,7 +55,9 @@ class LibraryImageTower:
         return self.encoder.pool(hidden)
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
-        """Raises `ConfigError`, because the position that represents the picture differs between libraries."""
+        """Not available: raises `ConfigError`, since the position that represents the picture differs between
+        libraries.
+        """
         raise ConfigError("attention to a picture is only shown for open_clip's own ViT towers and for ViLT")
 
     def embed(self, features: torch.Tensor) -> torch.Tensor:
@@ -63,7 +65,7 @@ class LibraryImageTower:
         return F.normalize(self.encoder.project(features), dim=-1)
 
     def shape(self, model: Any) -> TowerShape:
-        """The tower's shape; `model`, on the device `meta`, is the one that it belongs to."""
+        """The tower's shape. `model`: the whole model, on the device `meta`."""
         names = tuple(self.encoder.blocks)
         if not self.encoder.attends:
             widths, features = self._measured_widths(model)
@@ -113,7 +115,7 @@ class LibraryTextTower:
         return embedded * present[..., None], present
 
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
-        """Token ids [n, context] up to the first tuned block: [states, width]."""
+        """The input of the first tuned block, [states, width], for token ids [n, context]."""
         with owned(layout.pooled_owners(current_owners())):
             hidden, mask = self.encoder.embed(tokens[:, : layout.length]), self.encoder.mask(layout.present)
             for index in range(self.layers - self.tuned):
@@ -121,7 +123,7 @@ class LibraryTextTower:
         return layout.pack(hidden)
 
     def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
-        """The trunk's output [states, width] to the pooled output before the projection, [n, width]."""
+        """The pooled output before the projection, [n, width], for the output of `trunk` [states, width]."""
         first = self.layers - self.tuned
         tuning.above(first)
         hidden, mask = layout.pad(hidden), self.encoder.mask(layout.present)

@@ -1,4 +1,4 @@
-"""Terms of losses besides cross-entropy: penalties that depend on no data, and distillation.
+"""Terms of losses beyond cross-entropy: penalties that depend on no data, and distillation.
 
 In L = CE + alpha * L_d + beta * ||w_mlp||^2 (Zhu et al., 2024, Eqs. 6-8) only the first term depends on data, so only
 its gradients are clipped by patient.

@@ -39,7 +39,8 @@ HUB_SECONDS = 10.0
 
 @contextmanager
 def asking_the_hub() -> Iterator[None]:
-    """Within it open_clip fetches files that the hub's cache lacks, and fails at once if the hub cannot be reached.
+    """A context in which open_clip fetches files that the hub's cache lacks, and fails at once if the hub cannot be
+    reached.
 
     huggingface_hub (2.4) repeats the request for each file for half a minute, and both libraries log every attempt, on
     the terminal. So a first request tests whether the hub answers; `_is_reachable` obeys HF_HUB_OFFLINE too.

@@ -39,7 +39,7 @@ class PairedModel(TunedModel):
         shape = self.backbone.shape
         check_apart(shape)
         if self.tuning.kind == "full" and len(self.sees) < len(shape.towers):
-            raise ConfigError("a model that sees pictures or texts alone tunes no backbone as a whole: take 'blocks'")
+            raise ConfigError("a model of one modality cannot tune a whole backbone: set 'tuning' to 'blocks'")
         return replace(shape, towers={tower: facts for tower, facts in shape.towers.items() if tower in self.sees})
 
     @property

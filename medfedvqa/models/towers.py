@@ -43,12 +43,12 @@ class ImageTower:
         return len(self.visual.transformer.resblocks)
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised images [n, 3, size, size] up to the first tuned block: [n, tokens, width]."""
+        """The input of the first tuned block, [n, tokens, width], for normalised images [n, 3, size, size]."""
         blocks = self.visual.transformer.resblocks
         return _run(blocks[: len(blocks) - self.tuned], self.visual._embeds(images), Aligned())
 
     def features(self, hidden: torch.Tensor, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
-        """The trunk's output [n, tokens, width] to the pooled output before CLIP's projection, [n, width]."""
+        """The pooled output before the projection, [n, width], for the output of `trunk`."""
         visual = self.visual
         blocks, pool = visual.transformer.resblocks[-self.tuned :], visual.pool_type == "tok" and not visual.attn_pool
         hidden = _run(blocks, hidden, Aligned(), tuning.above(self.layers - self.tuned), pool=pool)
@@ -56,7 +56,7 @@ class ImageTower:
         return pooled
 
     def places(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The trunk's output [n, tokens, width] to the normalised output of each patch, [n, patches, width]."""
+        """The normalised output of each patch, [n, patches, width], for the output of `trunk` [n, tokens, width]."""
         hidden = _run(self.visual.transformer.resblocks[-self.tuned :], hidden, Aligned())
         patches: torch.Tensor = self.visual.ln_post(hidden[:, 1:])
         return patches
@@ -140,7 +140,7 @@ class TextTower:
         return text.token_embedding(padded[:, 1 : count + 1]) * present[..., None], present
 
     def trunk(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
-        """Token ids [n, context] up to the first tuned block: [states, width]."""
+        """The input of the first tuned block, [states, width], for token ids [n, context]."""
         text, blocks = self._text, self._text.transformer.resblocks
         hidden = self._embedded(tokens, layout) + text.positional_embedding[layout.positions]
         return _run(blocks[: len(blocks) - self.tuned], hidden, layout, mask=self._mask(layout))
@@ -156,7 +156,7 @@ class TextTower:
         return mask
 
     def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
-        """The trunk's output [states, width] to the pooled output before CLIP's projection, [n, width]."""
+        """The pooled output before the projection, [n, width], for the output of `trunk` [states, width]."""
         text, tuning = self._text, tuning.above(self.layers - self.tuned)
         pooled = _run(text.transformer.resblocks[-self.tuned :], hidden, layout, tuning, self._mask(layout), pool=True)
         with owned(layout.pooled_owners(current_owners())):

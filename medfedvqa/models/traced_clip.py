@@ -77,7 +77,8 @@ def check_traceable(model: object) -> tuple[TunedModel, ClipBackbone]:
 
 
 class TracedModel(nn.Module):
-    """Weights, a picture [1, 1, size, size] in 0..1, tokens [1, context], n-grams [1, NGRAMS] to logits [1, answers].
+    """Computes logits [1, answers] from weights, a picture [1, 1, size, size] in 0..1, tokens [1, context] and n-grams
+    [1, NGRAMS].
 
     It has no weights of its own: they are its first argument.
     """

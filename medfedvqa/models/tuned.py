@@ -60,7 +60,7 @@ class AnswerModel(ABC):
 
     @abstractmethod
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
-        """The attention to each part of each row's picture, [rows, parts], line by line; a row sums to 1."""
+        """The attention to each part of each row's picture, [rows, parts], in row-major order; each row sums to 1."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,9 @@ class TaughtServer(PublicOutputs[Config]):
         return super().setup(site)
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
-        """Rounds in which the server learns from the sites' logits and sends its own; then its test, and the sites'."""
+        """Rounds in which the server learns from the sites' logits and sends its own; then the tests of server and
+        sites.
+        """
         self.check_models(hub.sites)
         # The sites draw from the seed itself: the server must not draw the same numbers.
         backbone = server_backbone(self.config.trunk, hub.backbone)

@@ -145,7 +145,7 @@ class SplitTraining(Method[Config]):
 
     @abstractmethod
     def server_part(self, seed: int) -> Any:
-        """The server's part for one site, with `values`. Parts with the same seed start alike."""
+        """The server's part for one site, with `values`. Parts with the same seed have the same initial values."""
 
     @abstractmethod
     def gradients(
@@ -173,7 +173,9 @@ class SplitTraining(Method[Config]):
         yield "evaluate", self.config.rounds
 
     def handle(self, task: TaskSpec, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
-        """Each step is a task of its own, so that a site answers it once even if the server repeats it."""
+        """See `Method.handle`. Each step is a task of its own, so that a site answers it once even if the server
+        repeats it.
+        """
         if task.name not in self.steps:
             return super().handle(task, site, state, received, round)
         if task.name != step_name(state["step"] + 1):
@@ -224,7 +226,9 @@ class SplitTraining(Method[Config]):
         return hub.collect("evaluate", {site: arrays_of(parts[site].values) for site in hub.sites})
 
     def activations_of(self, name: str, meaning: str, width: int | None = None) -> TensorSpec:
-        """The declaration of activations or their gradients, [batch_rows, width]; None is the cut's width."""
+        """The declaration of activations or their gradients, [batch_rows, width]; `width`: by default that of
+        the cut.
+        """
         size = (self.config.batch_rows, width or self.config.width)
         return TensorSpec(name, size, "float32", Kind.ACTIVATIONS, meaning)
 

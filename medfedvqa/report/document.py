@@ -62,7 +62,9 @@ def anchor(full: str) -> str:
 
 
 def _parts(section: Section, on_paper: bool) -> Iterator[Inline]:
-    """The inline parts of the section's figures and tables that are, or are not, for paper."""
+    """The inline parts of a section's figures and tables: those in the PDF (`on_paper`), or those that it
+    leaves out.
+    """
     for block in section.blocks:
         if isinstance(block, Facts) and on_paper:
             yield from (part for fact in block.facts for part in fact.value)

@@ -49,7 +49,7 @@ def accused_in_hundred(share: float) -> int:
 
 
 def lead(report: Report) -> Badge:
-    """The answer, by verdict."""
+    """The badge that answers the first page's question, by the verdict."""
     section = report.sections.verdicts
     still_open = [rule for rule in section.rules if rule.state != "shown"]
     broken = [rule.rule for rule in still_open if rule.state == "broken"]

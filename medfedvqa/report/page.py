@@ -42,7 +42,7 @@ def _line(name: str, *children: Child, **attributes: str | None) -> Html:
 
 
 class _Page:
-    """Makes the elements of a page. Links to other anchors than these become text."""
+    """Makes the elements of a page. A link to an anchor that is not in `anchors` becomes text."""
 
     def __init__(self, anchors: frozenset[str]) -> None:
         self._anchors = anchors

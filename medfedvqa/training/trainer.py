@@ -55,7 +55,9 @@ class PlainGradients:
         return ((StepRows(rows, chance, following),) * passes for rows, following in steps)
 
     def _epoch(self, chance: SeededChance) -> Iterator[Step]:
-        """The batches of an epoch. None follows the last: the order of another epoch is not drawn yet."""
+        """Pairs of each batch of an epoch and the next one; None after the last, since the next epoch is not
+        drawn yet.
+        """
         order = list(batches(self.train, self.config.batch_rows, chance.generator))
         return zip(order, [*order[1:], None], strict=True)
 

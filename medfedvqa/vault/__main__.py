@@ -1,8 +1,8 @@
 """`python -m medfedvqa.vault SITE_YML SITE FOLDER [ROOT_CERTIFICATE]`: a site's process without network.
 
 It imports once what jobs need, listens at a socket in FOLDER, and forks a process for each connection, which ends with
-it: memory goes back, and what a job breaks is its own process. With `--detached` before the rest, it goes into the
-background once it listens, and ends some time after its last connection.
+it: so its memory is freed, and a job can only break its own process. With `--detached` before the rest, it goes into
+the background once it listens, and ends some time after its last connection.
 """
 
 import os
@@ -78,7 +78,7 @@ def _isolated(place: VaultPlace) -> str:
 
 
 def _import_all() -> None:
-    """Imports at the start what the process of every job would otherwise spend seconds on."""
+    """Imports once the modules on which the process of every job would otherwise spend seconds."""
     import gc
     import logging
 

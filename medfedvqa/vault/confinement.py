@@ -1,4 +1,4 @@
-"""Confines the process of a job to the site's own files, and reports what its Python code tries beyond.
+"""Confines the process of a job to the site's own files, and reports attempts of its Python code at more.
 
 Landlock (`landlock(7)`; Linux 5.13, signals from 6.12 on) needs no rights and binds the superuser as well. It holds for
 the calling thread and all that it starts: call `confine` before a job's code is imported.
@@ -30,10 +30,11 @@ _noticed: set[str] = set()
 def confine(
     kit: Path | None, read: Iterable[Path], written: Iterable[Path], report: Callable[[str], None], log: Path | None
 ) -> None:
-    """Once in a process: leave it the files that it needs, and no signal to, or memory of, processes outside.
+    """Leaves this process only the files that it needs, and neither signals to nor the memory of other processes.
 
-    It may write into `written`, devices and temporary files, and read these, `read`, all outside of `kit` (resolved).
-    `report` is called with each kind of attempt of Python code at more, once; `log`: the socket of the machine's log.
+    Writable: `written`, devices and temporary files. Readable: these, `read`, and everything outside of `kit`
+    (resolved). Each kind of attempt of Python code at more is passed to `report` once. `log`: the socket of the
+    machine's log, which stays reachable. A second call has no effect.
     """
     if _noticed:
         return
@@ -89,7 +90,7 @@ def _beside(place: Path) -> Iterator[Path]:
 
 
 def opens_network(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether this audit event is of Python code that makes a socket of a network, or looks up a name."""
+    """Whether a Python audit event makes a socket of a network, or looks up a name."""
     return event in _LOOK_UPS or event == "socket.__new__" and arguments[1] != socket.AF_UNIX
 
 

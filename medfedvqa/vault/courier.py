@@ -57,7 +57,7 @@ def _start(place: VaultPlace) -> None:
 
 
 def _environment(kit: Path | None) -> dict[str, str]:
-    """This process's, without the folders of modules in the kit: FLARE names the kit and the folders of jobs there."""
+    """The vault's environment: this process's, without the kit's module folders that FLARE put into it."""
     installed = Path(sys.prefix).resolve()
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     places = {path: Path(path).resolve() for path in named if path}
@@ -80,7 +80,7 @@ def _greeted(wire: Wire) -> str:
 
 @dataclass
 class JobCourier:
-    """Carries one job's messages, and asks again where a vault died."""
+    """Carries one job's messages, and repeats a message if the vault died."""
 
     place: VaultPlace
     job_id: str

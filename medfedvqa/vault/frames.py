@@ -51,7 +51,7 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
 
 
 class FrameRefused(FederationError):
-    """What arrived is not a frame, or what should be sent does not fit into one."""
+    """Received bytes are no frame, or a message does not fit into one."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class VaultPlace:
 
     @contextmanager
     def address(self) -> Iterator[str]:
-        """The socket's address, however deep its folder lies: the kernel takes 107 bytes of path."""
+        """A path to the socket that is short enough for the kernel, which takes 107 bytes, wherever its folder lies."""
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield f"/proc/self/fd/{folder}/{_NAME}"

@@ -116,7 +116,10 @@ class Vault:
         return config
 
     def _turned_away(self, config: SiteConfig, id: str, digest: str, reason: str, code: str) -> None:
-        """Log a job that the courier refused before it had a process, for a reason that a courier may give."""
+        """Log a job that the courier refused before it had a process.
+
+        Raises `FrameRefused` for a reason that no courier may give, or a malformed id or digest.
+        """
         if reason not in (Refusal.FOLDER, Refusal.SCHEMA) or id and not is_file_name(id) or len(digest) not in (0, 64):
             raise FrameRefused("the courier does not name the job that it refused")
         with self._log(config) as log, admission_lock(config.audit):
@@ -157,7 +160,11 @@ class Vault:
             wire.send("done")
 
     def _wait_for_turn(self, config: SiteConfig, job_id: str, wire: Wire) -> int:
-        """The lock by which this process is one of the `jobs` of `site.yml`; the kernel frees it when it ends."""
+        """Wait until fewer jobs work than `jobs` of `site.yml` allows; returns a lock, which this process holds until
+        it ends.
+
+        Ends the process if the courier hangs up first.
+        """
         gone, waits = select.poll(), False
         gone.register(wire.connection, 0)  # which reports only that the courier hangs up
         while not gone.poll(500 * waits):  # milliseconds
@@ -203,7 +210,7 @@ class Vault:
         return SiteRuntime(config, spec, job_id, relays=relays, signature=signature, isolation=self.isolation)
 
     def _confine(self, config: SiteConfig, job_id: str, private: bool) -> None:
-        """Before a job's code is imported, leave this process the site's own files alone; log what it tries beyond."""
+        """Before a job's code is imported, leave this process the site's own files alone; log attempts at more."""
         AuditKey.at(config.audit_key, origin_of(config.name))  # made at its first use, as are these folders
         for folder in (config.state, *([config.ledger] if private else ())):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -336,8 +343,11 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class _AttemptMail:
-    """Sealed mail to other sites (`privacy.secagg.Relay`): the courier, which carries it, sees sealed bytes, and drops
-    that of other attempts at the first frame of one. If it is gone, the process ends, as if it was killed."""
+    """Sealed mail to other sites (`privacy.secagg.Relay`), which the courier carries without reading it.
+
+    At the first frame of an attempt the courier drops the mail of earlier ones. If the courier is gone, the process
+    ends as if it was killed.
+    """
 
     wire: Wire
     sent: SentBytes

@@ -155,7 +155,7 @@ class _SampledGaussianLoss:
 
 @dataclass(frozen=True)
 class _Grid:
-    """An even number of equidistant points from `least` to `most`; `shift`: the sum of their moves."""
+    """An even number of equidistant points from `least` to `most`; `shift`: how far they were moved in all."""
 
     least: float
     most: float

@@ -72,7 +72,7 @@ class DPEvent(ABC):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Its figures by name."""
+        """The mechanism's parameters, by field name."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("steps", "use")}
 
     def times(self, steps: int) -> Self:
@@ -161,7 +161,7 @@ class DPEvent(ABC):
     @property
     @abstractmethod
     def noise_words(self) -> str:
-        """The noise with its figure, for people."""
+        """The noise and its figure, in words for reports."""
 
     @property
     @abstractmethod

@@ -6,11 +6,11 @@ number is used until the result is on the grid, so that the low bits of a result
 Significance of the Least Significant Bits for Differential Privacy", 2012). The sampler is exact and needs only uniform
 whole numbers: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2.
 
-A patient who changes two counts by a and 1 - a costs at most as much as a change of one count by 1, at every delta:
-where the loss of the latter is 1/b or -1/b, that of the former is less often so, and every loss between is more likely,
-at the same expectation of the likelihood ratio. With more counts, changed by a_1, ..., a_k of sum 1, the last two are
-such a pair on a scale of their own, of b / (a_(k-1) + a_k), and cost at most as much as one count changed by their sum;
-composition keeps that order, so that one count fewer is left each time, until one count changes by 1.
+A patient who changes several counts by 1 in total costs at most as much as one who changes a single count by 1, at
+every delta. For two counts, changed by a and 1 - a: the loss is less often 1/b or -1/b, every loss between these is
+more likely, and the expected likelihood ratio is the same. For counts changed by a_1, ..., a_k of sum 1: by the same
+argument, on a scale of b / (a_(k-1) + a_k), the last two cost at most as much as one count changed by their sum.
+Composition keeps this order, so counts can be merged one by one until a single count changes by 1.
 
 Source of the Renyi divergence: Mironov, "Renyi Differential Privacy", 2017, Table II.
 """

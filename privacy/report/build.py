@@ -52,7 +52,7 @@ class Parameters(NamedTuple):
 
 
 def summary(facts: ReportFacts, claimed: bool, parameters: Parameters) -> Part:
-    """The figures. `claimed`: whether the report claims an epsilon for the job."""
+    """The figures of the first page. `claimed`: whether the report claims an epsilon for the job."""
     every, wrongly = facts.replay.events(), parameters.wrongly
     void = any(charge.debit.void for charge in facts.replay.charges)
     return dict(

@@ -38,7 +38,7 @@ ISOLATION = {
 
 
 def isolation_sentence(facts: ReportFacts) -> str:
-    """How the process with the rows was kept from the network, in order; empty if no entry opens the job."""
+    """Each way in which the process with the rows was kept from the network; empty if no entry opens the job."""
     return "; later ".join(map(ISOLATION.__getitem__, facts.isolations))
 
 

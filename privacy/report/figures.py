@@ -39,7 +39,7 @@ NEWER = "the report was written by a newer version of this software: use that ve
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the list."""
+    """One line of `figures.txt`: the id, unit, source and label of a figure."""
 
     id: str
     section: str
@@ -240,7 +240,7 @@ def read_rows(content: object) -> dict[str, Value]:
 
 
 def written(rows: Rows) -> list[dict[str, Any]]:
-    """The rows as in a report's file."""
+    """The rows in the form of a report's file."""
     return [
         {"id": row, "section": figure.section, "unit": figure.unit, "source": figure.source, "value": value}
         for row, value in rows.items()

@@ -33,7 +33,9 @@ def same(first: float | None, second: float | None) -> bool:
 
 
 class ReplayedCharge(NamedTuple):
-    """A charge in the chain. `charge` is None if it was taken over from another ledger, without that one's figures."""
+    """A charge in the chain. `charge` is None for one that was imported from another ledger, whose figures are not
+    here.
+    """
 
     seq: int
     hash: str
@@ -91,7 +93,9 @@ class Replay:
         return item.charge is None or bool(job and slot in job.settled and job.charges[slot] == item.charge)
 
     def recorded_wrongly(self, job: JobKey) -> Iterator[int]:
-        """The positions of wrong charges by a replay, which checks all of this job's and the last of each other job."""
+        """The positions of charges whose figures differ from the replay's: of this job any charge, of others only the
+        last.
+        """
         for item in self.charges:
             cost = self.at(item) if item.debit.key == job or self.is_last(item) else None
             if item.charge is None or cost is None:

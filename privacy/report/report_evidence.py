@@ -198,7 +198,7 @@ class DicomCode(Frozen):
 
 
 class IngestionManifest(Frozen):
-    """The making of an ingested store, from its manifest, without the manifest's counts."""
+    """How a store was ingested: its manifest without the counts."""
 
     sha256: str
     """SHA-256 of the manifest, hex."""

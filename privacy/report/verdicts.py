@@ -35,7 +35,7 @@ _ELSEWHERE = "Not provided by the project: an organisation's own document."
 
 
 class FrameworkLine(NamedTuple):
-    """One line of a framework."""
+    """One requirement of a framework, and the support that the report gives to it."""
 
     framework: str
     reference: str
@@ -53,7 +53,7 @@ class FrameworkLine(NamedTuple):
 
 @cache
 def lines() -> tuple[FrameworkLine, ...]:
-    """The lines of the list."""
+    """All lines of `mappings.txt`."""
     found: list[FrameworkLine] = []
     for line in filter(None, files(__package__).joinpath("mappings.txt").read_text("utf-8").splitlines()):
         if line.startswith("# "):
@@ -135,7 +135,7 @@ class Rule(NamedTuple):
 
 @cache
 def listed() -> tuple[Rule, ...]:
-    """All rules."""
+    """All rules of `rules.txt`."""
     lines = files(__package__).joinpath("rules.txt").read_text("utf-8").splitlines()
     return tuple(Rule(*line.split(" | ")) for line in lines)
 

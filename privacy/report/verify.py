@@ -82,7 +82,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bounded(path, MAX_REPORT)
     except OSError as error:
-        raise ReportError(f"no report can be read here ({error.strerror})") from None
+        raise ReportError(f"no report can be read: '{path.name}' ({error.strerror})") from None
 
 
 def _key(report: Report, key: VerifierKey | None, log: Path | None) -> VerdictPart:
@@ -129,7 +129,7 @@ def _key_in(content: bytes) -> str:
 
 
 def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
-    """The pages that were drawn from the report."""
+    """Whether HTML and PDF are there, and have the digests that were signed."""
     if digests.keys() - {JSON, HTML, PDF}:
         return VerdictPart("pages", BROKEN, "what was signed names files that no report has")
     absent = [name for name in digests if name != JSON and not (folder / name).is_file()]
@@ -137,7 +137,7 @@ def _pages(digests: Mapping[str, str], folder: Path) -> VerdictPart:
         if _digest(folder / name) != digests[name]:
             return VerdictPart("pages", BROKEN, "a page is not the one that was signed: it was edited")
     if absent:
-        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, and not here")
+        return VerdictPart("pages", NOT_SHOWN, f"{', '.join(sorted(absent))}: signed, but missing here")
     if unsigned := [name for name in (HTML, PDF) if name not in digests and (folder / name).exists()]:
         return VerdictPart("pages", BROKEN, f"{', '.join(unsigned)} was never signed")
     return VerdictPart("pages", SHOWN, f"{quantity(len(digests) - 1, 'page')}: as signed with the report")
@@ -198,7 +198,7 @@ def _parameters(report: Report) -> Parameters:
 
 
 def _own_parameters(theirs: Parameters) -> Iterator[VerdictPart]:
-    """A part if the report was made with other parameters than this version's, which is no breach."""
+    """Yields a part that names the parameters of a report that was made with others than this version's: no breach."""
     if theirs != (ours := Parameters()):
         text = f"{theirs.wrongly:g} of people accused wrongly, jobs that fit counted to {theirs.most_counted}"
         text = f"the report computes with its own: {text} (this version: {ours.wrongly:g}, {ours.most_counted})"
@@ -206,7 +206,7 @@ def _own_parameters(theirs: Parameters) -> Iterator[VerdictPart]:
 
 
 def _wording(report: Report, fresh: Report, code_digest: str) -> VerdictPart:
-    """Sentences and titles, on which no figure depends."""
+    """Whether the sentences are those that this code writes; not compared if other code made the report."""
     if report.evidence.tool.code_digest != code_digest:
         text = "other code wrote the sentences: no figure depends on them, and the signature covers them"
         return VerdictPart("wording", NOT_COMPARED, text)
@@ -235,7 +235,7 @@ def _code(report: Report, listing: Sequence[Withdrawal]) -> VerdictPart:
     if withdrawal := withdrawal_of([*ran, CodeIdentity(tool.version, tool.code_digest)], listing):
         return _withdrawal_part(withdrawal)
     if not any(code.version for code in ran):
-        return VerdictPart(CODE, NOT_SHOWN, "which version ran the job: no entry that is quoted names it")
+        return VerdictPart(CODE, NOT_SHOWN, "no quoted entry names the version that ran the job")
     return VerdictPart(CODE, SHOWN, "no version that ran the job or made the report is withdrawn")
 
 
@@ -248,7 +248,7 @@ def _withdrawal_part(withdrawal: Withdrawal) -> VerdictPart:
 
 
 def _tool_withdrawal(content: bytes, listing: Sequence[Withdrawal]) -> Iterator[VerdictPart]:
-    """A part if a report of another version names a withdrawn version as its maker."""
+    """Yields a part if the version that made the report, as its JSON names it, is withdrawn."""
     try:
         tool = json.loads(content)["evidence"]["tool"]
         withdrawal = withdrawal_of([CodeIdentity(tool["version"], tool["code_digest"])], listing)

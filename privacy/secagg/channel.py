@@ -162,7 +162,10 @@ class Handshake:
         return Session(secret, self._job, self._me, self._peer)
 
     def _agree(self, static: bytes, ephemeral: bytes) -> bytes:
-        """ee, es and se in the order of the sites' names, ss. Raises `ValueError` if an agreement is zero."""
+        """The shared secrets of Noise: ee, then es and se in the order of the sites' names, then ss.
+
+        Raises `ValueError` if one of them is zero.
+        """
         keys = [X25519PublicKey.from_public_bytes(raw) for raw in (ephemeral, static)]
         (ee, es), (se, ss) = [
             [own_key.exchange(key) for key in keys] for own_key in (self._ephemeral, self._identity.private)

@@ -58,7 +58,7 @@ class Group:
 
     @property
     def seat(self) -> int:
-        """This site's place among the members. Raises `ValueError` if it is none."""
+        """This site's place among the members. Raises `ValueError` if it is not a member."""
         return self.members.index(self.me)
 
 
@@ -127,8 +127,8 @@ class Beacon:
         eligible = [site for site in self.sites if site not in left_out]
         if not MINIMUM <= size <= len(eligible):
             raise SecureAggregationError(
-                f"a committee of {size} out of {len(eligible)} sites cannot be drawn: it needs {MINIMUM} at least, and "
-                "no more than there are"
+                f"a committee of {size} out of {len(eligible)} sites cannot be drawn: choose a size from {MINIMUM} "
+                "to the number of sites"
             )
         return tuple(sorted(sorted(eligible, key=lambda site: self._tag(round, site))[:size]))
 

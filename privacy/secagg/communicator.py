@@ -116,7 +116,7 @@ class LinkCommunicator:
     # Among all parties.
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """[parties], by rank."""
+        """The tensors of all parties, by rank."""
         return self.exchange([tensor] * self.world_size)
 
     def exchange(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -80,7 +80,7 @@ SUM_BITS = 24
 
 
 def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -> Ring:
-    """The tensors times the weight, the weight, and a one, [layout.size + 2], to be masked before it leaves.
+    """The tensors times the weight, then the weight, then a 1: [layout.size + 2], to be masked before it leaves.
 
     Raises `RangeError` if a value is not finite or too large, or if the weight is negative.
     """

@@ -54,7 +54,8 @@ class OwnedVectors:
     def products(self) -> Ring:
         """Shares of the inner products of all pairs, [segments, owners, owners]; no exchange.
 
-        With x = shown + mask: shown times shown, public; shown times mask, both ways; mask times mask, dealt.
+        With x = shown + mask: shown times shown is public, shown times mask follows from the shares of the masks, and
+        mask times mask is dealt.
         """
         owners = len(self._shown)
         mask_products = partial(self._gram, self._masks, self._masks)
@@ -88,7 +89,9 @@ class OwnedVectors:
         return np.stack([_product(rows[:, segment], columns[:, segment].T) for segment in self._segments])
 
     def _combined(self, weights: Ring, rows: Ring) -> Ring:
-        """[segments, targets, sources] and [sources, length] to [targets, length]."""
+        """The weighted sums of rows, segment by segment: [segments, targets, sources] and [sources, length] to
+        [targets, length].
+        """
         parts = zip(weights, self._segments, strict=True)
         return np.concatenate([_product(weight, rows[:, segment]) for weight, segment in parts], axis=1)
 
@@ -183,10 +186,10 @@ def secure_mix(
 def deal_mix(
     sites: Sequence[str], members: Sequence[str], layout: TensorLayout, seeds: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """What the dealer sends to each site for one `secure_mix`: a function of the members' seeds, which are used once.
+    """The dealer's message to each site for one `secure_mix`: a function of the members' seeds, which are used once.
 
-    It holds the keys of the owner's mask's shares and its mixture's correction; for the last member, also corrections.
-    Raises `SecureAggregationError` if these are not a group.
+    It holds the keys of the shares of the site's mask, and the correction of its mixture; for the last member, also the
+    corrections of the tuples. Raises `SecureAggregationError` if these are not a group.
     """
     group = Group(sites[0], tuple(sites), tuple(members))
     secrets = [seeds[member] for member in group.members]
@@ -228,7 +231,7 @@ def _encoded_size(layout: TensorLayout) -> int:
 
 
 def _received(link: Peer, size: int) -> Ring:
-    """[size]. Raises `SiteError`."""
+    """The peer's message as ring elements, [size]. Raises `SiteError`."""
     return np.frombuffer(link.receive(8 * size), "<u8")
 
 

@@ -3,8 +3,8 @@
 Every opened value is under a uniform mask. Numbers are in fixed point, with the bits that the constants name.
 
 A secret z is opened once as z + r, where r is uniform and dealt. Then z is a combination of dealt numbers with public
-factors; so are z without its low bits, and whether z is below a limit. A product of such
-combinations needs the products of their dealt numbers, which the dealer deals.
+factors. The same holds for z without its low bits, and for the bit that says whether z is below a limit. A product of
+such combinations needs the products of their dealt numbers, which the dealer deals.
 """
 
 import itertools
@@ -161,7 +161,9 @@ class _Comparison:
         self.hidden = word ^ self._masks
 
     def _tables(self) -> Ring:
-        """[equal or less, chunks, ...]: bit v says whether a public chunk of value v equals r's chunk, or is less."""
+        """Tables for a public chunk, [equal or less, chunks, ...]: bit v says whether v equals r's chunk, or is
+        less.
+        """
         digits = _ONE << _chunks(self._r)
         return np.stack([digits, digits - _ONE])
 
@@ -187,7 +189,7 @@ class _Comparison:
 
 
 def _chunks(elements: Ring) -> Ring:
-    """[chunks, ...]: the chunks under the top bit, the highest first."""
+    """The chunks of the bits under the top bit, [chunks, ...], the highest first."""
     return (elements[None] >> _SHIFTS.reshape(-1, *[1] * elements.ndim)) & np.uint64(63)
 
 
@@ -293,7 +295,7 @@ def _ratios(party: Party, scores: Ring, fallback: Ring, bits: int, octaves: int)
 def _divided(party: Party, ratios: Ring, norms: MaskedSecret, kept: int) -> Ring:
     """Ratios [segments, targets, sources] divided by their row's sum, times `kept` / `PARTS` and the source's norm.
 
-    They have _INVERSE_BITS + _LENGTH_BITS. 2 exchanges.
+    The result has _INVERSE_BITS + _LENGTH_BITS fractional bits. 2 exchanges.
 
     For d = 1 - sum, 1 / sum is 1 + d + d^2 + d^3 within d^4, which is below 1e-4.
     """

@@ -30,19 +30,24 @@ class Tuples(Protocol):
     """The source of shares of correlated randomness; shares of `binary` secrets add up by exclusive or."""
 
     def random(self, shape: Shape, binary: bool = False) -> Ring:
-        """A uniform secret: to a member its share, to the dealer the secret."""
+        """A uniform secret: returns a member its share, and the dealer the secret."""
 
     def dependent(self, secret: Callable[[], Ring], shape: Shape, binary: bool = False) -> Ring:
-        """A secret that depends on others: to a member its share. The dealer computes it and its correction."""
+        """A secret computed from earlier ones: returns a member its share. The dealer computes the secret and its
+        correction.
+        """
 
     def masks(self, owners: int, length: int) -> Ring:
-        """[owners, length]: of each owner's mask, which it knows itself, this member's share; all masks to the dealer.
+        """This member's shares of all owners' masks, [owners, length]; the dealer gets the masks. Each owner knows its
+        own.
 
-        Once for one run.
+        To be called once in a run.
         """
 
     def delivered(self, secret: Callable[[], Ring], shape: Shape) -> Ring:
-        """[owners, ...]: this member's share of a secret. No member gets its correction: each owner gets its own."""
+        """This member's share of a secret, [owners, ...]. Its corrections go to the owners, a row to each, and to no
+        member.
+        """
 
     def local(self, share: Callable[[], Ring], shape: Shape) -> Ring:
         """A term that a member computes without any tuple. The dealer skips this computation."""

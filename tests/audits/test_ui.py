@@ -345,7 +345,7 @@ def test_a_log_that_vanished_is_a_sentence(run: Path, ask: Ask) -> None:
     """No traceback, no path."""
     (find_logs(run)["chest"] / "log.jsonl").unlink()
     got = ask()
-    assert got.status == 500 and "cannot be taken in" in got.text and str(run) not in got.text
+    assert got.status == 500 and "cannot be indexed" in got.text and str(run) not in got.text
 
 
 def test_a_taken_port_is_a_sentence(server: AuditServer, run: Path) -> None:

@@ -71,4 +71,4 @@ def test_without_a_job_the_command_says_so_and_asks_for_the_number(
     done = medfedvqa("ingest", "withdraw", str(store))
     assert done.returncode == 0, done.stderr
     assert "Removed 1 pictures and 4 questions" in done.stdout and "No job is known" in done.stdout
-    assert "give each site.yml by --site" in done.stdout
+    assert "pass each site.yml as --site" in done.stdout

@@ -117,7 +117,7 @@ def test_under_differential_privacy_mixing_by_organ_costs_what_the_plain_sum_cos
     ("options", "more", "sentence"),
     [
         ({"mixing": "organ", "schedule": "rounds"}, {}, "single steps: set 'schedule' to 'stepwise'"),
-        ({"groups": [["a", "b"]]}, {}, "'groups' are of sites of one organ each: give 'mixing' as 'organ'"),
+        ({"groups": [["a", "b"]]}, {}, "'groups' holds sites of one organ in each group: set 'mixing' to 'organ'"),
         ({"mixing": "organ", "groups": [["a", "b"], ["b"]]}, {}, "'groups' names a site twice"),
         ({"mixing": "organ", "unseen": ["a"]}, {}, "leave out 'unseen' and 'sampled'"),
         ({"mixing": "reliability"}, {"secagg": True}, "which secure aggregation hides: choose 'organ'"),

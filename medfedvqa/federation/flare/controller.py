@@ -1,4 +1,4 @@
-"""The server's end of the wire, as FLARE sees it."""
+"""The FLARE controller that runs a job's loop at the server."""
 
 from typing import Any
 

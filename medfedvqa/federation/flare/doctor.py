@@ -382,7 +382,7 @@ def _port(startup: Path, address: Address | None) -> Check:
             return Check(name)
         except PermissionError:
             problem = f"this account may not listen on port {address.port}"
-            return Check(name, problem, "start the server by an account that may, or provision another port")
+            return Check(name, problem, "use an account that may listen on this port, or provision another port")
         except OSError:
             pass  # somebody listens
     try:
@@ -440,7 +440,7 @@ def _role(startup: Path) -> Check:
     )
     if role == "member":
         return Check(
-            "role", "a member may look, and may not submit jobs", "ask the coordinator for the role lead", True
+            "role", "a member may look at jobs but not submit them", "ask the coordinator for the role lead", True
         )
     return first("role", (role not in _OPERATORS, unknown, "ask the coordinator for a new certificate"))
 

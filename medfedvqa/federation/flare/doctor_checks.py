@@ -1,6 +1,7 @@
 """Checks that `medfedvqa doctor` makes of every kind of startup kit: files, folders, keys, certificates, disk, server.
 
-FLARE (2.9) serves connections with aiohttp, which answers any request for a page, behind mutual TLS, with a `Date`.
+The server's clock is read from its answer to a request for a page: FLARE (2.9) serves connections with aiohttp, which
+answers any such request, behind mutual TLS, with a `Date`.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ SERVER, CLOCK = "server", "clock against the server"
 
 
 def hardening_checks(kit: Path, party: Party) -> list[Check]:
-    """The checks of a party's kit, or a single failed one if a file does not have its form."""
+    """The checks of a party's kit, or a single failed one if a file is malformed."""
     try:
         return kit_checks(kit, party)
     except (AttributeError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A site's courier, as FLARE sees it: it passes a task's bytes to the site's vault, and the vault's bytes back."""
+"""The FLARE executor of a site: it passes each task's bytes to the site's vault, and returns the vault's reply."""
 
 import json
 import threading

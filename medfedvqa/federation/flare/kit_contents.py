@@ -113,7 +113,7 @@ class Check:
 
     @property
     def state(self) -> str:
-        """`ok`, `warning` or `failed`."""
+        """The result in one word: `ok`, `warning` or `failed`."""
         return "failed" if not self.ok else "ok" if self.problem is None else "warning"
 
 

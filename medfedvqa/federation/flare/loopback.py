@@ -53,7 +53,10 @@ class LoopbackFederation:
         self._earlier, self.kits = kits, Path()
 
     def __enter__(self) -> Self:
-        """Raises `FederationError` if the federation does not come up, with the end of the server's log as its note."""
+        """Provision and start the federation.
+
+        Raises `FederationError` if it does not come up, with the end of the server's log as its note.
+        """
         self.kits = self._earlier or self._provisioned()
         with contextlib.ExitStack() as ending:
             self._reaper = ending.enter_context(Reaper(*(self.kits / name for name in (SERVER, *self._sites))))

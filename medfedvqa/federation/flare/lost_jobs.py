@@ -117,7 +117,7 @@ class LostJobs:
     """The jobs of the earlier server, until they run again or are given up."""
 
     def __init__(self, root: Path, engine: Any) -> None:
-        """Make FLARE count these jobs among those whose end sites still report, so that it ends none."""
+        """Register the jobs with FLARE as ones whose end sites have yet to report, so that FLARE does not end them."""
         self._root, self._engine = root, engine
         self._jobs = {path.stem: RunningJob(root, path.stem) for path in sorted((root / FOLDER).glob("*.json"))}
         expected = engine.job_runner.get_client_outcome_jobs

@@ -36,7 +36,7 @@ class Reach:
 
     @property
     def name(self) -> str:
-        """The target without its module."""
+        """The target's name without its module."""
         return self.target.partition(":")[2]
 
     @property

@@ -65,7 +65,9 @@ class PersistentHandle(ProcessHandle):
             super().terminate()
 
     def wait(self) -> None:
-        """Wait until the process ends by itself or by request, has died too often, or has searched too long."""
+        """Wait until the process ends by itself or by request, dies too often, or cannot reach its server for
+        too long.
+        """
         born = self._began
         while True:
             self.adapter.wait()

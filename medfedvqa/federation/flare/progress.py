@@ -16,7 +16,7 @@ def write_event(out: Path, event: TaskAnswer) -> None:
 
 
 class ProgressReader:
-    """Reads the events that came since it was last asked."""
+    """Reads the events that were written since the last call."""
 
     def __init__(self) -> None:
         self._position = 0

@@ -37,7 +37,7 @@ class SiteBuilder(Builder):
     """
 
     def __init__(self, sites: Mapping[str, Mapping[str, Any]] | None = None, storage: str | None = None) -> None:
-        """`sites` fills in `site.yml` by site name; one that is not named gets a form, and refuses jobs until
+        """`sites`: the values of `site.yml` by site name; a site that is not named gets a form, and refuses jobs until
         it is filled in. `storage`: absolute folder for the server's job store (FLARE's default is under /tmp).
         """
         super().__init__()

@@ -1,4 +1,4 @@
-"""The project's jobs as FLARE's users know them: a recipe for SimEnv, PocEnv and ProdEnv, and its exported folder."""
+"""A FLARE recipe for the project's jobs, in SimEnv, PocEnv and ProdEnv, and the export of job folders."""
 
 import json
 import shutil

@@ -128,10 +128,10 @@ _ended = _EndedStreams()
 
 
 class _Scheduled:
-    """Stands where FLARE keeps its timer, which it cancels when the stream is forgotten."""
+    """Stands in for FLARE's timer: FLARE calls `cancel` on it when it forgets the stream."""
 
     def cancel(self) -> None:
-        """The stream's entry is gone already."""
+        """Does nothing: the stream's entry is gone already."""
 
 
 def _forget(tasks: list[RxTask]) -> None:
@@ -140,7 +140,7 @@ def _forget(tasks: list[RxTask]) -> None:
 
 
 def _schedule_remove_task(task: RxTask, ttl: float | None = None) -> None:
-    """In place of FLARE's function of this name."""
+    """Replaces FLARE's function of this name: lets the common thread forget the stream, and starts no timer."""
     with task.stop_lock:
         if task.cleanup_timer:
             return
@@ -214,7 +214,7 @@ def decode_listed_only(*also: str) -> None:
 
 
 def _native_recompose(decomposer: NumpyArrayDecomposer, data: bytes, manager: DatumManager | None = None) -> np.ndarray:
-    """In place of FLARE's function of this name."""
+    """Replaces FLARE's function of this name: decodes plain arrays only, by `array_of`."""
     return array_of(data)
 
 

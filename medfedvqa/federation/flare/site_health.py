@@ -182,7 +182,7 @@ class SiteHealth:
 
 
 def _gauge(name: str, meaning: str, value: float | dict[str, int]) -> str:
-    """A value, or a number for each code."""
+    """A metric in the text format of Prometheus: one value, or a value for each code."""
     values = sorted(value.items()) if isinstance(value, dict) else ()
     lines = [f'{name}{{code="{code}"}} {count}' for code, count in values]
     lines += [] if isinstance(value, dict) else [f"{name} {float(value):.17g}"]

@@ -65,13 +65,15 @@ class SiteMail:
             return self._boxes.setdefault((attempt, address), _Inbox())
 
     def _room(self, attempt: str, address: str, nbytes: int) -> bool:
-        """Whether there is room for a part from there: a peer or server that is hostile may send without end."""
+        """Whether a part from this address may be stored: a hostile peer or server could otherwise fill the memory."""
         with self._lock:
             has_box = (attempt, address) in self._boxes or len(self._boxes) < _MOST_BOXES
             return has_box and nbytes + sum(box.nbytes for box in self._boxes.values()) <= _MOST_BYTES
 
     def address(self, site: str) -> str:
-        """FLARE's name for a site's process of this job; the server vouches for it, the channel above proves it."""
+        """FLARE's address of a site's process of this job. The server assigns it; the channel above authenticates the
+        peer.
+        """
         address: str = FQCN.join([self._flare.get_client_from_name(site).get_fqcn(), self._job_id])
         return address
 
@@ -116,7 +118,7 @@ class SiteMail:
 
 
 def _headers(message: Message, *numbers: str) -> tuple[str, str, tuple[int, ...]] | None:
-    """Attempt, sender and these numbers of a message; None if they are not what a site sends."""
+    """The attempt, the sender and these numbers in a message's headers; None if a site would not send such headers."""
     attempt, address = message.get_header(_ATTEMPT), message.get_header(MessageHeaderKey.ORIGIN)
     values = tuple(message.get_header(name) for name in numbers)
     has_names = type(attempt) is str and type(address) is str and max(len(attempt), len(address)) <= _LONGEST_NAME

@@ -15,7 +15,7 @@ from medfedvqa.training import Rows
 
 
 class SoftTargetsConfig(PreservingConfig, frozen=True):
-    """Options."""
+    """Options of the method `soft_targets`."""
 
     temperature: Temperature = Field(2.0, description="of both models' answers (tau)")
 
@@ -33,7 +33,7 @@ class SoftTargets(Preserving[SoftTargetsConfig]):
 
 
 class DKDConfig(PreservingConfig, frozen=True):
-    """Options."""
+    """Options of the method `dkd`."""
 
     temperature: Temperature = Field(4.0, description="of both models' answers")
     target: Weight = Field(1.0, description="weight of the part about the right answer")
@@ -64,14 +64,14 @@ def decoupled(logits: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor
 
 
 class SPConfig(PreservingConfig, frozen=True):
-    """Options."""
+    """Options of the method `sp`."""
 
     weight: Weight = Field(3000.0, description="weight of what the teacher says (gamma); 0 is FedAvg")
 
 
 @register
 class SP(Preserving[SPConfig]):
-    """Similarity-preserving distillation (F. Tung and G. Mori, ICCV 2019): which rows of a batch are alike."""
+    """Similarity-preserving distillation (F. Tung and G. Mori, ICCV 2019) of the similarities among a batch's rows."""
 
     name = "sp"
     config_type = SPConfig
@@ -89,7 +89,7 @@ def similarity(features: torch.Tensor) -> torch.Tensor:
 
 
 class CRDConfig(PreservingConfig, frozen=True):
-    """Options."""
+    """Options of the method `crd`."""
 
     weight: Weight = Field(0.8, description="weight of what the teacher says (beta); 0 is FedAvg")
     temperature: Temperature = Field(0.07, description="of cosines")

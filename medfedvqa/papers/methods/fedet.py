@@ -46,7 +46,7 @@ from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class FedETConfig(TaughtServerConfig, frozen=True):
-    """Options."""
+    """Options of the method `fedet`."""
 
     diversity: Weight = Field(0.05, description="weight of what sites say that disagree with the consensus (lambda)")
 

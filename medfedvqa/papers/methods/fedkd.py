@@ -42,7 +42,7 @@ class FedKD(Averaging[FedKDConfig]):
     config_type = FedKDConfig
 
     def setup(self, site: Site) -> State:
-        """A mentee that starts alike at all sites, and the site's own mentor."""
+        """A mentee with the same initial values at all sites, and the site's own mentor."""
         values = super().setup(site)["values"]
         generator = torch.Generator().manual_seed(site.task_seed("mentor", 0))
         mentor = self.mentor(site).initial(generator, generator)

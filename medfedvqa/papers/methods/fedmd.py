@@ -40,7 +40,7 @@ from medfedvqa.training.frozen_rows import FrozenRows
 
 
 class FedMDConfig(PublicOutputsConfig, frozen=True):
-    """Options."""
+    """Options of the method `fedmd`."""
 
     transfer_epochs: ExtraPasses = Field(
         5, description="a site's passes over the public rows and their labels before its first round"

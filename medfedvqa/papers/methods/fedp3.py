@@ -124,7 +124,7 @@ def matchups(values: torch.Tensor) -> torch.Tensor:
 def forgotten(teacher: torch.Tensor, student: torch.Tensor, by: Filter, clamp: bool = False) -> torch.Tensor:
     """log r of each answer up to a constant, from logits, [rows, answers] (Eqs. 11 and 12, and the ablations).
 
-    Eq. 12 weighs each row's log p_S by log(H_T / H_S), as printed: only so is r = p_T while both models agree.
+    Eq. 12 weighs each row's log p_S by log(H_T / H_S), as printed. Only then is r = p_T while both models agree.
     """
     of_teacher, of_student = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     match by:

@@ -52,11 +52,11 @@ class DenoisingConfig(MedicalConfig, frozen=True):
 
 
 class MevfConfig(DenoisingConfig, AttentionConfig, frozen=True):
-    """Options."""
+    """Options of the method `mevf`."""
 
 
 class PubMedClipConfig(DenoisingConfig, frozen=True):
-    """Options."""
+    """Options of the method `pubmedclip`."""
 
 
 Config = TypeVar("Config", bound=DenoisingConfig)

@@ -27,7 +27,7 @@ MIDDLE = "v_middle"
 
 
 class SplitLearningConfig(SplitConfig, ListedAnswers, frozen=True):
-    """Options."""
+    """Options of the method `split_learning`."""
 
 
 @register
@@ -46,7 +46,9 @@ class SplitLearning(SplitTraining[SplitLearningConfig]):
 
     @property
     def in_clear(self) -> Collection[str]:
-        """Also the tasks in which a site computes its loss, whose gradients the server continues with."""
+        """See `SplitTraining.in_clear`; also the tasks that send the loss's gradients, on which the server
+        continues.
+        """
         return [*super().in_clear, *(task.name for task in self.between)]
 
     @property

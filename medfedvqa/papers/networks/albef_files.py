@@ -183,7 +183,7 @@ def _build(facts: Mapping[str, Any]) -> nn.Module:
 
 
 def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
-    """A BERT with transformers' cross-attention in its upper blocks, besides the question's self-attention."""
+    """A BERT whose upper blocks also have transformers' cross-attention."""
     from transformers.models.bert.modeling_bert import BertAttention
 
     attention: Any = BertAttention

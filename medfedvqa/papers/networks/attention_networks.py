@@ -195,7 +195,7 @@ class StackedAttention(Network):
         return self._attended(values, batch)[1]
 
     def regions(self, values: Named, pixels: torch.Tensor) -> torch.Tensor:
-        """The regions of pictures, [pictures, regions, channels], line by line."""
+        """The regions of pictures, [pictures, regions, channels], in row-major order."""
         return _regions(_convolved(values, ENCODER, ENCODED, pixels))
 
     def _attended(self, values: Named, batch: NetworkBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -345,5 +345,5 @@ def _convolved(values: Named, name: str, channels: Sequence[int], pixels: torch.
 
 
 def _regions(maps: torch.Tensor) -> torch.Tensor:
-    """[pictures, channels, side, side] to [pictures, regions, channels], line by line."""
+    """[pictures, channels, side, side] to [pictures, regions, channels], regions in row-major order."""
     return maps.flatten(2).transpose(1, 2)

@@ -119,7 +119,7 @@ class ServerNetworks:
         return values
 
     def rows(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor, training: bool) -> torch.Tensor:
-        """v_NHA from v_MHA [rows, width], [rows, space]. In training, `BUFFERS` change in place."""
+        """v_NHA [rows, space] from v_MHA [rows, width]. In training, `BUFFERS` change in place."""
         out = _linear(values, f"{NHA}out.", _linear(values, f"{NHA}hidden.", activations).relu())
         weight, bias = values[f"{NHA}norm.weight"], values[f"{NHA}norm.bias"]
         if self.norm == "layer":
@@ -128,7 +128,7 @@ class ServerNetworks:
         return F.batch_norm(out, mean, variance, weight, bias, training, _MOMENTUM)
 
     def answers(self, values: Mapping[str, torch.Tensor], activations: torch.Tensor) -> torch.Tensor:
-        """v_LTA from v_APN [answers, width], [answers, space]."""
+        """v_LTA [answers, space] from v_APN [answers, width]."""
         return _linear(values, LTA, activations)
 
 
@@ -175,7 +175,9 @@ def info_nce(scores: torch.Tensor, negatives: torch.Tensor, included: bool) -> t
 
 
 def same_rows(activations: torch.Tensor) -> torch.Tensor:
-    """Which rows of [rows, width] are equal, bool [rows, rows]. v_APN of one answer is equal to the bit."""
+    """Which rows of [rows, width] are equal, bool [rows, rows]. Rows with the same answer have the same bits in
+    v_APN.
+    """
     group: torch.Tensor = torch.unique(activations, dim=0, return_inverse=True)[1]
     return group[:, None] == group
 
@@ -223,7 +225,7 @@ class ServerPart(_Trained):
     """The server's adapters for one site, in training."""
 
     def __init__(self, networks: ServerNetworks, contrast: RowContrast, seed: int) -> None:
-        """Parts with the same seed start alike."""
+        """Parts with the same seed have the same initial values."""
         self._networks, self._contrast = networks, contrast
         super().__init__(networks.initial(torch.Generator().manual_seed(seed)))
 
@@ -240,7 +242,7 @@ class MiddlePart(_Trained):
     """The part between a site's first and last one, in training: `forward`, then `backward`, for each batch."""
 
     def __init__(self, networks: ServerNetworks, seed: int) -> None:
-        """Parts with the same seed start alike."""
+        """Parts with the same seed have the same initial values."""
         self._networks = networks
         values = networks.initial(torch.Generator().manual_seed(seed))
         super().__init__({name: values[name] for name in networks.middle_shapes})
@@ -256,7 +258,7 @@ class MiddlePart(_Trained):
     def backward(self, gradient: torch.Tensor, rate: float) -> torch.Tensor:
         """One step, given the loss's gradient at the output. Returns the gradient at the activations, [rows, width].
 
-        Raises `FederationError` without a batch that went forward.
+        Raises `FederationError` if no batch went forward before.
         """
         if self._batch is None:
             raise FederationError("a gradient arrived that belongs to no batch: start the job again")

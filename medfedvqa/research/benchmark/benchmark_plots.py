@@ -33,12 +33,12 @@ class SystemCurves:
 
     @property
     def ticks(self) -> list[int]:
-        """The first place, the one in the middle, and the last."""
+        """The first, the middle and the last place."""
         return sorted({self.places[0], self.places[len(self.places) // 2], self.places[-1]})
 
 
 def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path | None:
-    """`convergence.svg`: the accuracy on validation rows by round, as the mean over sites and seeds of each system.
+    """Draws `convergence.svg`, the validation accuracy of each system by round, as the mean over sites and seeds.
 
     The band reaches from the worst seed to the best. If there are more systems than colours, each has its own panel,
     with the mean of all systems that have as many rounds. A system has no line if it validates only at the end, has a
@@ -59,7 +59,7 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
 
 
 def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:
-    """`scale.svg`: average test accuracy in 0..1 of each system by number of sites."""
+    """Draws `scale.svg`, the average test accuracy in 0..1 of each system by number of sites; returns its path."""
     counts = sorted({count for by_count in accuracies.values() for count in by_count})
     lines = {
         label: SystemCurves(counts, [[100 * by_count[count] for count in counts]])

@@ -206,7 +206,7 @@ def _facts(comparison: Comparison) -> str:
     return (
         f"Data {for_markdown(setting['data'])}, {for_markdown(str(setting['split'].get('kind')))} split, "
         f"{len(comparison.sites)} sites, {for_markdown(setting['regime'])}; backbone "
-        f"{for_markdown(setting['backbone'])}, frozen but for what is trained; {for_markdown(budget)}.{others}"
+        f"{for_markdown(setting['backbone'])}, frozen except for the trained part; {for_markdown(budget)}.{others}"
     )
 
 
@@ -225,11 +225,11 @@ def _reading(comparison: Comparison) -> str:
     return (
         f"Accuracy on {kinds} questions: mean over seeds, its standard deviation, and its 95 % interval over patients "
         "and seeds (Wilson with effective rows). "
-        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: of the t of the paired difference "
-        f"from {for_markdown(comparison.reference)}, the best of the baselines, over patients and seeds, corrected "
-        "after Holm for all rows. From pictures: points of the average more than the same system on black pictures; "
-        "from federation: more than the same model alone with equal steps; each with its 95 % interval over patients "
-        "and seeds, not corrected. Of a single seed every interval is by patient alone. "
+        f"{together if both else ''}{types}{_UNSEEN if comparison.unseen else ''}p: by the t test of the paired "
+        f"difference from {for_markdown(comparison.reference)}, the best of the baselines, over patients and seeds, "
+        "corrected after Holm for all rows. From pictures: points of the average above the same system on black "
+        "pictures; from federation: above the same model trained alone with equal steps; each with its 95 % interval "
+        "over patients and seeds, not corrected. With a single seed every interval is over patients alone. "
         "(personal): each site's own model before the last mean, of the same run. Late: by how many points the mean of "
         "the sites' validation rows is higher at its best round than at the best of the first two thirds of the "
         "rounds. Bytes per site and round; s are processor seconds per round, of all sites together, without decoding "
@@ -250,18 +250,18 @@ _UNSEEN = (
 
 
 def cell(summary: SeedSummary) -> str:
-    """`61.2 ± 1.4 [52, 70]`, in per cent."""
+    """Mean, deviation and interval in per cent, `61.2 ± 1.4 [52, 70]`."""
     low, high = summary.interval
     return f"{100 * summary.mean:.1f} ± {100 * summary.deviation:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def p_cell(p: float) -> str:
-    """`0.023`, or `<0.001`."""
+    """A p value, `0.023` or `<0.001`."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def gain_cell(difference: Gain | None) -> str:
-    """`+2.1 [-0.4, 4.6]`, in points; a dash where there is nothing to compare with."""
+    """A gain in points with its interval, `+2.1 [-0.4, 4.6]`; a dash where there is nothing to compare with."""
     if difference is None:
         return ABSENT
     if difference.interval is None:

@@ -2,10 +2,10 @@
 
 Which patients a site keeps or gets depends on a digest of each patient's key alone, the same for all systems and seeds.
 
-Hospitals that join: each in turn has few labelled patients, and the others have already trained a model.
+In a regime of joining, each hospital in turn has few labelled patients, and the others have already trained a model.
 
-It receives their model through the job that `medfedvqa join` makes, tests it, trains it further, and keeps the best.
-Two references: the same model trained alone on these patients, and one trained on the rows of all hospitals.
+The hospital receives their model through the job that `medfedvqa join` makes, tests it, trains it further, and keeps
+the best. Two references: the same model trained alone on these patients, and one trained on the rows of all hospitals.
 """
 
 import shutil

@@ -180,7 +180,7 @@ class ServerResult(BaseModel, frozen=True, extra="forbid"):
 
 
 class Result(BaseModel, frozen=True, extra="forbid"):
-    """One run."""
+    """The result of one run, a line of `results.jsonl`."""
 
     format: Literal[1] = FORMAT
     version: str
@@ -223,7 +223,7 @@ class Result(BaseModel, frozen=True, extra="forbid"):
 
     @model_serializer(mode="wrap")
     def _as_before(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without an empty later field, as in `SiteResult`."""
+        """Leaves out later versions' fields if they are empty, as in `SiteResult`."""
         content: dict[str, Any] = whole(self)
         return {name: value for name, value in content.items() if name != "server" or value is not None}
 

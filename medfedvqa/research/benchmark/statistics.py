@@ -129,7 +129,10 @@ def unpaired_t(first: Sequence[float], second: Sequence[float]) -> TTest | None:
 
 
 def _t_test(difference: float, variance: float, freedom: int) -> TTest | None:
-    """None if nothing varies: values that are computed alike may still differ in their last bits."""
+    """The t-test of a difference with this variance; None if nothing varies.
+
+    Values that are computed in the same way may still differ in their last bits: that counts as no variance.
+    """
     if variance <= 1e-24:
         return None
     t = difference / sqrt(variance)

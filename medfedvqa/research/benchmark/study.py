@@ -54,7 +54,7 @@ class SystemDifference:
 
 @dataclass(frozen=True)
 class Finding:
-    """A federated system in a regime."""
+    """The result of one federated system in one regime."""
 
     regime: str
     system: str

@@ -49,7 +49,7 @@ class System:
     def with_budget(self, budget: dict[str, Any]) -> dict[str, Any]:
         """The method's options, with those options of the common budget that the method has.
 
-        Split learning names the rounds of the budget's decay one by one.
+        For split learning the budget's decay becomes a list of rounds.
         """
         if {"rounds", "decay_every"} <= budget.keys():
             every = budget["decay_every"]

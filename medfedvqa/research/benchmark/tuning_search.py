@@ -184,11 +184,10 @@ def read_tuned(path: Path) -> Tuned:
 
 
 def with_choices(systems: Sequence[System], tuned: Tuned, data: str, backbone: str) -> tuple[System, ...]:
-    """The systems with the options that won: their own, or those of their family.
+    """The systems with the options that won for them, or for their family.
 
-    One without the picture takes those of the system with it.
-
-    Raises `ConfigError` for other data, another backbone, or a system without a choice.
+    A system without the picture takes the options of the same system with it. Raises `ConfigError` for other data,
+    another backbone, or a system without a choice.
     """
     if (tuned.data, tuned.backbone) != (data, backbone):
         raise ConfigError(f"--tuned is of a search on {tuned.data} with backbone {tuned.backbone}: search on this data")

@@ -134,7 +134,7 @@ def _grams(text: str) -> set[str]:
 def _gaussian(described: torch.Tensor) -> torch.Tensor:
     """The Gaussian kernel [n, n] of descriptions [n, numbers]: exp(-d^2 / median(d^2)) of the distance d of a pair.
 
-    The diagonal plays no part: rounding makes some of its zeros positive.
+    The diagonal is left out of the median, since rounding makes some of its zeros positive.
     """
     squared = torch.cdist(described, described).square().fill_diagonal_(0.0)
     return torch.exp(-squared / squared[squared > 0].median())

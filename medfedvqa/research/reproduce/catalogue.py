@@ -44,7 +44,7 @@ TESTED_BY = {"slow": "test-all", "release": "test-release"}
 def tier_of(paper: Paper, entry: PaperEntry) -> str | None:
     """The tier of the tests that starts the entry at the smallest budget; None for an entry that nothing runs.
 
-    `tests/reproduce/test_every_entry.py` starts the entries by this function. UniCon's count passes of minutes each.
+    `tests/reproduce/test_every_entry.py` starts the entries by this function. UniCon's take minutes a pass.
     """
     if isinstance(entry.protocol, Absent):
         return None

@@ -33,7 +33,7 @@ class PrintedSetting:
 
 @dataclass(frozen=True)
 class Absent:
-    """The reason why nothing runs."""
+    """Stands for an entry that nothing runs, and says why."""
 
     reason: str
 
@@ -88,7 +88,7 @@ class PrintedCounts:
 
 @dataclass(frozen=True)
 class PaperPicture:
-    """A picture of each site's rows, or of what a system made of them. It stays on this machine."""
+    """A figure that shows each site's rows, or a system's results on them. It stays on this machine."""
 
     draws: Drawn
     system: str = ""

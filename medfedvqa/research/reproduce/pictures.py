@@ -1,4 +1,4 @@
-"""Pictures of sites' rows, or of what a trained system made of them: `OUT/NAME-SITE.png`, for their owner alone.
+"""Pictures of sites' rows, or of a trained system's results on them: `OUT/NAME-SITE.png`, for their owner only.
 
 They show questions, answers and images of patients, so they stay on the machine that made them.
 """

@@ -351,7 +351,7 @@ class CreamFL(CaptionSites[CreamFLConfig]):
         return PairedModel(site.backbone, plain.tuning, head, sees=MODALITIES[config.sees], space=config.space)
 
     def paired(self, site: Site) -> PairedModel:
-        """The site's model: every site's has projections."""
+        """The site's model, which always has projections."""
         return self.model(site)
 
     def check_kind(self, site: Site) -> None:

@@ -23,7 +23,7 @@ class BilinearMaps(nn.Module):
         self.glimpses = nn.Conv2d(rank, rank * GLIMPSES, 1, groups=rank, bias=False)
 
     def forward(self, words: torch.Tensor, regions: Regions, present: torch.Tensor) -> torch.Tensor:
-        """[rows, GLIMPSES, words, regions]; each map of a row sums to 1."""
+        """The attention maps, [rows, GLIMPSES, words, regions]; each map of a row sums to 1."""
         factors = self.words(words).relu().transpose(1, 2)[..., None]
         weighed = torch.unflatten(self.glimpses(factors)[..., 0], 1, (-1, GLIMPSES)).permute(0, 2, 3, 1)
         scores = weighed @ self.regions(regions.values).relu().transpose(1, 2)[:, None]
@@ -42,7 +42,7 @@ class BilinearGlimpse(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, words: torch.Tensor, regions: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """[rows, width]; `weights`: one map, [rows, words, regions]."""
+        """The glimpse, [rows, width]. `weights`: its map, [rows, words, regions]."""
         looked = weights @ self.regions(regions).relu()
         output: torch.Tensor = self.out((self.words(words).relu() * looked).sum(dim=1))
         return output
@@ -52,7 +52,7 @@ class Ban(Trunk):
     """A GRU reads the words; every glimpse adds its result to each state (Eq. 8). The output sums over words."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
-        """`regions`, `words`: widths of what it reads; `width`: of its states, 1,024 in the paper."""
+        """`regions`, `words`: the widths of the inputs; `width`: the width of the states, 1,024 in the paper."""
         super().__init__()
         self.features = width
         self.reader, self.maps = Reader("gru", words, width), BilinearMaps(regions, width)

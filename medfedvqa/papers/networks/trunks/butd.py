@@ -24,7 +24,7 @@ class Butd(Trunk):
     """The question, a GRU's last state, weighs regions once; both are multiplied and go through a last gated layer."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
-        """`regions`, `words`: widths of what it reads; `width`: of its states, 512 in the paper."""
+        """`regions`, `words`: the widths of the inputs; `width`: the width of the states, 512 in the paper."""
         super().__init__()
         self.features = width
         self.reader = Reader("gru", words, width)

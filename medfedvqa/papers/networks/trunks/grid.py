@@ -63,7 +63,7 @@ QUESTION_TOKENS = 32
 
 @dataclass(frozen=True)
 class TrunkConfig:
-    """A trunk, and the width of its states; None is its paper's."""
+    """A trunk, and the width of its states; None means the width in its paper."""
 
     name: TrunkName
     width: int | None = None

@@ -44,7 +44,7 @@ class Mcan(Trunk):
     """The encoder-decoder model: every decoder layer sees the words of the last encoder layer."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
-        """`regions`, `words`: widths of what it reads; `width`: of its states."""
+        """`regions`, `words`: the widths of the inputs; `width`: the width of the states."""
         super().__init__()
         self.features = 2 * width
         self.reader, self.regions = Reader("lstm", words, width), nn.Linear(regions, width)

@@ -22,7 +22,7 @@ class BilinearPooling(nn.Module):
         self.left, self.right = nn.Linear(left, FACTORS * outputs), nn.Linear(right, FACTORS * outputs)
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """[..., left] and [..., right], broadcast, to [..., outputs]."""
+        """The pooled product, [..., outputs], of [..., left] and [..., right], which are broadcast."""
         pooled = torch.unflatten(self.left(left) * self.right(right), -1, (-1, FACTORS)).sum(dim=-1)
         rooted = pooled / (pooled.abs() + _LEAST).sqrt()
         return F.normalize(rooted, dim=-1)
@@ -38,9 +38,9 @@ class Glimpses(nn.Module):
     def forward(
         self, scored: torch.Tensor, states: torch.Tensor, present: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The means of states [rows, n, width] by scores of `scored` [rows, n, inputs]: [rows, GLIMPSES width].
+        """The means of states [rows, n, width] under each attention map, [rows, GLIMPSES width], and the maps.
 
-        Also the weights [rows, GLIMPSES, n]. `present`: bool [rows, n].
+        The maps, [rows, GLIMPSES, n], are a softmax of scores of `scored` [rows, n, inputs]. `present`: bool [rows, n].
         """
         scores = self.scores(scored).transpose(1, 2)
         weights = masked(scores, present if present is None else present[:, None]).softmax(dim=2)
@@ -51,7 +51,9 @@ class Mfb(Trunk):
     """The question attends to itself, the picture by its pooling with the question; both are pooled once more."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
-        """`regions`, `words`: widths of what it reads; `width`: of the question's states, 1,024 in the paper."""
+        """`regions`, `words`: the widths of the inputs; `width`: the width of the question's states, 1,024 in the
+        paper.
+        """
         super().__init__()
         self.features = max(1, width * 1000 // 1024)
         self.reader, hidden = Reader("lstm", words, width), max(1, width // 2)

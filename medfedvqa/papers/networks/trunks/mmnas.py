@@ -34,7 +34,7 @@ class Mmnas(Trunk):
     """The published architecture: twelve operations on words, eighteen on regions."""
 
     def __init__(self, regions: int, words: int, width: int) -> None:
-        """`regions`, `words`: widths of what it reads; `width`: of its states."""
+        """`regions`, `words`: the widths of the inputs; `width`: the width of the states."""
         super().__init__()
         self.features = min(2 * width, 1024)
         self.reader, self.regions = Reader("lstm", words, width), nn.Linear(regions, width)
@@ -76,9 +76,10 @@ class RelationUnit(nn.Module):
     def forward(
         self, regions: torch.Tensor, relations: torch.Tensor, between: torch.Tensor, existing: torch.Tensor | None
     ) -> torch.Tensor:
-        """Regions [rows, n, width]; `relations` [rows, offsets, RELATION]; `between`: offset of each pair, [n, n].
+        """The unit's output for regions, both [rows, n, width].
 
-        `existing`: which regions there are, bool [rows, n].
+        `relations`: [rows, offsets, RELATION]; `between`: the offset of each pair, [n, n]; `existing`: which regions
+        there are, bool [rows, n].
         """
         prior = self.prior(relations).relu().clamp(min=_LEAST_PRIOR).log()
         output: torch.Tensor = self.unit(regions, regions, existing, prior[:, between].permute(0, 3, 1, 2))

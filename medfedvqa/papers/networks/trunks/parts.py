@@ -51,7 +51,7 @@ class Attention(nn.Module):
         present: torch.Tensor | None = None,
         prior: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [rows, n, width] that attend to `others` [rows, m, width], [rows, n, width].
+        """The output, [rows, n, width], of states [rows, n, width] that attend to `others` [rows, m, width].
 
         `present`: which of the others there are, bool [rows, m]; `prior`: added to scores, [rows, heads, n, m].
         """
@@ -124,10 +124,7 @@ class PooledPair(nn.Module):
     def forward(
         self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor, existing: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, output], and the attention to regions, [rows, regions].
-
-        `present`: which words there are, bool [rows, words]; `existing`: which regions, bool [rows, regions].
-        """
+        """The pooled features, [rows, output], and the attention to regions, [rows, regions]."""
         question, _ = self.words(words, present)
         picture, weights = self.regions(regions, existing)
         return self.norm(picture + question), weights
