@@ -144,7 +144,7 @@ def test_one_frame_that_cannot_be_used_quarantines_its_file(
         "undecodable": compressed(clip(frames), frames),
         "not_a_number": clip(frames),
     }
-    files["undecodable"].NumberOfFrames = 7  # two more than there are
+    files["undecodable"].NumberOfFrames, files["undecodable"].RepresentativeFrameNumber = 10**9, 1  # there are five
     for number, (name, dataset) in enumerate(files.items()):
         dataset.PatientID = f"SECRET-{number}"
         (folder / f"{name}.dcm").write_bytes(dicom_bytes(dataset))
