@@ -56,9 +56,9 @@ def ingest(
     side: Annotated[
         int, typer.Option(help="Largest length of a stored picture's longer side, in pixels.")
     ] = Options.side,
-    frame: Annotated[
-        Literal["middle", "first"], typer.Option(help="Which frame of a multi-frame file is kept.")
-    ] = "middle",
+    frames: Annotated[
+        str, typer.Option(metavar="all|middle|first|every:N", help="Which frames of a multi-frame file are kept.")
+    ] = Options.frames,
     retain: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,7 +87,7 @@ def ingest(
         int, typer.Option(help="Largest number of pixels (rows times columns) of a file.")
     ] = Options.max_pixels,
     memory: Annotated[int, typer.Option(help="MiB of address space per worker.")] = Options.memory,
-    seconds: Annotated[int, typer.Option(help="Time limit for one file, in seconds.")] = Options.seconds,
+    seconds: Annotated[int, typer.Option(help="Time limit for one picture, in seconds.")] = Options.seconds,
     workers: Annotated[int | None, typer.Option(help="Worker processes. Default: one per processor.", min=1)] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -100,7 +100,7 @@ def ingest(
 
     kept, script = tuple(sorted(set(retain or ()))), read_masks(masks) if masks else ""
     assumed = tuple(sorted(set(assume or ())))
-    options = Options(side, frame, kept, max_pixels, memory, seconds, identifiers, unread, script, assumed)
+    options = Options(side, frames, kept, max_pixels, memory, seconds, identifiers, unread, script, assumed)
     key = key or out.with_name(out.name + ".key")
     progress = Terminal(stderr=True, quiet=quiet)
     with _stage_bars(progress) as watch:
@@ -178,7 +178,8 @@ def _show(console: Terminal, counts: "Counts") -> None:
 
     table = Table("", "count", "meaning")
     table.add_row("files", str(counts.files), "in the folder")
-    table.add_row("stored", str(counts.stored), f"of {counts.patients} patients; text blanked in {counts.redacted}")
+    pictures = f"{counts.pictures} pictures of {counts.patients} patients"
+    table.add_row("stored", str(counts.stored), f"{pictures}; text blanked in {counts.redacted}")
     if counts.flagged:
         table.add_row("flagged", str(counts.flagged), "pictures with marks that nobody could read: review them")
     table.add_row("unasked", str(counts.unasked), "no question is about them: nothing of them is kept")

@@ -59,17 +59,25 @@ Rules = dict[tuple[int, ...], Callable[..., None]]
 
 
 def deidentified(
-    original: Dataset, grey: np.ndarray, keys: Pseudonyms, options: Options, cleaning: Cleaning = Cleaning.MACHINE
+    original: Dataset,
+    grey: np.ndarray,
+    keys: Pseudonyms,
+    options: Options,
+    cleaning: Cleaning = Cleaning.MACHINE,
+    frame: int | None = None,
 ) -> Dataset:
     """A new secondary capture image of `grey`, uint8 [rows, columns], with the attributes that may stay.
 
     `cleaning`: how far its pixels are cleaned. While a mark waits for a person the header does not call them clean.
-    Raises `Quarantined` if the original names no patient, or cannot be read.
+    `frame`: the number of a frame other than the file's main one; it gets a SOP instance UID of its own. Raises
+    `Quarantined` if the original names no patient, or cannot be read.
     """
     try:
         patient = patient_id(original)
         dataset = _listed(original, options)
         anonymize_dataset(dataset, _option_rules(patient, keys, options), True, lambda: _profile(keys))
+        if frame is not None:
+            dataset.SOPInstanceUID = keys.uid(f"{dataset.SOPInstanceUID} {frame}")
         codes = options.codes(is_clean=cleaning != Cleaning.OPEN)
         _add_codes(dataset, codes, cleaning, "dates" in options.retain)
         _add_picture(dataset, grey, organ(original))

@@ -11,7 +11,9 @@ from medfedvqa.errors import ConfigError
 
 RECIPE = 5
 """Increase this number when the same file and options give another picture or header: old records are then renewed."""
-FRAMES = ("middle", "first")
+FRAMES = re.compile(r"all|middle|first|every:[1-9]\d{0,8}", re.ASCII)
+ONE_FRAME = ("middle", "first")
+"""The choices of frames that keep one frame of a file."""
 UNREAD_POLICIES = ("blank", "flag")
 TEXT_POLICIES = ("leave-out", "replace")
 RETAINABLE = ("characteristics", "dates")
@@ -43,8 +45,9 @@ class Options:
 
     side: int = 384
     """The most pixels along the longer side of a stored picture; text is searched at up to four times as many."""
-    frame: str = "middle"
-    """Which frame of several is kept if the file names no representative frame: `middle` or `first`."""
+    frames: str = "middle"
+    """Which frames of several are kept: `all`; `every:N`, from the first on; or one, the representative frame if the
+    file names it, else the `middle` or the `first`."""
     retain: tuple[str, ...] = ()
     """Members of `RETAINABLE`: age, sex, size, weight, smoking and pregnancy; and dates, shifted by patient."""
     max_pixels: int = 64 * 2**20
@@ -52,7 +55,7 @@ class Options:
     memory: int = 3072
     """MiB of address space that a worker may use, at least 2048: finding and reading text takes most of that."""
     seconds: int = 120
-    """The most time for one file."""
+    """The most time for one picture."""
     identifiers: str = "leave-out"
     """How to treat a question that holds an identifier: `leave-out`, or `replace` it by a placeholder."""
 
@@ -66,8 +69,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 64 <= self.side <= 1024:
             raise ConfigError("the side of stored pictures must be 64 to 1024 pixels")
-        if self.frame not in FRAMES:
-            raise ConfigError(f"the frame must be one of: {', '.join(FRAMES)}")
+        if not FRAMES.fullmatch(self.frames):
+            raise ConfigError("--frames must be one of: all, middle, first, every:N with N of at least 1")
         if set(self.retain) - set(RETAINABLE):
             raise ConfigError(f"--retain must be one of: {', '.join(RETAINABLE)}")
         if self.identifiers not in TEXT_POLICIES:
@@ -81,6 +84,12 @@ class Options:
             )
         if self.max_pixels < 2**16 or self.memory < 2048 or self.seconds < 5:
             raise ConfigError("the limits must be at least 65536 pixels, 2048 MiB and 5 seconds")
+
+    def kept(self, frames: int) -> range:
+        """The frames that are kept, from 0, of a file that has this many and names no representative frame."""
+        kind, _, step = self.frames.partition(":")
+        first = frames // 2 if kind == "middle" else 0
+        return range(first, first + 1) if kind in ONE_FRAME else range(0, frames, int(step or 1))
 
     @property
     def assumed(self) -> dict[str, str]:

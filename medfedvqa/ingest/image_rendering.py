@@ -11,7 +11,7 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.uid import JPEGExtended12Bit
 
 from medfedvqa.ingest.dicom_reading import first_window, numbers
-from medfedvqa.ingest.image_options import Options
+from medfedvqa.ingest.image_options import ONE_FRAME, Options
 from medfedvqa.ingest.picture_levels import square_pixels
 from medfedvqa.ingest.refusal_reasons import Quarantined, Reason
 
@@ -170,15 +170,16 @@ class Rendered:
     """Rows and columns before pixels became square."""
 
 
-def render(dataset: Dataset, options: Options) -> Rendered:
-    """The chosen frame through modality LUT, VOI LUT or window, and photometric interpretation.
+def render(dataset: Dataset, options: Options, frame: int | None = None) -> Rendered:
+    """A frame through modality LUT, VOI LUT or window, and photometric interpretation. No other frame is decoded.
 
-    Raises `Quarantined` if there is no decoder, or the picture cannot be decoded, has unknown colours, few greys or
-    much white; `MemoryError` if it is too large for this process.
+    `frame`: its number from 0; without it the frame that stands for the file. Raises `Quarantined` if there is no
+    decoder, or the picture cannot be decoded, has unknown colours, few greys or much white; `MemoryError` if it is too
+    large for this process.
     """
-    frames = max(1, int(dataset.get("NumberOfFrames") or 1))
-    frame = _frame_number(dataset, frames, options)
     try:
+        frames = max(1, int(numbers(dataset, "NumberOfFrames")[0] or 1))
+        frame = _main_frame(dataset, frames, options) if frame is None else frame
         grey, padding = _grey(dataset, frame, frames)
     except (Quarantined, MemoryError):
         raise
@@ -237,12 +238,13 @@ def window(values: Array, centre: float, width: float, function: str = "LINEAR")
     return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
-def _frame_number(dataset: Dataset, frames: int, options: Options) -> int:
-    """The frame to render, from 0: the representative one if the file names it, else as the options say."""
-    named = dataset.get("RepresentativeFrameNumber")
-    if isinstance(named, int) and 1 <= named <= frames:
+def _main_frame(dataset: Dataset, frames: int, options: Options) -> int:
+    """The frame that stands for the file, from 0: the representative one, unless it is not kept, else the middle one
+    of those that are kept."""
+    kept, named = options.kept(frames), dataset.get("RepresentativeFrameNumber")
+    if isinstance(named, int) and 1 <= named <= frames and (options.frames in ONE_FRAME or named - 1 in kept):
         return named - 1
-    return frames // 2 if options.frame == "middle" else 0
+    return kept[len(kept) // 2]
 
 
 def _grey(dataset: Dataset, frame: int, frames: int) -> tuple[Array, Array]:

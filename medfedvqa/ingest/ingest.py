@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from medfedvqa.ingest.store import (
     Manifest,
     Record,
     counts_of_pictures,
+    picture_id,
     quarantine_lines,
     read_manifest,
     withdrawn_patients,
@@ -66,8 +67,10 @@ TOOLS = (
 )  # fmt: skip
 Decisions = list[dict[str, Any]]
 """What persons decided about the finds in a picture."""
+DecisionLookup = Callable[[str, int | None], Decisions]
+"""The decisions about a frame of the file with this source."""
 Watch = Callable[[str, int, int], None]
-"""A function that receives the stage, the number of files done, and their total (0 while it is unknown)."""
+"""A function that receives the stage, the number of files or pictures done, and their total (0 while it is unknown)."""
 
 
 @dataclass(frozen=True)
@@ -130,24 +133,30 @@ def ingest(
             names = ImageNames.of(rows, keys)
             finds = make_folder_of_finds(out)
             decisions = decisions_by_image(finds, options.side, keys.fingerprint())
-            reviews = {source: decisions.get(keys.digest("image", source), []) for source in survey.paths}
+
+            def decisions_of(source: str, frame: int | None) -> Decisions:
+                return decisions.get(picture_id(keys.digest("image", source), frame), [])
+
             digests = SourceDigests(sources, keys)
-            _drop_reviewed(journal, reviews)
+            _drop_reviewed(journal, decisions_of)
             _drop_renamed(journal, survey, digests, keys)
             _drop_outdated(out, survey, journal, names, recipe, marked=cohort is not None)
             registers = cohort.mark_keys if cohort else []
             start = partial(
                 WorkerProcess, options, keys, (out / PICTURES).resolve(), finds, names.keyed, registers, sources
             )
-            tasks = _tasks(folder.resolve(), survey, journal, names, reviews, keys)
-            for done, (task, answer) in enumerate(handled(tasks, start, max(1, min(workers, len(tasks)))), 1):
-                facts = {"source": task.source, "recipe": recipe, "review": digest_of(reviews[task.source])}
+            tasks = _Tasks(folder.resolve(), survey, journal, names, decisions_of, options, keys)
+            for done, (task, answer) in enumerate(handled(tasks.next, start, max(1, workers)), 1):
+                facts = {"source": task.source, "frame": task.frame, "recipe": recipe}
+                facts["review"] = digest_of(decisions_of(task.source, task.frame))
                 facts["sources"] = digests.about([*task.names, *answer["found"]], answer.get("number", ""))
                 journal.add(Record.model_validate_json(json.dumps(answer | facts)))
-                watch("reading images", done, len(tasks))
+                if task.frame is None:
+                    tasks.add_frames(task.source)
+                watch("reading images", done, tasks.total)
             journal.keep(survey.paths)
             if cohort:
-                stored = [record for record in journal.records.values() if record.verdict == "stored"]
+                stored = [record for record in journal.pictures() if record.verdict == "stored"]
                 files = {survey.sha256[record.source] for record in stored}
                 cohort.admit(files, {mark for record in stored for mark in record.marks})
             return _publish(out, survey, journal, table, keys, options, versions, patients is not None)
@@ -249,18 +258,18 @@ def _drop_outdated(
 
     `marked`: a patient needs a mark, so files of patients without one are read again.
     """
-    for source, record in list(journal.records.items()):
-        named = names.match(survey.paths.get(source, ()), record)
+    for record in journal.pictures():
+        named = names.match(survey.paths.get(record.source, ()), record)
         again = record.recipe != recipe or record.reason in PASSING
         if record.verdict == "stored":
             again |= named and (not _intact(out, record) or (marked and not record.marks))
-            if not named:
-                unasked = {"verdict": "unasked", "image": None, "sources": "", "number": "", "nameless": False}
-                journal.records[source] = record.model_copy(update={**unasked, "secrets": [], "marks": []})
         if record.verdict == "unasked":
             again |= named
         if again:
-            del journal.records[source]
+            journal.drop(record)
+        elif record.verdict == "stored" and not named:
+            unasked = {"verdict": "unasked", "image": None, "sources": "", "number": "", "nameless": False}
+            journal.put(record.model_copy(update={**unasked, "secrets": [], "marks": []}))
 
 
 def _intact(out: Path, record: Record) -> bool:
@@ -273,39 +282,81 @@ def _intact(out: Path, record: Record) -> bool:
     return hashlib.sha256(content).hexdigest() == record.image.sha256
 
 
-def _drop_reviewed(journal: IngestionJournal, reviews: Mapping[str, Decisions]) -> None:
+def _drop_reviewed(journal: IngestionJournal, decisions_of: DecisionLookup) -> None:
     """Drop the records of pictures about which persons have decided since."""
-    for source, record in list(journal.records.items()):
-        if record.review != digest_of(reviews.get(source, [])):
-            del journal.records[source]
+    for record in journal.pictures():
+        if record.review != digest_of(decisions_of(record.source, record.frame)):
+            journal.drop(record)
 
 
 def _drop_renamed(journal: IngestionJournal, survey: Survey, digests: SourceDigests, keys: Pseudonyms) -> None:
     """Drop the records of files whose patients the table or the file of patients now names differently."""
-    for source, record in list(journal.records.items()):
-        names = [*_keyed_names(survey.paths.get(source, ()), keys), *record.found]
+    for record in journal.pictures():
+        names = [*_keyed_names(survey.paths.get(record.source, ()), keys), *record.found]
         if record.sources != digests.about(names, record.number):
-            del journal.records[source]
+            journal.drop(record)
 
 
 def _keyed_names(paths: Sequence[str], keys: Pseudonyms) -> list[str]:
     return [keys.digest("name", name) for name in sorted(names_of_paths(paths))]
 
 
-def _tasks(
-    folder: Path,
-    survey: Survey,
-    journal: IngestionJournal,
-    names: ImageNames,
-    reviews: Mapping[str, Decisions],
-    keys: Pseudonyms,
-) -> list[FileTask]:
-    """A task for every content that has no verdict yet."""
-    new = {source: paths for source, paths in survey.paths.items() if source not in journal.records}
-    return [
-        FileTask(folder / paths[0], source, names.by_name(paths), _keyed_names(paths, keys), reviews[source])
-        for source, paths in new.items()
-    ]
+class _Tasks:
+    """The pictures that have no verdict yet. A file's main frame comes first, since it says how many others there are;
+    they follow at once, while a worker still has the file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        survey: Survey,
+        journal: IngestionJournal,
+        names: ImageNames,
+        decisions_of: DecisionLookup,
+        options: Options,
+        keys: Pseudonyms,
+    ) -> None:
+        self._folder, self._paths, self._journal, self._names = folder, survey.paths, journal, names
+        self._decisions_of, self._options, self._keys = decisions_of, options, keys
+        known = {source for source, frames in journal.records.items() if None in frames}
+        new = [source for source in survey.paths if source not in known]
+        self.total = len(new)
+        """The number of pictures, as far as it is known."""
+        self._waiting: list[Iterator[FileTask]] = [(self._task(source, None) for source in new)]
+        for source in survey.paths:
+            if source in known:
+                self.add_frames(source)
+
+    def next(self) -> FileTask | None:
+        """The next task; None if there is none until further answers are in the journal."""
+        while self._waiting:
+            if task := next(self._waiting[-1], None):
+                return task
+            self._waiting.pop()
+        return None
+
+    def add_frames(self, source: str) -> None:
+        """Add the other frames of a file whose main frame is in the journal."""
+        frames = self._journal.records[source]
+        main = frames[None].image
+        if main and len(kept := self._options.kept(main.frames)) > 1:
+            missing = len(kept) - len(frames)
+            self.total += missing
+            others = (frame for frame in kept if frame not in frames and frame != main.frame)
+            self._waiting.append(self._others(source, others, missing))
+
+    def _others(self, source: str, frames: Iterator[int], missing: int) -> Iterator[FileTask]:
+        """Tasks for these frames, until one puts the file into quarantine."""
+        while self._journal.records[source][None].image:
+            if (frame := next(frames, None)) is None:
+                return
+            missing -= 1
+            yield self._task(source, frame)
+        self.total -= missing
+
+    def _task(self, source: str, frame: int | None) -> FileTask:
+        paths = self._paths[source]
+        named, decisions = self._names.by_name(paths), self._decisions_of(source, frame)
+        return FileTask(self._folder / paths[0], source, named, _keyed_names(paths, self._keys), decisions, frame)
 
 
 def _publish(
@@ -321,19 +372,20 @@ def _publish(
     """Write the lists and the manifest, then remove pictures that are no longer in them."""
     records = journal.records
     resolver = Resolver(survey.paths, records, keys, options.identifiers == "replace")
-    images = [record.image for record in records.values() if record.image is not None]
+    images = [record.image for record in journal.pictures() if record.image is not None]
     lists = write_lists(out, sorted(images, key=lambda image: image.id), resolver.rows(questions.rows))
     omitted = resolver.left_out
-    reasons = {source: record.reason for source, record in records.items() if record.reason}
+    verdicts = Counter(frames[None].verdict for source, frames in records.items() for _ in survey.paths[source])
+    reasons = {source: reason for source, frames in records.items() if (reason := frames[None].reason)}
     lost = [(name, reason) for source, reason in reasons.items() for name in survey.paths[source]]
     quarantined = sorted([*survey.refused, *lost])
     write_whole(out / QUARANTINE, quarantine_lines(quarantined, omitted), PRIVATE)
     counts = {
         "files": survey.files,
-        "stored": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "stored"),
-        "unasked": sum(len(survey.paths[source]) for source, record in records.items() if record.verdict == "unasked"),
+        "stored": verdicts["stored"],
+        "unasked": verdicts["unasked"],
         "quarantined": dict(Counter(reason.value for _, reason in quarantined)),
-        "nameless": sum(record.nameless for record in records.values() if record.image is not None),
+        "nameless": sum(record.nameless for record in journal.pictures() if record.image is not None),
         "rows": len(questions.rows) - len(omitted),
         "rows_replaced": len(resolver.replaced),
         "rows_left_out": dict(Counter(reason.value for _, reason in omitted)),

@@ -25,12 +25,14 @@ from medfedvqa.public_answers import fold, plain, without_invisible
 REQUIRED = ("image", "question", "answer")
 PATIENT_COLUMNS = ("patient", "name", "birth_date", "number")
 """The columns that say who the patient of the image is."""
-OPTIONAL = ("organ", "split", *PATIENT_COLUMNS)
+OPTIONAL = ("frame", "organ", "split", *PATIENT_COLUMNS)
 SPLITS: tuple[Split, ...] = get_args(Split)
 MAX_LETTERS = 4096
 """The most letters of a field."""
 FILE = "questions file"
 """The name of the file in errors."""
+_FRAME = re.compile(r"([1-9]\d{0,8})(?:\.0)?", re.ASCII)
+"""The number of a frame; programs write a column of whole numbers with gaps as 3.0."""
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 """Lone surrogates, which JSON can hold and UTF-8 cannot."""
 _NO_ANSWER = {"nan", "-nan", "<na>", "nat", "null", "#na", "nil"}
@@ -52,6 +54,8 @@ class IngestedQuestion:
     split: Split | None
     patient_facts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Column and text of each of `PATIENT_COLUMNS` that has any. They are compared with, and never stored."""
+    frame: int | None = None
+    """The number of the image's frame, from 0; None for its main frame."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ def spellings(questions: Iterable[IngestedQuestion]) -> dict[str, list[str]]:
 
 def _notes(questions: Sequence[IngestedQuestion]) -> Iterator[str]:
     """What a person should know about the rows."""
-    if repeated := len(questions) - len({hash((topic(row.image, row), _digest(row.answer))) for row in questions}):
+    distinct = {hash((topic(f"{row.image} {row.frame}", row), _digest(row.answer))) for row in questions}
+    if repeated := len(questions) - len(distinct):
         yield (
             f"Rows that repeat image, question and answer of another row, and are kept: {repeated}. Case, blanks and "
             "the last punctuation do not count."
@@ -246,6 +251,9 @@ class _RowReader:
                 f"row {index}: the field 'birth_date' is not a date: write it as 1970-02-03 or 03.02.1970, or format "
                 "the column as a date"
             )
+        frame = _FRAME.fullmatch(texts["frame"])
+        if texts["frame"] and not frame:
+            raise DataError(f"row {index}: the field 'frame' is not a whole number from 1 on")
         named, split = texts["organ"].casefold(), texts["split"].lower()
         organ = named if named in self._organs else organ_of(named)
         if named and not organ:
@@ -262,6 +270,7 @@ class _RowReader:
             organ,
             split if _is_split(split) else None,
             facts,
+            int(frame[1]) - 1 if frame else None,
         )
 
 

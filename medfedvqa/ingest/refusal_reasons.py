@@ -36,8 +36,8 @@ class Reason(_WithMeaning):
     )
     NOT_A_NUMBER = (
         "not_a_number",
-        "a window, spacing or rescale value is not a number, or has a comma of two meanings: repair (0028,1050) to "
-        "(0028,1053) or (0028,0030), or give --assume window=CENTRE,WIDTH for a window",
+        "a window, spacing, rescale value or number of frames is not a number, or has a comma of two meanings: repair "
+        "(0028,1050) to (0028,1053), (0028,0030) or (0028,0008), or give --assume window=CENTRE,WIDTH for a window",
     )
     BAD_WINDOW = "bad_window", "a window of an unknown function: repair (0028,1056)"
     BAD_BITS = "bad_bits", "High Bit contradicts Bits Stored or the pixels: repair (0028,0101) and (0028,0102)"
@@ -72,6 +72,7 @@ class RowReason(_WithMeaning):
 
     NO_SUCH_IMAGE = "no_such_image", "no file has this name, SOP instance UID or accession number"
     SEVERAL_IMAGES = "several_images", "several images have this name, SOP instance UID or accession number"
+    NO_SUCH_FRAME = "no_such_frame", "the image has no frame of this number, or --frames does not keep it"
     IMAGE_QUARANTINED = "image_quarantined", "the image is in quarantine"
     CONTRADICTORY = "contradictory", "the same question about the same image has another answer as well"
     IDENTIFIER_IN_TEXT = (

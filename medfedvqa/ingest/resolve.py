@@ -154,11 +154,12 @@ class Resolver:
     def __init__(
         self,
         paths: Mapping[str, Sequence[str]],
-        records: Mapping[str, Record],
+        records: Mapping[str, Mapping[int | None, Record]],
         keys: Pseudonyms,
         replace: bool = False,
     ) -> None:
-        """`paths`: the paths of each source within the folder. `records`: the verdict on each source. `replace`: an
+        """`paths`: the paths of each source within the folder. `records`: the verdicts on each source's frames, as a
+        journal has them. `replace`: an
         identifier in a question or an answer becomes a placeholder; else the question is left out."""
         self._records, self._keys, self._replace = records, keys, replace
         self._secret = cache(lambda form: keys.digest("secret", form))
@@ -175,7 +176,7 @@ class Resolver:
             for place in map(name_of_image, places):
                 self._by_path[place].append(source)
                 self._by_file[PurePosixPath(place).name].append(source)
-        for source, record in records.items():
+        for source, record in ((source, frames[None]) for source, frames in records.items()):
             for key in set(record.found):
                 self._by_key[key].append(source)
             if record.image is not None:
@@ -223,8 +224,13 @@ class Resolver:
         sources = set(next(filter(None, places), ()))
         if len(sources) != 1:
             return RowReason.SEVERAL_IMAGES if sources else RowReason.NO_SUCH_IMAGE
-        record = self._records.get(sources.pop())
-        return RowReason.IMAGE_QUARANTINED if record is None or record.image is None else record.image
+        frames = self._records.get(sources.pop(), {})
+        if not frames or (main := frames[None].image) is None:
+            return RowReason.IMAGE_QUARANTINED
+        if question.frame in (None, main.frame):
+            return main
+        other = frames.get(question.frame)
+        return other.image if other and other.image else RowReason.NO_SUCH_FRAME
 
     def _texts(self, question: IngestedQuestion, image: Image) -> tuple[str, str] | None:
         """Question and answer without identifiers; None if the question must be left out.

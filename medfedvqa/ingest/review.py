@@ -37,7 +37,7 @@ from medfedvqa.ingest.find_list import (
     folder_of_finds,
     read_finds,
 )
-from medfedvqa.ingest.store import PICTURES, Count, Image, Keyed, StrictModel, read_store
+from medfedvqa.ingest.store import FILE_DIGITS, PICTURES, Count, Image, Keyed, StrictModel, read_store
 
 DECISIONS = "decisions.jsonl"
 NO_PICTURE = "this store has no picture of that id: the review sheet of this store names them"
@@ -63,6 +63,8 @@ class PersonDecision(StrictModel):
     store: Keyed
     """The fingerprint of the store's key: a decision counts for this store alone."""
     image: Keyed
+    frame: Count | None = None
+    """The number of the picture's frame, to which alone the decision applies; None in those of earlier versions."""
     find: FindId
     """The find; of an accepted picture, the id of the empty box."""
     box: Box
@@ -84,8 +86,9 @@ def decide(
 ) -> int:
     """Records a person's decisions and returns how many.
 
-    `verdicts`: finds by their ids. `added`: further boxes to blank, each with the id of its picture, in pixels of the
-    stored picture. `accepted`: pictures that are as they should be, by their ids, or `all`.
+    `verdicts`: finds by their ids; each holds for all equal finds in frames of its file, and is recorded for each of
+    them. `added`: further boxes to blank, each with the id of its picture, in pixels of the stored picture.
+    `accepted`: pictures that are as they should be, by their ids, or `all`.
     Raises `ConfigError` without a name, for an id that has two verdicts and for a box outside of its picture,
     `DataError` for an id that this store does not have and for an accepted picture with an open flag; then nothing is
     recorded.
@@ -98,38 +101,55 @@ def decide(
     facts: dict[str, Any] = {"store": manifest.key, "side": manifest.options.side, "by": by.strip(), "time": moment}
 
     def decision(image: str, box: Sequence[int], verdict: ReviewVerdict, finds: Iterable[str] = ()) -> PersonDecision:
-        name = find_id(image, (box[0], box[1], box[2], box[3]))
-        return PersonDecision(image=image, find=name, box=list(box), verdict=verdict, finds=sorted(finds), **facts)
+        frame, name = images[image].frame, find_id(image, (box[0], box[1], box[2], box[3]))
+        return PersonDecision(
+            image=image, frame=frame, find=name, box=list(box), verdict=verdict, finds=sorted(finds), **facts
+        )
 
-    recorded = {finds.image: finds.finds for finds in reviewed_finds(store)}
-    taken = [decision(image, box, verdict) for image, box, verdict in _about_finds(recorded, verdicts)]
+    present = reviewed_finds(store)
+    recorded = {finds.image: finds.finds for finds in present}
+    taken = [decision(image, box, verdict) for image, box, verdict in _about_finds(present, verdicts)]
     for image, box in added:
         _check_box(store, images, image, box)
         taken.append(decision(image, box, ReviewVerdict.BLANK))
     for image in images if (names := list(accepted)) == ["all"] else names:
         if image not in images:
             raise DataError(NO_PICTURE)
-        present = {find.id: find for find in recorded.get(image, [])}
+        shown = {find.id: find for find in recorded.get(image, [])}
         decided = {each.find for each in [*earlier, *taken] if each.image == image}
-        if any(find.decision == Decision.FLAGGED and name not in decided for name, find in present.items()):
+        if any(find.decision == Decision.FLAGGED and name not in decided for name, find in shown.items()):
             raise DataError("a picture with an open flag cannot be accepted: decide about its flags first")
-        taken.append(decision(image, NO_BOX, ReviewVerdict.ACCEPT, present))
+        taken.append(decision(image, NO_BOX, ReviewVerdict.ACCEPT, shown))
     content = "".join(each.model_dump_json() + "\n" for each in [*earlier, *taken])
     write_whole(folder / DECISIONS, content.encode(), PRIVATE)
     return len(taken)
 
 
 def _about_finds(
-    recorded: Mapping[str, list[RecordedFind]], verdicts: Mapping[ReviewVerdict, Iterable[str]]
+    recorded: Iterable[RecordedFinds], verdicts: Mapping[ReviewVerdict, Iterable[str]]
 ) -> list[tuple[str, list[int], ReviewVerdict]]:
-    """Picture, box and verdict of each find that is named. Raises as `decide` does."""
-    named = [(find, verdict) for verdict, finds in verdicts.items() for find in finds]
-    if len({find for find, _ in named}) != len(named):
-        raise ConfigError("a mark is named twice: give one decision for it")
-    present = {find.id: (image, find.box) for image, finds in recorded.items() for find in finds}
-    if any(find not in present for find, _ in named):
+    """Picture, box and verdict of each find that is named, or equals it. Raises as `decide` does."""
+    named, equal = [(find, verdict) for verdict, finds in verdicts.items() for find in finds], _equal_finds(recorded)
+    if any(find not in equal for find, _ in named):
         raise DataError("this store has no mark with that id: its review sheet lists them")
-    return [(*present[find], verdict) for find, verdict in named]
+    if len({id(equal[find]) for find, _ in named}) != len(named):
+        raise ConfigError("a mark is named twice: give one decision for it")
+    return [(image, find.box, verdict) for name, verdict in named for image, find in equal[name]]
+
+
+def _equal_finds(recorded: Iterable[RecordedFinds]) -> dict[str, list[tuple[str, RecordedFind]]]:
+    """For the id of each find the finds, with their pictures, that equal it in the frames of its file, itself too.
+
+    Equal finds have the same box, pixels, reading and decision: a person who sees one of them has seen all.
+    """
+    groups = defaultdict[object, list[tuple[str, RecordedFind]]](list)
+    of_find: dict[str, list[tuple[str, RecordedFind]]] = {}
+    for finds in recorded:
+        for find in finds.finds:
+            looks = find.model_dump_json(exclude={"id", "confidence"})
+            group = of_find[find.id] = groups[finds.image[:FILE_DIGITS], looks]
+            group.append((finds.image, find))
+    return of_find
 
 
 def _check_box(store: Path, images: Collection[str], image: str, box: Sequence[int]) -> None:
@@ -177,7 +197,7 @@ def keep_decisions(folder: Path, images: Collection[str]) -> None:
 
 
 def decisions_by_image(folder: Path, side: int, key: str) -> dict[str, list[dict[str, Any]]]:
-    """The newest decision about each find and each picture, as a worker applies it: box, verdict, accepted finds.
+    """The newest decision about each find and each picture, as a worker applies it: frame, box, verdict, finds.
 
     Decisions about pictures of another `side` do not count, since their boxes mean other pixels. Raises `DataError` for
     decisions about a store with another key than that of this fingerprint.
@@ -185,8 +205,8 @@ def decisions_by_image(folder: Path, side: int, key: str) -> dict[str, list[dict
     newest: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
     for decision in _of_store(read_decisions(folder), key):
         if decision.side == side:
-            facts = {"box": decision.box, "verdict": decision.verdict.value, "finds": decision.finds}
-            newest[decision.image][decision.find] = facts
+            facts = {"frame", "box", "verdict", "finds"}
+            newest[decision.image][decision.find] = decision.model_dump(mode="json", include=facts)
     return {image: [finds[find] for find in sorted(finds)] for image, finds in newest.items()}
 
 
@@ -223,14 +243,18 @@ def write_sheet(store: Path) -> tuple[Path, int, int]:
     _, images, _ = read_store(store)
     folder, recorded = folder_of_finds(store), {finds.image: finds for finds in reviewed_finds(store)}
     decided = {(decision.image, decision.find): decision for decision in read_decisions(folder)}
-    order = sorted(images.values(), key=lambda image: (not image.flags, image.id not in recorded, image.id))
+    order = sorted(
+        images.values(),
+        key=lambda image: (not image.flags, image.id not in recorded, image.id[:FILE_DIGITS], image.frame),
+    )
     pages = [order[start : start + PER_PAGE] for start in range(0, len(order), PER_PAGE)] or [[]]
     flags, finds = sum(image.flags for image in order), sum(len(each.finds) for each in recorded.values())
     for old in folder.glob("review*.html"):
         old.unlink()
+    equal = _equal_finds(recorded[image.id] for image in order if image.id in recorded)
     for number, page in enumerate(pages, 1):
         sections = _proposals(store, recorded.values()) if number == 1 else []
-        sections += [_section(store, image, recorded.get(image.id), decided) for image in page]
+        sections += [_section(store, image, recorded.get(image.id), decided, equal) for image in page]
         text = _page(sections, f"Finds: {finds}. Pictures: {len(order)}. Page {number} of {len(pages)}.", flags)
         write_whole(folder / _page_name(number), f"<!doctype html>\n{text}".encode(), PRIVATE)
     return folder / SHEET, finds, flags
@@ -290,7 +314,9 @@ def _section(
     image: Image,
     recorded: RecordedFinds | None,
     decided: Mapping[tuple[str, str], PersonDecision],
+    equal: Mapping[str, Sequence[tuple[str, RecordedFind]]],
 ) -> Html:
+    """A picture and its finds, but for those that an earlier section shows in another frame of its file."""
     after = stored_picture(store, image.id)
     height, width = after.shape
     status = "reviewed" if image.reviewed else f"open flags: {image.flags}" if image.flags else "not reviewed"
@@ -299,10 +325,16 @@ def _section(
     if recorded is not None:
         figures.insert(0, _figure("before", _outlined(recorded), "jpeg", width))
         names = ("find", "as it was", "read", "kind", "now", "decided by")
-        rows = [_row(find, decided.get((image.id, find.id))) for find in _in_order(recorded.finds)]
-        table = tag("table", tag("thead", tag("tr", *(tag("th", name) for name in names))), tag("tbody", *rows))
+        rows = [
+            _row(find, decided.get((image.id, find.id)), len(equal[find.id]))
+            for find in _in_order(recorded.finds)
+            if equal[find.id][0][1].id == find.id
+        ]
+        head = tag("thead", tag("tr", *(tag("th", name) for name in names)))
+        table = tag("table", head, tag("tbody", *rows)) if rows else None
     title = tag("h2", "picture ", tag("code", image.id))
-    return tag("section", title, tag("p", f"{width} x {height} pixels, {status}"), *figures, table)
+    frame = f", frame {image.frame + 1} of {image.frames}" if image.frames > 1 else ""
+    return tag("section", title, tag("p", f"{width} x {height} pixels, {status}{frame}"), *figures, table)
 
 
 def _in_order(finds: Sequence[RecordedFind]) -> Iterator[RecordedFind]:
@@ -330,10 +362,11 @@ def _outlined(recorded: RecordedFinds) -> str:
     return encoded(picture, ".jpg")
 
 
-def _row(find: RecordedFind, decision: PersonDecision | None) -> Html:
+def _row(find: RecordedFind, decision: PersonDecision | None, frames: int) -> Html:
     crop = tag("img", src=_inline("png", find.crop), alt="the find and its surroundings")
     decided = f"{decision.verdict.value}, {decision.by}, {decision.time}" if decision else ""
     box = ", ".join(map(str, find.box))
-    name = join([tag("code", find.id), tag("br"), tag("small", f"box {box}")])
+    place = f"box {box}, the same in {frames} frames" if frames > 1 else f"box {box}"
+    name = join([tag("code", find.id), tag("br"), tag("small", place)])
     cells = (name, crop, f"{find.reading} ({find.confidence:.2f})", find.kind.value, find.decision.value, decided)
     return tag("tr", *(tag("td", cell) for cell in cells), class_=find.decision.value)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from audits.bounded_files import read_bounded
 from medfedvqa.atomic_files import PRIVATE, write_whole
@@ -28,6 +28,14 @@ PICTURES = "images"
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Keyed = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0)]
+FILE_DIGITS = 24
+"""The first digits of a picture's id, which all frames of one file share."""
+
+
+def picture_id(file: str, frame: int | None) -> str:
+    """The id of a picture, 32 hex digits. `file`: the keyed digest of its file, which is the id of the file's main
+    frame. `frame`: the number of another frame, from 0; None for the main one."""
+    return file if frame is None else f"{int(file, 16) ^ (frame + 1):032x}"
 
 
 class StrictModel(BaseModel):
@@ -77,7 +85,8 @@ class StoreOptions(StrictModel):
     """The options of the ingestion; see `medfedvqa.ingest.image_options.Options`."""
 
     side: int
-    frame: str
+    frames: str = Field(validation_alias=AliasChoices("frames", "frame"))
+    """Earlier versions kept one frame, and called the option `frame`."""
     retain: list[str]
     max_pixels: int
     memory: int
@@ -93,6 +102,8 @@ class Counts(StrictModel):
 
     files: Count
     stored: Count
+    pictures: Count = 0
+    """Stored pictures: of a file with several frames as many as are kept."""
     unasked: Count
     quarantined: dict[Reason, Count]
     redacted: Count
@@ -131,6 +142,7 @@ class Manifest(StrictModel):
 def counts_of_pictures(images: Collection[Image]) -> dict[str, int]:
     """The counts of a manifest that follow from the stored pictures alone."""
     return {
+        "pictures": len(images),
         "redacted": sum(bool(image.boxes) for image in images),
         "flagged": sum(bool(image.flags) for image in images),
         "reviewed": sum(image.reviewed for image in images),
@@ -245,10 +257,12 @@ def add_withdrawals(store: Path, patients: Collection[str]) -> None:
 
 
 class Record(StrictModel):
-    """The verdict on one file's content. Names are keyed digests, which reveal neither file nor patient."""
+    """The verdict on one picture. Names are keyed digests, which reveal neither file nor patient."""
 
     source: Keyed
     """The digest of the file's SHA-256."""
+    frame: Count | None = None
+    """The number of the frame, from 0; None for the file's main frame."""
     recipe: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     verdict: Literal["stored", "unasked", "quarantined"]
     reason: Reason | None = None
@@ -270,12 +284,18 @@ class Record(StrictModel):
 
 
 class IngestionJournal:
-    """Records by source, each on disk as soon as it is added."""
+    """Records by source and frame, each on disk as soon as it is added.
+
+    The main frame's record, under None, is the verdict on the file. A picture that is not stored is a verdict on the
+    whole file: its record takes the place of all others.
+    """
 
     def __init__(self, path: Path) -> None:
         """Reads the file, and drops a last line that a crash cut."""
         self._path = path
-        self.records = {record.source: record for record in _records(path)}
+        self.records: dict[str, dict[int | None, Record]] = {}
+        for record in _records(path):
+            self.put(record)
         self._file = _appending(path)
 
     def __enter__(self) -> Self:
@@ -288,14 +308,34 @@ class IngestionJournal:
         """Add a record, which survives the end of this process from then on."""
         self._file.write(record.model_dump_json().encode() + b"\n")
         self._file.flush()
-        self.records[record.source] = record
+        self.put(record)
+
+    def put(self, record: Record) -> None:
+        """Take over a record without writing it; one of another frame does not undo a verdict on the whole file."""
+        frames = self.records.setdefault(record.source, {})
+        is_left_out = None in frames and frames[None].verdict != "stored"
+        if record.verdict == "stored" and record.frame is not None:
+            if not is_left_out:
+                frames[record.frame] = record
+            return
+        if is_left_out or record.verdict != "stored":
+            frames.clear()
+        frames[None] = record
+
+    def drop(self, record: Record) -> None:
+        """Forget a record, so that its picture is read again."""
+        self.records[record.source].pop(record.frame if record.verdict == "stored" else None, None)
+
+    def pictures(self) -> list[Record]:
+        """All records."""
+        return [record for frames in self.records.values() for record in frames.values()]
 
     def keep(self, sources: Iterable[str]) -> None:
-        """Forget all records but these."""
+        """Forget the records of all sources but these."""
         self.records = {source: self.records[source] for source in sources}
         self._file.close()
-        lines = (record.model_dump_json().encode() + b"\n" for record in self.records.values())
-        write_whole(self._path, b"".join(lines), PRIVATE)
+        lines = (record.model_dump_json().encode() + b"\n" for record in self.pictures())
+        write_whole(self._path, lines, PRIVATE)
         self._file = _appending(self._path)
 
 

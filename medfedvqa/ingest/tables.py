@@ -29,6 +29,7 @@ HEADINGS = {
     "image": "image file filename picture bild bilddatei datei dateiname",
     "question": "question frage",
     "answer": "answer answers antwort",
+    "frame": "frame framenumber einzelbild bildnummer",
     "organ": "organ bodypart koerperregion korperregion koerperteil korperteil",
     "split": "split part teil",
     "patient": "patient patientid patientnumber patientennummer patientenid patientennr",

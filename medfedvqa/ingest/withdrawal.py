@@ -16,6 +16,7 @@ from medfedvqa.ingest.refusal_reasons import Reason
 from medfedvqa.ingest.resolve import PatientSources, read_persons
 from medfedvqa.ingest.review import SHEET, keep_decisions, write_sheet
 from medfedvqa.ingest.store import (
+    FILE_DIGITS,
     JOURNAL,
     LOCK,
     PICTURES,
@@ -84,10 +85,14 @@ def _rewrite(
     """Write the store anew with these pictures and rows alone."""
     with IngestionJournal(store / JOURNAL) as journal:
         records = {
-            source: record for source, record in journal.records.items() if not record.image or record.image.id in kept
+            source: frames
+            for source, frames in journal.records.items()
+            if all(record.image is None or record.image.id in kept for record in frames.values())
         }
-        counts = _counts(manifest, len(images) - len(kept), kept.values(), len(rows))
-        counts["nameless"] = sum(record.nameless for record in records.values() if record.image)
+        files = {name[:FILE_DIGITS] for name in images.keys() - kept.keys()}
+        counts = _counts(manifest, len(files), kept.values(), len(rows))
+        pictures = (record for frames in records.values() for record in frames.values())
+        counts["nameless"] = sum(record.nameless for record in pictures if record.image)
         lists = write_lists(
             store, kept.values(), (row.model_copy(update={"index": index}) for index, row in enumerate(rows))
         )

@@ -11,6 +11,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +34,7 @@ from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
 from medfedvqa.ingest.pseudonyms import UID_ROOT, Pseudonyms
 from medfedvqa.ingest.refusal_reasons import EXHAUSTED, Quarantined, Reason
 from medfedvqa.ingest.resolve import NOTHING_SAID, Facts, PatientSources
+from medfedvqa.ingest.store import picture_id
 
 # Reads a PNG, JPEG or TIFF file as the secondary capture image that a scanner would have made of it.
 #
@@ -98,8 +100,22 @@ Answer = dict[str, Any]
 READY = '"ready"\n'
 
 
+@dataclass(frozen=True)
+class _OpenedFile:
+    """A file that was read, with what its frames have in common."""
+
+    source: str
+    dataset: Dataset
+    forms: frozenset[str]
+    """The forms of what identifies the patient."""
+    numbers: tuple[str, ...]
+    """All numbers of the patient."""
+    answer: Answer
+    """What is the same in the answers about all frames."""
+
+
 class Worker:
-    """Turns each file into a stored picture, or into a reason why there is none."""
+    """Turns each frame of a file into a stored picture, or into a reason why there is none."""
 
     def __init__(
         self,
@@ -117,41 +133,60 @@ class Worker:
         self._registers, self._finds, self._sources = registers, finds, sources
         self._options, self._keys, self._images, self._names = options, keys, images, names
         self._finder, self._masks = TextFinder(), parsed(options.masks)
+        self._file: _OpenedFile | None = None
+        """The file that was read last: its further frames come next."""
 
     def handle(
-        self, path: Path, source: str, named: bool, names: Sequence[str] = (), decisions: Sequence[Answer] = ()
+        self,
+        path: Path,
+        source: str,
+        named: bool,
+        names: Sequence[str] = (),
+        decisions: Sequence[Answer] = (),
+        frame: int | None = None,
     ) -> Answer:
-        """The verdict on the file with the keyed digest `source`. `named`: a question names it by its file name.
-        `names`: the keyed digests of its file names. `decisions`: what persons decided about its picture; see
-        `medfedvqa.ingest.review`."""
+        """The verdict on a frame of the file with the keyed digest `source`, on its main one if `frame` is None.
+        `named`: a question names the file by its file name. `names`: the keyed digests of its file names. `decisions`:
+        what persons decided about the picture; see `medfedvqa.ingest.review`."""
         answer: Answer = {"found": []}
         try:
-            content = read_bytes(path, self._options)
-            if self._keys.digest("source", hashlib.sha256(content).hexdigest()) != source:
-                raise Quarantined(Reason.UNOPENED)
-            if is_picture(content) and not is_dicom(content):
-                if not named:
-                    return answer | {"verdict": "unasked"}
-                dataset = read_picture(content, self._options)
-            else:
-                dataset = read_dicom(content, self._options)
-                answer["found"] = names_of(dataset, self._keys)
-            if not named and not self._names & set(answer["found"]):
+            if frame is None or self._file is None or self._file.source != source:
+                self._file = None  # before another one takes memory
+                self._file = self._opened(path, source, named, names, answer)
+            if self._file is None:
                 return answer | {"verdict": "unasked"}
-            facts = self._sources.about([*names, *answer["found"]])
-            forms = known_forms(dataset) | fact_forms(facts)
-            answer["nameless"] = not facts.get("name") and not str(dataset.get("PatientName") or "").strip("^ ")
-            check_picture(dataset, self._options)
-            numbers = self._identify(dataset, facts, answer)
-            forms |= fact_forms({"patient": numbers})
-            answer["image"] = self._store(dataset, source, forms, decisions)
+            answer.update(self._file.answer)
+            answer["image"] = self._store(self._file, frame, decisions)
         except Quarantined as quarantined:
             return answer | {"verdict": "quarantined", "reason": quarantined.reason.value}
         except MemoryError:
             return answer | {"verdict": "quarantined", "reason": Reason.TOO_LARGE.value, EXHAUSTED: True}
-        answer["secrets"] = sorted({self._keys.digest("secret", form) for form in forms})
-        answer["marks"] = [register.mark(number) for register in self._registers for number in numbers]
+        answer["marks"] = [register.mark(number) for register in self._registers for number in self._file.numbers]
+        if frame is None:  # the records of other frames need not repeat them
+            answer["secrets"] = sorted({self._keys.digest("secret", form) for form in self._file.forms})
         return answer | {"verdict": "stored"}
+
+    def _opened(self, path: Path, source: str, named: bool, names: Sequence[str], answer: Answer) -> _OpenedFile | None:
+        """The file and who its patient is; None if no question is about it. `answer` receives what is found on the
+        way, also if the file is quarantined."""
+        content = read_bytes(path, self._options)
+        if self._keys.digest("source", hashlib.sha256(content).hexdigest()) != source:
+            raise Quarantined(Reason.UNOPENED)
+        if is_picture(content) and not is_dicom(content):
+            if not named:
+                return None
+            dataset = read_picture(content, self._options)
+        else:
+            dataset = read_dicom(content, self._options)
+            answer["found"] = names_of(dataset, self._keys)
+        if not named and not self._names & set(answer["found"]):
+            return None
+        facts = self._sources.about([*names, *answer["found"]])
+        forms = known_forms(dataset) | fact_forms(facts)
+        answer["nameless"] = not facts.get("name") and not str(dataset.get("PatientName") or "").strip("^ ")
+        check_picture(dataset, self._options)
+        numbers = self._identify(dataset, facts, answer)
+        return _OpenedFile(source, dataset, forms | fact_forms({"patient": numbers}), numbers, dict(answer))
 
     def _identify(self, dataset: Dataset, facts: Facts, answer: Answer) -> tuple[str, ...]:
         """Make the person's first number the ID in the header, and return all numbers of the person.
@@ -171,7 +206,9 @@ class Worker:
         dataset.PatientID = person[0]
         return person
 
-    def _store(self, dataset: Dataset, source: str, forms: frozenset[str], decisions: Sequence[Answer]) -> Answer:
+    def _store(self, file: _OpenedFile, frame: int | None, decisions: Sequence[Answer]) -> Answer:
+        dataset, rendered = file.dataset, render(file.dataset, self._options, frame)
+        decisions = [decision for decision in decisions if decision.get("frame") in (None, rendered.frame)]
         boxes: dict[str, list[Box]] = {verdict: [] for verdict in ("keep", "blank", "quarantine")}
         accepted = [find for decision in decisions for find in decision.get("finds", ())]
         is_accepted = any(decision["verdict"] == "accept" for decision in decisions)
@@ -182,24 +219,28 @@ class Worker:
         if boxes["quarantine"]:
             raise Quarantined(Reason.SET_ASIDE)
         patient = self._keys.patient(patient_id(dataset))
-        rendered = render(dataset, self._options)
         blank_unread = self._options.unread == "blank"
         before = fitted(rendered.grey, self._options.side)
         regions = (*regions_of(dataset, self._masks), *around_ultrasound(dataset))
         masked = [_scaled(region, rendered.original, before.shape) for region in regions]
         cleaned = self._finder.clean(
-            rendered.grey, self._options.side, forms.__contains__, blank_unread, boxes["keep"], boxes["blank"] + masked
+            rendered.grey,
+            self._options.side,
+            file.forms.__contains__,
+            blank_unread,
+            boxes["keep"],
+            boxes["blank"] + masked,
         )
         declared = str(dataset.get("BurnedInAnnotation") or "").strip().upper()
         if declared == "YES" and not cleaned.finds:
             raise Quarantined(Reason.TEXT_NOT_FOUND)
-        name = self._keys.digest("image", source)
+        name = picture_id(self._keys.digest("image", file.source), frame)
         decided = {*accepted, *(find_id(name, box) for verdict in ("keep", "blank") for box in boxes[verdict])}
         # What stays was in the picture that the person saw; what is newly blanked or flagged was not decided then.
         changed = {find_id(name, find.box) for find in cleaned.finds if find.decision != Decision.KEPT}
         is_reviewed = is_accepted and not cleaned.flags and changed <= decided
         status = Cleaning.REVIEWED if is_reviewed else Cleaning.OPEN if cleaned.flags else Cleaning.MACHINE
-        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status)
+        stored = deidentified(dataset, cleaned.grey, self._keys, self._options, status, frame)
         buffer = BytesIO()
         stored.save_as(buffer, enforce_file_format=True)
         content = buffer.getvalue()
@@ -267,7 +308,7 @@ def serve(tasks: TextIO, answers: TextIO) -> None:
     answers.write(READY)
     for line in tasks:
         task = json.loads(line)
-        answer = worker.handle(Path(task["path"]), task["source"], task["named"], task["names"], task["decisions"])
+        answer = worker.handle(**task | {"path": Path(task["path"])})
         answers.write(json.dumps(answer) + "\n")
 
 

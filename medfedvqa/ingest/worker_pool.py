@@ -6,8 +6,8 @@ import queue
 import selectors
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ START_SECONDS = 300
 
 @dataclass(frozen=True)
 class FileTask:
-    """A file to read."""
+    """A picture to read from a file."""
 
     path: Path
     source: str
@@ -36,6 +36,8 @@ class FileTask:
     """Keyed digests of the names that questions may use for a file at its paths."""
     decisions: Sequence[Answer] = ()
     """What persons decided about finds in its picture; see `medfedvqa.ingest.review`."""
+    frame: int | None = None
+    """The number of the frame, from 0; None for the file's main frame."""
 
 
 class WorkerProcess:
@@ -129,11 +131,14 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
 
 
 def handled(
-    tasks: Iterable[FileTask], start: Callable[[], WorkerProcess], workers: int
+    next_task: Callable[[], FileTask | None], start: Callable[[], WorkerProcess], workers: int
 ) -> Iterator[tuple[FileTask, Answer]]:
-    """Each task with its answer, in the order in which workers finish."""
+    """Each task with its answer, in the order in which workers finish.
+
+    `next_task`: the next task, None if there is none now; the caller may have more after it took an answer.
+    """
     processes = [start() for _ in range(workers)]
-    idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+    idle: queue.LifoQueue[WorkerProcess] = queue.LifoQueue()  # the last one has read the file of further frames
     for process in processes:
         idle.put(process)
 
@@ -146,8 +151,14 @@ def handled(
 
     pool = ThreadPoolExecutor(workers)
     try:
-        for future in as_completed([pool.submit(handle, task) for task in tasks]):
-            yield future.result()
+        running: set[Future[tuple[FileTask, Answer]]] = set()
+        while True:
+            while len(running) < workers and (task := next_task()):
+                running.add(pool.submit(handle, task))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
     finally:
         pool.shutdown(cancel_futures=True)
         for process in processes:

@@ -79,7 +79,7 @@ def _manifest(keys: Pseudonyms, images: int, rows: int) -> dict[str, object]:
         "key": keys.fingerprint(),
         "options": {
             "side": options.side,
-            "frame": options.frame,
+            "frames": options.frames,
             "retain": [],
             "max_pixels": options.max_pixels,
             "memory": options.memory,

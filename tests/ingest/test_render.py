@@ -71,7 +71,7 @@ def test_of_several_frames_one_is_chosen(
     """The representative one that the file names, else the middle or the first."""
     frames = np.stack([RAMP[:, ::-1] if number == frame else RAMP for number in range(5)])
     dataset = make_dicom(frames, NumberOfFrames=5, RepresentativeFrameNumber=named)
-    rendered = render(dataset, Options(**{**vars(options), "frame": choice}))
+    rendered = render(dataset, Options(**{**vars(options), "frames": choice}))
     assert (rendered.frame, rendered.frames) == (frame, 5) and rendered.grey[0, 0] > rendered.grey[0, -1]
 
 
@@ -84,7 +84,7 @@ def test_an_enhanced_image_has_windows_by_frame(make_dicom: Make, options: Optio
         groups.append(group)
     dataset = make_dicom(np.stack([RAMP, RAMP]), NumberOfFrames=2, PerFrameFunctionalGroupsSequence=Sequence(groups))
     white = [
-        (render(dataset, Options(**{**vars(options), "frame": frame})).grey == 255).sum()
+        (render(dataset, Options(**{**vars(options), "frames": frame})).grey == 255).sum()
         for frame in ("first", "middle")
     ]
     assert white == [(centre + 99 <= RAMP).sum() for centre in (2500, 3000)]

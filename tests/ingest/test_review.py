@@ -157,7 +157,9 @@ def test_bad_decisions_are_refused_and_nothing_is_recorded(ingested, tmp_path: P
     with pytest.raises(DataError, match="no mark with that id"):
         decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16]})
     with pytest.raises(ConfigError, match="named twice"):
-        decide(store, "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16], ReviewVerdict.BLANK: ["0" * 16]})
+        decide(
+            store, "Dr. Who", dict.fromkeys((ReviewVerdict.KEEP, ReviewVerdict.BLANK), [find_of(store, "blanked").id])
+        )
     with pytest.raises(DataError, match="no manifest"):
         decide(tmp_path / "SECRET", "Dr. Who", {ReviewVerdict.KEEP: ["0" * 16]})
     assert (decisions.read_bytes() if decisions.exists() else None) == before

@@ -160,8 +160,8 @@ def test_what_programs_write_where_nothing_stood_is_no_answer(tmp_path: Path, an
 
 def test_what_may_be_meant_is_noted(tmp_path: Path) -> None:
     """`None` is an answer, too; repeated rows and spellings of a class are counted, and no note quotes the table."""
-    rows = "a,Q?,None,7\nb,Q?,yes,7\nb,q ?,Yes,7\nb,Q?,YES.,7\n"
-    (tmp_path / "a.csv").write_text(HEAD + rows)
+    rows = "a,Q?,None,\nb,Q?,yes,\nb,q ?,Yes,\nb,Q?,YES.,\nb,Q?,yes,2\n"
+    (tmp_path / "a.csv").write_text("image,question,answer,frame\n" + rows)
     table = read_questions(tmp_path / "a.csv")
     repeated, several, doubtful = table.notes
     assert "are kept: 2." in repeated and several.endswith(": 1.") and ": 1. Check them." in doubtful
