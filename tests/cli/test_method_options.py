@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_clip import TINY
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -94,12 +95,13 @@ def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path)
     assert "rate: 0.002 in place of 0.01" in done.stdout
 
 
-def test_values_reach_the_job_of_commands_of_one_method(medfedvqa: Command, tmp_path: Path) -> None:
+def test_values_reach_the_job_of_commands_of_one_method(
+    medfedvqa: Command, tmp_path: Path, tiny_backbone: Path
+) -> None:
     """`run` in the folder's own record, `jobs export` in the job's files, `privacy plan` in the steps of the rounds."""
     small = ("-O", "rounds=1", "-O", "hidden=4", "-O", "learning_rate=0.01", "-O", "local_unit=batches")
-    run = medfedvqa(
-        "run", "prompt_pfl", *DATA, *small, "-O", "local_baseline=false", "--json", "--out", f"{tmp_path}/run"
-    )
+    quick = ("-O", "local_baseline=false", "--backbone", TINY, "--backbone-file", str(tiny_backbone))
+    run = medfedvqa("run", "prompt_pfl", *DATA, *small, *quick, "--json", "--out", f"{tmp_path}/run")
     assert run.returncode == 0, run.stderr
     options = json.loads((tmp_path / "run" / "launch.json").read_text())["job"]["options"]
     assert options["learning_rate"] == 0.01 and options["hidden"] == 4
