@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
+from medfedvqa.research.benchmark import grid
 from medfedvqa.research.benchmark.results_file import read
 
 Command = Callable[..., Any]
@@ -82,11 +84,15 @@ def test_options_that_something_else_decides_are_refused(
     assert done.returncode == 1 and expected in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path) -> None:
+def test_the_row_s_own_value_may_be_repeated(
+    medfedvqa: Command, tmp_path: Path, tiny_backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It runs, and the page says with which options, from the run's record, and what the paper prints instead."""
     small = ("--seeds", "1", "--rounds", "1", "--local-epochs", "1", "-O", "local_unit=batches", "-O", "hidden=4")
     typed = ("reproduce", "prompt-pfl", "table1", "--rows", "AS1", *DATA, *small, "-O", "learning_rate=0.002")
-    done = medfedvqa(*typed, "--out", str(tmp_path))
+    # Only this process knows the small backbone.
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    done = medfedvqa(*typed, "--backbone", TINY, "--backbone-file", str(tiny_backbone), "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (ran,) = (each for each in read([tmp_path / "results.jsonl"])[0] if each.system == AS1)
     assert {"rounds": 1, "hidden": 4, "learning_rate": 0.002}.items() <= ran.options.items()
