@@ -199,8 +199,7 @@ def _compare_with_records(names: set[str]) -> None:
     """
     listed = _listed(*((folder, _first_seen.setdefault(folder, changed)) for folder, changed in places_of_imports()))
     for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None)
-        if _compared.get(name) is module or not isinstance(file, str):
+        if _compared.get(name) is module or not isinstance(file := getattr(module, "__file__", None), str):
             continue
         distribution, _ = listed.get(_package_of(file), (None, ""))
         if distribution is not None and name_of(distribution) in names:

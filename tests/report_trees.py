@@ -1,12 +1,17 @@
 """The example report of the tests, and reports with other values in some of their rows."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from privacy.report import Report, read_report
+from audits import AuditKey, AuditLog, Exchange, Gate, JobContext, origin_of
+from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
+from medfedvqa.federation.site_config import SiteConfig
+from medfedvqa.report.collect import evidence_of
+from privacy.report import Report, read_report, report_of
 from privacy.report.figures import FORMER, rows_of_tree, tree_of_rows
 from privacy.report.report_files import indented_json
 
@@ -51,3 +56,15 @@ def former_bytes(report: Report, *lacks: str) -> bytes:
             place.pop(last, None)
     evidence = report.evidence.model_dump(mode="json", exclude_unset=True)
     return indented_json({"format": FORMER, "sections": tree, "evidence": evidence})
+
+
+def report_of_openings(config: SiteConfig, exchange: Exchange, contexts: Iterable[JobContext]) -> Report:
+    """The report of a site whose log has the job `study-1`, opened once in each of these contexts."""
+    key = AuditKey.at(config.audit_key, origin_of(config.name))
+    with closing(AuditLog(config.audit, config.name, key)) as log:
+        CheckpointExchange(config, log, key, "study-1", "prompt_pfl")
+        for context in contexts:
+            gate = Gate(exchange, config.policy, log, context)
+            gate.open()
+        gate.close()
+    return report_of(evidence_of(config, "study-1", None, None, None, (), False))

@@ -4,13 +4,13 @@ left and right are answers.
 
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate, pad
 
 from medfedvqa.errors import DataError
 from medfedvqa.ingest.picture_levels import NoWhite, picture_levels
@@ -19,26 +19,18 @@ if TYPE_CHECKING:
     from monai.transforms.compose import Compose
 
 
-@lru_cache
-def _square(size: int) -> "Compose":
-    # MONAI takes seconds to import, and most commands open no picture.
-    from monai.transforms.compose import Compose
-    from monai.transforms.croppad.array import SpatialPad
-    from monai.transforms.spatial.array import Resize
-
-    return Compose([Resize(size, size_mode="longest", mode="area"), SpatialPad((size, size))])
-
-
 def square(levels: np.ndarray, size: int) -> torch.Tensor:
     """Fits `levels` [height, width], or [height, width, 3], into a black square and keeps its aspect ratio.
 
-    Returns float32 [1, size, size], or [3, size, size], on the scale of the input.
+    Each level is the mean of the area that it covers. Bit for bit MONAI's `Resize` and `SpatialPad`, which take seconds
+    to import. Returns float32 [1, size, size], or [3, size, size], on the scale of the input.
     """
     channels = torch.from_numpy(np.array(np.atleast_3d(levels).transpose(2, 0, 1), dtype=np.float32, order="C"))
-    if levels.shape[:2] == (size, size):
-        return channels
-    squared: torch.Tensor = _square(size)(channels).as_tensor()
-    return squared.contiguous()
+    scale = size / max(levels.shape[:2])
+    height, width = (round(side * scale) for side in levels.shape[:2])
+    fitted = interpolate(channels[None], (height, width), mode="area")[0]
+    top, left = (size - height) // 2, (size - width) // 2
+    return pad(fitted, (left, size - width - left, top, size - height - top))
 
 
 def load_image(path: Path | BinaryIO, size: int, row: int, colour: bool = False) -> torch.Tensor:
@@ -95,7 +87,7 @@ def views(pictures: torch.Tensor, count: int, seeds: Sequence[int]) -> torch.Ten
 
 def _augmentation(size: int) -> "Compose":
     """A new transform for each call, since it has its own random state."""
-    # MONAI takes seconds to import, and most commands open no picture.
+    # MONAI takes seconds to import, and most jobs train on the pictures as they are.
     from monai.transforms.compose import Compose
     from monai.transforms.intensity.array import RandAdjustContrast, RandScaleIntensity
     from monai.transforms.spatial.array import RandAffine

@@ -8,7 +8,7 @@ Coordinates are in -1..1, x to the right and y down.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -255,16 +255,28 @@ def read(names: Sequence[str] = ORGANS, seed: int = 0) -> VQAData:
     scenes: dict[Path, Scene] = {}
     rows: list[Row] = []
     for name in names:
-        generator = np.random.default_rng([seed, *name.encode()])
-        site = _site(name, generator)
-        patients = np.array([f"{name}-{number:02d}" for number in generator.permutation(site.patients)])
-        ends = np.cumsum([round(share * site.patients) for share in PARTS.values()])
-        for part, members in zip(PARTS, np.split(patients, ends[:-1]), strict=True):
-            part_scenes = _scenes(site, members.tolist(), generator)
-            scenes |= part_scenes
-            for image, question, answer, kind in _questions(site, part_scenes, generator):
-                rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image, kind))
+        site_scenes, site_rows = _site_of(name, seed)
+        scenes |= site_scenes
+        first = len(rows)
+        rows += [replace(row, index=first + row.index) for row in site_rows] if first else site_rows
     return VQAData("phantom", tuple(names), rows, partial(_load, scenes), publishes_validation=True)
+
+
+@lru_cache(maxsize=32)
+def _site_of(name: str, seed: int) -> tuple[Mapping[Path, Scene], tuple[Row, ...]]:
+    """One site's scenes and rows. Cached, since a process's jobs ask for the same sites again."""
+    scenes: dict[Path, Scene] = {}
+    rows: list[Row] = []
+    generator = np.random.default_rng([seed, *name.encode()])
+    site = _site(name, generator)
+    patients = np.array([f"{name}-{number:02d}" for number in generator.permutation(site.patients)])
+    ends = np.cumsum([round(share * site.patients) for share in PARTS.values()])
+    for part, members in zip(PARTS, np.split(patients, ends[:-1]), strict=True):
+        part_scenes = _scenes(site, members.tolist(), generator)
+        scenes |= part_scenes
+        for image, question, answer, kind in _questions(site, part_scenes, generator):
+            rows.append(Row(len(rows), name, part, True, question, answer, image.parent.name, image, kind))
+    return scenes, tuple(rows)
 
 
 def _load(scenes: Mapping[Path, Scene], row: Row, size: int) -> torch.Tensor:

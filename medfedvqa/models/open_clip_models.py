@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from medfedvqa.errors import BackboneError
-from medfedvqa.models.place_tower import PlaceTower
 
 if TYPE_CHECKING:
     from open_clip.hf_model import HFTextEncoder
@@ -101,6 +100,8 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
 
 
 def _place_tower(vision: Mapping[str, Any], embed: int, published: bool) -> nn.Module:
+    # open_clip takes seconds to import, and a server or a command that builds no model needs none of it.
+    from medfedvqa.models.place_tower import PlaceTower
     from medfedvqa.models.published_parts import PublishedStem
 
     return PlaceTower(

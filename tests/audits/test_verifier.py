@@ -2,8 +2,8 @@
 
 import json
 import tempfile
-import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs import peak
 from small_logs import BLANK, sealed
 from tiers import examples
 
@@ -147,22 +148,12 @@ def test_a_log_cut_at_its_end_shows_by_its_head(tmp_path: Path) -> None:
     assert cut.ok and cut.head != whole.head
 
 
-def peak(reading: Callable[[Path], Any], folder: Path) -> int:
-    """Bytes of memory that the reading needed at most."""
-    tracemalloc.start()
-    try:
-        reading(folder)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     """Ten times the entries take no more memory, give or take a few lines."""
     peaks = []
     for entries in (1, 60, 600):
         folder = stored(tmp_path, chain(entries))
-        peaks.append(peak(verify, folder) + peak(totals, folder))
+        peaks.append(peak(partial(verify, folder)) + peak(partial(totals, folder)))
     assert peaks[2] < peaks[1] + 16_384
 
 
@@ -172,7 +163,7 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(f"audits.{module}.MAX_LINE", 2000)
     for end in (b"", b"\n"):
         stored(tmp_path, [*chain(2), b"x" * 2_000_000 + end])
-        assert peak(verify, tmp_path) < 1_000_000
+        assert peak(partial(verify, tmp_path)) < 1_000_000
         verdict = verify(tmp_path)
         assert (verdict.first_bad, verdict.torn_bytes) == (2, 0)
         with pytest.raises(LogError, match="entry 2"):

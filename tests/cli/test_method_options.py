@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_clip import TINY
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from medfedvqa.cli import app
 from medfedvqa.cli.lazy import LazyCommand
+from medfedvqa.research.benchmark import grid
 from medfedvqa.research.benchmark.results_file import read
 
 Command = Callable[..., Any]
@@ -81,11 +84,15 @@ def test_options_that_something_else_decides_are_refused(
     assert done.returncode == 1 and expected in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path) -> None:
+def test_the_row_s_own_value_may_be_repeated(
+    medfedvqa: Command, tmp_path: Path, tiny_backbone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It runs, and the page says with which options, from the run's record, and what the paper prints instead."""
     small = ("--seeds", "1", "--rounds", "1", "--local-epochs", "1", "-O", "local_unit=batches", "-O", "hidden=4")
     typed = ("reproduce", "prompt-pfl", "table1", "--rows", "AS1", *DATA, *small, "-O", "learning_rate=0.002")
-    done = medfedvqa(*typed, "--out", str(tmp_path))
+    # Only this process knows the small backbone.
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    done = medfedvqa(*typed, "--backbone", TINY, "--backbone-file", str(tiny_backbone), "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (ran,) = (each for each in read([tmp_path / "results.jsonl"])[0] if each.system == AS1)
     assert {"rounds": 1, "hidden": 4, "learning_rate": 0.002}.items() <= ran.options.items()
@@ -94,12 +101,13 @@ def test_the_row_s_own_value_may_be_repeated(medfedvqa: Command, tmp_path: Path)
     assert "rate: 0.002 in place of 0.01" in done.stdout
 
 
-def test_values_reach_the_job_of_commands_of_one_method(medfedvqa: Command, tmp_path: Path) -> None:
+def test_values_reach_the_job_of_commands_of_one_method(
+    medfedvqa: Command, tmp_path: Path, tiny_backbone: Path
+) -> None:
     """`run` in the folder's own record, `jobs export` in the job's files, `privacy plan` in the steps of the rounds."""
     small = ("-O", "rounds=1", "-O", "hidden=4", "-O", "learning_rate=0.01", "-O", "local_unit=batches")
-    run = medfedvqa(
-        "run", "prompt_pfl", *DATA, *small, "-O", "local_baseline=false", "--json", "--out", f"{tmp_path}/run"
-    )
+    quick = ("-O", "local_baseline=false", "--backbone", TINY, "--backbone-file", str(tiny_backbone))
+    run = medfedvqa("run", "prompt_pfl", *DATA, *small, *quick, "--json", "--out", f"{tmp_path}/run")
     assert run.returncode == 0, run.stderr
     options = json.loads((tmp_path / "run" / "launch.json").read_text())["job"]["options"]
     assert options["learning_rate"] == 0.01 and options["hidden"] == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_clip import TINY
 
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
 from medfedvqa.cli.demo import NEXT, activation
@@ -103,10 +104,13 @@ def test_after_make_demo_the_next_step_is_to_make_the_command_known(
     assert activation() == ""
 
 
-def test_the_next_steps_of_the_demo_end_well(medfedvqa: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_next_steps_of_the_demo_end_well(
+    medfedvqa: Callable[..., Any], tmp_path: Path, tiny_backbone: Path
+) -> None:
     """Typed after a run on one machine, `audit show` and `audit verify` find what they look for: the exit code is 0."""
     out = tmp_path / "run"
-    quick = ("-O", "local_unit=batches", "-O", "local_baseline=false", "--rounds", "1", "--local-epochs", "1")
+    quick = ["-O", "local_unit=batches", "-O", "local_baseline=false", "--rounds", "1", "--local-epochs", "1"]
+    quick += ["--backbone", TINY, "--backbone-file", str(tiny_backbone)]
     assert medfedvqa("run", "prompt_pfl", "--data", "phantom", *quick, "--quiet", "--out", str(out)).returncode == 0
     lines = NEXT.format(out=out, activate="").splitlines()
     typed = [

@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from monai.transforms.compose import Compose
+from monai.transforms.croppad.array import SpatialPad
+from monai.transforms.spatial.array import Resize
 from PIL import Image
 
-from medfedvqa.data.images import _square, load_image, square
+from medfedvqa.data.images import load_image, square
 from medfedvqa.errors import DataError
 
 
@@ -22,13 +25,17 @@ def test_aspect_is_kept_and_the_rest_is_black(shape: tuple[int, int]) -> None:
         assert abs(before - after) <= 1
 
 
-def test_a_picture_that_fits_is_taken_as_it_is() -> None:
-    """To the bit what the transforms make of it, and a copy."""
-    grey = np.random.default_rng(0).uniform(0, 255, (24, 24)).astype(np.float32)
-    picture = square(grey, 24)
-    assert torch.equal(picture, _square(24)(torch.from_numpy(grey)[None]).as_tensor())
-    grey[:] = 0
-    assert picture.all()
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("shape", [(64, 48), (48, 65), (301, 200), (17, 91), (24, 24), (9, 5), (1, 40), (600, 10)])
+def test_a_picture_is_fitted_as_monai_fits_it(shape: tuple[int, int], colour: bool) -> None:
+    """To the bit, smaller or larger than the square; one that fits is taken as it is. The result is a copy."""
+    levels = np.random.default_rng(0).uniform(0, 255, (*shape, 3) if colour else shape).astype(np.float32)
+    picture = square(levels, 24)
+    transforms = Compose([Resize(24, size_mode="longest", mode="area"), SpatialPad((24, 24))])
+    channels = torch.from_numpy(np.atleast_3d(levels).transpose(2, 0, 1).copy())
+    assert torch.equal(picture, transforms(channels).as_tensor())
+    levels[:] = 0
+    assert picture.any() or shape == (600, 10)  # too narrow for a column
 
 
 def test_left_stays_left_and_top_stays_top() -> None:

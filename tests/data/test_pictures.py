@@ -129,7 +129,12 @@ def test_memory_of_a_process_grows_by_no_more_than_the_bound_and_a_few_parts(tmp
     assert grown["all"] > 380 and grown["all"] - grown["bounded"] > 345
 
 
-def test_pydicom_is_imported_only_to_read_dicom() -> None:
-    """A site's process that trains on PNG and JPEG starts without it."""
-    code = "import sys, medfedvqa.federation.launch; sys.exit('pydicom' in sys.modules)"
+def test_pydicom_open_clip_and_monai_are_imported_only_to_be_used() -> None:
+    """A site's process that trains on PNG and JPEG starts without the first, a server's without the second, and no
+    picture is fitted by the third: each takes seconds."""
+    code = (
+        "import sys, medfedvqa.federation.launch, medfedvqa.federation.serve\nfrom medfedvqa.data import phantom\n"
+        "data = phantom.read(('head',))\nassert data.load(data.rows[0], 32).any()\n"
+        "sys.exit(' '.join({'pydicom', 'open_clip', 'torchvision', 'monai'} & sys.modules.keys()) or None)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from io import BytesIO, FileIO
 from pathlib import Path
 from random import randbytes
@@ -74,18 +75,14 @@ def test_a_lost_machine_comes_back(kit: Path, tmp_path: Path, elsewhere: Path) -
     after = contents(elsewhere)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     log = {name for name in changed if name.startswith("audit/")}
-    assert (
-        changed - log == {"state/job-2.pt", "ledger", "readme.txt"} and done["closed"] == ["job-2"] and not done["kept"]
-    )
-    modes = {path: path.stat().st_mode for path in (kit / "startup").iterdir()}
-    assert {path.name: mode for path, mode in modes.items()} == {
-        path.name: path.stat().st_mode for path in (elsewhere / "startup").iterdir()
-    }
+    assert changed - log == {"state/job-2.pt", "ledger", "readme.txt"}
+    assert done["closed"] == ["job-2"] and not done["kept"]
+    places = (kit, elsewhere)
+    modes = [{path.name: path.stat().st_mode for path in (each / "startup").iterdir()} for each in places]
+    assert modes[0] == modes[1]
     assert verify(elsewhere / "audit").ok and spent(elsewhere) == was_spent
-    assert (
-        medfedvqa("identity", "--site", site_file(elsewhere)).stdout
-        == medfedvqa("identity", "--site", site_file(kit)).stdout
-    )
+    identities = [medfedvqa("identity", "--site", site_file(each)).stdout for each in places]
+    assert identities[0] == identities[1]
     assert medfedvqa("privacy", "ledger", "--site", site_file(elsewhere)).exit_code == 0
 
 
@@ -215,11 +212,8 @@ def test_a_site_that_runs_is_not_restored(kit: Path, tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from io import BytesIO, FileIO
+from contextlib import closing
 from pathlib import Path
-from random import randbytes
 from audits import AuditKey, AuditLog, Event, origin_of
 from privacy import Ledger, Limits, PlannedTask, SampledGaussian
 kit, limits = Path(sys.argv[1]), Limits(None, 1e-3)
@@ -360,25 +354,33 @@ def test_a_backup_that_was_cut_changed_or_reordered_is_refused(size: int) -> Non
             opened(content, secret)
 
 
-def test_a_file_of_one_passphrase_takes_no_other_head_or_content() -> None:
-    """Neither the identity at the head of another file with the same passphrase, nor content under another identity."""
-    one, other = (sealed_bytes(SECRETS["passphrase"], plain) for plain in (b"one", b"other"))
-    (head, content), (other_head, other_content) = (file.split(END) for file in (one, other))
-    assert opened(head + END + content, SECRETS["passphrase"]) == b"one"
-    for file in (head + END + other_content, other_head + END + content, head, head[:90] + END + content):
+@pytest.fixture(scope="module")
+def one() -> Iterator[tuple[bytes, bytes]]:
+    """Head and content of a backup with a passphrase; each head is opened once, as that takes seconds by design."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyrage.passphrase, "decrypt", cache(pyrage.passphrase.decrypt))
+        head, content = sealed_bytes(SECRETS["passphrase"], b"one").split(END)
+        yield head + END, content
+
+
+def test_a_file_of_one_passphrase_takes_no_other_head_or_content(one: tuple[bytes, bytes]) -> None:
+    """Content under another identity than that at its head is refused, and so are a head alone and a cut one."""
+    head, content = one
+    assert opened(head + content, SECRETS["passphrase"]) == b"one"
+    for file in (head + sealed_bytes(SECRETS["key"], b"other"), head, head[:90] + END + content):
         with pytest.raises(BackupError, match="damaged, or the key"):
             opened(file, SECRETS["passphrase"])
 
 
-def test_any_program_that_reads_age_files_opens_a_backup(kit: Path, tmp_path: Path) -> None:
+def test_any_program_that_reads_age_files_opens_a_backup(kit: Path, tmp_path: Path, one: tuple[bytes, bytes]) -> None:
     """As docs/operations.md says: the content is a tar archive; a passphrase opens the identity that opens it."""
     backup, (_, key) = backed_up(kit, tmp_path / "backups")
     plain = pyrage.decrypt(backup.read_bytes(), [x25519.Identity.from_str(key.read_text().strip())])
     with tarfile.open(fileobj=BytesIO(plain), mode="r:") as archive:
         assert {"manifest.json", "keys/audit", "kit/local/site.yml"} <= set(archive.getnames())
-    head, content = sealed_bytes(SECRETS["passphrase"], b"content").split(END)
-    identity = x25519.Identity.from_str(pyrage.passphrase.decrypt(head + END, PASSPHRASE).decode())
-    assert pyrage.decrypt(content, [identity]) == b"content"
+    head, content = one
+    identity = x25519.Identity.from_str(pyrage.passphrase.decrypt(head, PASSPHRASE).decode())
+    assert pyrage.decrypt(content, [identity]) == b"one"
 
 
 def test_a_full_disk_leaves_no_backup_and_is_named(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,8 @@ def test_nothing_else_reaches_behind_flares_interface() -> None:
     """Searched in all syntax trees: writes, private names, private modules; and each row of the table is in use."""
     found, modules, replaced = set[str](), set[str](), set[str]()
     for path in SOURCES:
-        text = path.read_text(encoding="utf-8")
+        if "nvflare" not in (text := path.read_text(encoding="utf-8")):
+            continue
         tree = ast.parse(text)
         found |= set(reaches(tree))
         modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}

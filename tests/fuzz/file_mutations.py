@@ -12,6 +12,8 @@ from typing import Any
 
 from tiers import examples
 
+from medfedvqa.federation.error_codes import ACTIONABLE
+
 MARKER = "PLANTED marker 9f31"
 """Planted in every input: an error that holds it repeats what an input says."""
 SHORT = examples(500)
@@ -136,3 +138,15 @@ def bounded() -> Iterator[None]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MEMORY
+
+
+def refused(number: int, read: Callable[[], object], *errors: type[Exception]) -> bool:
+    """Whether the input is refused by one of these errors, or of the project's, which repeats nothing of it."""
+    expected = errors or ACTIONABLE
+    with watched(number):
+        try:
+            read()
+        except expected as error:
+            assert MARKER not in str(error) and len(str(error)) < 2000, number
+            return True
+    return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from file_mutations import DEEPEST, LONGER, LONGEST, MARKER, VALUES, altered, bounded, inputs, mutated, nested, watched
+from file_mutations import DEEPEST, LONGER, LONGEST, MARKER, VALUES, altered, bounded, inputs, mutated, nested, refused
 from small_logs import BLANK, chained_anew, key_of, opened, rehashed, sealed
 from small_logs import made as made_log
 
@@ -29,7 +29,6 @@ from audits.policy import SitePolicy
 from audits.signed_note import Note
 from audits.witness import read_keys
 from medfedvqa.federation.checkpoint_exchange import Down, Relayed, Up
-from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.site_runtime import SiteRuntime
 from medfedvqa.report.collect import evidence_of
 from privacy import DPSettings
@@ -41,18 +40,6 @@ pytestmark = pytest.mark.sampled
 
 Reads = Callable[[], object]
 ENTRY = BLANK | {"seq": 0, "prev_hash": "0" * 64, "round": 1, "monotonic": 5}
-
-
-def refused(number: int, read: Reads, *errors: type[Exception]) -> bool:
-    """Whether the input is refused by one of these errors, which repeats nothing of it."""
-    expected = errors or ACTIONABLE
-    with watched(number):
-        try:
-            read()
-        except expected as error:
-            assert MARKER not in str(error) and len(str(error)) < 2000, number
-            return True
-    return False
 
 
 def as_json(random: Random, document: Any) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from file_mutations import MARKER, altered, bounded, inputs, mutated, watched
+from file_mutations import MARKER, altered, bounded, inputs, mutated, refused
 from small_logs import chained_anew, key_of
 from small_logs import made as made_log
 
@@ -19,7 +19,6 @@ from audits import AuditLog, Event, Outcome, SitePolicy, examine
 from audits.entry_proof import check, prove
 from audits.ui.index import Filter, Index
 from medfedvqa.data.published_files import read_rows
-from medfedvqa.federation.error_codes import ACTIONABLE
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
 from medfedvqa.federation.site_runtime import SiteRuntime
@@ -45,17 +44,6 @@ QUESTIONS = [("image", "question", "answer", "organ", "split")] + [
 CSV = "".join(",".join(row) + "\r\n" for row in QUESTIONS).encode()
 JSON_LINES = "".join(json.dumps(dict(zip(QUESTIONS[0], row, strict=True))) + "\n" for row in QUESTIONS[1:]).encode()
 ROWS = [{"qid": number, "question": MARKER, "answer": MARKER, "image_name": "x.jpg"} for number in range(4)]
-
-
-def refused(number: int, read: Callable[[], object]) -> bool:
-    """Whether the input is refused by an error of the project's, which repeats nothing of it."""
-    with watched(number):
-        try:
-            read()
-        except ACTIONABLE as error:
-            assert MARKER not in str(error) and len(str(error)) < 2000, number
-            return True
-    return False
 
 
 def test_mutated_settings_are_read_or_refused(tmp_path: Path) -> None:

@@ -1,22 +1,19 @@
 """What a report says of the code that ran a job, and what reports of several sites say together."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_trees import former_bytes
+from report_trees import former_bytes, report_of_openings
 
-from audits import AuditKey, AuditLog, CodeKind, Gate, JobCode, JobContext, origin_of
+from audits import CodeKind, JobCode, JobContext
 from audits.code import CodePart
-from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from privacy.report import Report, SourceReport, join, read_report, report_bytes, report_of, verify_report
+from privacy.report import Report, SourceReport, join, read_report, report_bytes, verify_report
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -33,17 +30,10 @@ def reported(sites: Sites, quick_job: Job) -> Callable[..., Report]:
     """The report of a site whose log has a job of this code, opened once for each code that is given."""
 
     def make(codes: Sequence[JobCode | None], site: str = "chest", digest: str | None = None) -> Report:
-        config = sites(site)[site]
-        key = AuditKey.at(config.audit_key, origin_of(site))
-        with closing(AuditLog(config.audit, site, key)) as log:
-            CheckpointExchange(config, log, key, "study-1", "prompt_pfl")
-            for code in codes:
-                text = digest or (code.digest if code else "ff" * 32)
-                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", text, code=code)
-                gate = Gate(quick_job().exchange(), config.policy, log, context)
-                gate.open()
-            gate.close()
-        return report_of(evidence_of(config, "study-1", None, None, None, (), False))
+        texts = [digest or (code.digest if code else "ff" * 32) for code in codes]
+        first = ("study-1", "prompt_pfl", "dd" * 32, "0.1.1")
+        contexts = [JobContext(*first, text, code=code) for text, code in zip(texts, codes, strict=True)]
+        return report_of_openings(sites(site)[site], quick_job().exchange(), contexts)
 
     return make
 

@@ -2,21 +2,18 @@
 
 import html
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report_trees import with_row
+from report_trees import report_of_openings, with_row
 
-from audits import AuditKey, AuditLog, Gate, Isolation, JobContext, origin_of
-from medfedvqa.federation.checkpoint_exchange import CheckpointExchange
+from audits import Isolation, JobContext
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
-from medfedvqa.report.collect import evidence_of
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from privacy.report import Report, read_report, report_bytes, report_of, verify_report
+from privacy.report import Report, read_report, report_bytes, verify_report
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -28,16 +25,9 @@ def reported(sites: Sites, quick_job: Callable[..., JobSpec]) -> Callable[..., R
     """The report of a site whose log has a job that was opened once in each of these ways."""
 
     def make(ways: Sequence[Any]) -> Report:
-        config = sites("chest")["chest"]
-        key = AuditKey.at(config.audit_key, origin_of("chest"))
-        with closing(AuditLog(config.audit, "chest", key)) as log:
-            CheckpointExchange(config, log, key, "study-1", "prompt_pfl")
-            for way in ways:
-                context = JobContext("study-1", "prompt_pfl", "dd" * 32, "0.1.1", "ff" * 32, isolation=way)
-                gate = Gate(quick_job().exchange(), config.policy, log, context)
-                gate.open()
-            gate.close()
-        return report_of(evidence_of(config, "study-1", None, None, None, (), False))
+        first = ("study-1", "prompt_pfl", "dd" * 32, "0.1.1", "ff" * 32)
+        contexts = [JobContext(*first, isolation=way) for way in ways]
+        return report_of_openings(sites("chest")["chest"], quick_job().exchange(), contexts)
 
     return make
 

@@ -122,6 +122,16 @@ class Silent(Exception):
     """A site of a test stops."""
 
 
+def opening(group: Group, taps: dict[str, Any], before: Callable[[bytes], object] = ignored) -> object:
+    """What a site has of a sum, for which it waits for a second, or the site that its error names."""
+    for tap in taps.values():
+        object.__setattr__(tap.link, "timeout", 1.0)
+    try:
+        return secure_sum(group, taps, np.arange(5, dtype=np.uint64), before)
+    except SiteError as error:
+        return error.site
+
+
 @pytest.mark.parametrize("dies", ["s001", "s004"])
 def test_nobody_opens_unless_every_member_has_its_shares(linked: Linked, dies: str) -> None:
     """A site, member or not, that sends one share fewer: no member sends its part of the opening, also those that have
@@ -129,18 +139,13 @@ def test_nobody_opens_unless_every_member_has_its_shares(linked: Linked, dies: s
     opened: list[str] = []
 
     def work(group: Group, taps: dict[str, Any]) -> object:
-        for tap in taps.values():
-            object.__setattr__(tap.link, "timeout", 1.0)
         if group.me == dies:
             parts = split(np.arange(5, dtype=np.uint64), group)
             for peer in FIVE[:2]:
                 if peer != dies:
                     taps[peer].send(parts[peer])
             return None
-        try:
-            return secure_sum(group, taps, np.arange(5, dtype=np.uint64), lambda key: opened.append(group.me))
-        except SiteError as error:
-            return error.site
+        return opening(group, taps, lambda key: opened.append(group.me))
 
     results = linked(FIVE, FIVE[:3], work)
     assert not opened
@@ -154,15 +159,10 @@ def test_a_member_that_cannot_note_its_opening_does_not_open(linked: Linked) -> 
         raise Silent
 
     def work(group: Group, taps: dict[str, Any]) -> object:
-        for tap in taps.values():
-            object.__setattr__(tap.link, "timeout", 1.0)
-        before = full if group.me == "s001" else ignored
         try:
-            return secure_sum(group, taps, np.arange(5, dtype=np.uint64), before)[0]
+            return opening(group, taps, full if group.me == "s001" else ignored)
         except Silent:
             return "not opened"
-        except SiteError as error:
-            return error.site
 
     assert linked(FIVE[:3], FIVE[:3], work) == {"s000": "s001", "s001": "not opened", "s002": "s001"}
 
@@ -171,15 +171,10 @@ def test_an_altered_share_is_refused_and_names_its_site(linked: Linked) -> None:
     """One bit of one share on the way: the receiver opens nothing."""
 
     def work(group: Group, taps: dict[str, Any]) -> object:
-        for tap in taps.values():
-            object.__setattr__(tap.link, "timeout", 1.0)
         if group.me == "s002":
             relay, honest = taps["s000"].link.relay, taps["s000"].link.relay.send
             relay.send = lambda to, message: honest(to, message[:-1] + bytes([message[-1] ^ 1]))
-        try:
-            return secure_sum(group, taps, np.arange(5, dtype=np.uint64), ignored)
-        except SiteError as error:
-            return error.site
+        return opening(group, taps)
 
     assert linked(FIVE[:3], FIVE[:3], work)["s000"] == "s002"
 
