@@ -364,10 +364,12 @@ def one() -> Iterator[tuple[bytes, bytes]]:
 
 
 def test_a_file_of_one_passphrase_takes_no_other_head_or_content(one: tuple[bytes, bytes]) -> None:
-    """Content under another identity than that at its head is refused, and so are a head alone and a cut one."""
+    """Neither the identity at the head of another file with the same passphrase, nor content under another identity; and
+    neither a head alone nor a cut one."""
     head, content = one
+    other_head, other_content = sealed_bytes(SECRETS["passphrase"], b"other").split(END)
     assert opened(head + content, SECRETS["passphrase"]) == b"one"
-    for file in (head + sealed_bytes(SECRETS["key"], b"other"), head, head[:90] + END + content):
+    for file in (head + other_content, other_head + END + content, head, head[:90] + END + content):
         with pytest.raises(BackupError, match="damaged, or the key"):
             opened(file, SECRETS["passphrase"])
 
