@@ -364,8 +364,8 @@ def one() -> Iterator[tuple[bytes, bytes]]:
 
 
 def test_a_file_of_one_passphrase_takes_no_other_head_or_content(one: tuple[bytes, bytes]) -> None:
-    """Neither the identity at the head of another file with the same passphrase, nor content under another identity; and
-    neither a head alone nor a cut one."""
+    """Neither the identity at the head of another file with the same passphrase, nor content under another identity,
+    nor a head alone or cut."""
     head, content = one
     other_head, other_content = sealed_bytes(SECRETS["passphrase"], b"other").split(END)
     assert opened(head + content, SECRETS["passphrase"]) == b"one"

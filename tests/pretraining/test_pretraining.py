@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from medfedvqa.data import bundled_list
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary, build
-from medfedvqa.research.pretraining.card import write_card
+from medfedvqa.research.pretraining.card import picture_features, write_card
+from medfedvqa.research.pretraining.components import text_features, write_components
 from medfedvqa.research.pretraining.corpus import (
     BENCHMARKS,
     OPEN_SETS,
@@ -161,6 +163,22 @@ def test_the_model_card_says_what_was_seen_and_how_it_was_made(
     card = (tmp_path / "CARD-card.md").read_text()
     for expected in ("CC BY-SA 4.0", "Share-alike: mednist", "| organ |", "vqa-rad: closed questions", "4 steps"):
         assert expected in card
+
+
+def test_components_are_the_directions_along_which_open_features_differ_most(root: Path, tmp_path: Path) -> None:
+    """The mean, and orthonormal directions in the order of their variance, of the corpus' pictures, and of its texts
+    with the bundled answers."""
+    backbone, corpus = load_backbone("medclip2-vqarad"), load(root, None)
+    made = load_file(write_components(backbone, corpus, tmp_path / "some.safetensors"))
+    pictures = picture_features(backbone, corpus.pixels)
+    assert torch.allclose(made["picture_mean"].float(), pictures.mean(dim=0), atol=1e-2)
+    spread = ((pictures - pictures.mean(dim=0)) @ made["picture"].float().T).square().sum(dim=0)
+    assert (spread[:-1] >= spread[1:] - 1e-2 * spread[0]).all()
+    assert float(spread.sum()) == pytest.approx(float((pictures - pictures.mean(dim=0)).square().sum()), rel=0.02)
+    texts = {text for p in corpus.pictures for text in (*p.captions, *(question for question, _ in p.questions))}
+    questions = text_features(backbone, sorted(texts | set(bundled_list("closed"))))
+    assert torch.allclose(made["question_mean"].float(), questions.mean(dim=0), atol=1e-2)
+    assert made["question"].shape[0] <= 96 and made["question"].shape[1] == questions.shape[1]
 
 
 def small_batch(root: Path, orientations: list[int]) -> tuple[Learner, PairBatch]:
