@@ -30,7 +30,7 @@ from medfedvqa.devices import exact_float32
 from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import NO_SHAPE, Architecture, Backbone, BackboneShape, NoBackbone, TowerShape
 from medfedvqa.models.bundled import ARCHITECTURES as OWN_CONFIGURATIONS
-from medfedvqa.models.bundled import BUNDLED, COMPONENTS, has_published_parts, normalisation
+from medfedvqa.models.bundled import BUNDLED, COMPONENTS, bundled_components, has_published_parts, normalisation
 from medfedvqa.models.bundled import tokenizer as own_tokenizer
 from medfedvqa.models.checkpoints import digest, fill, fitted
 from medfedvqa.models.clip import ClipBackbone
@@ -193,6 +193,7 @@ def load_backbone(name: str, files: Mapping[str, Path] = NO_FILES, device: str =
         digest(model),
         channels=1 if parsed.architecture in OWN else 3,
         notes=layout.notes,
+        principal=bundled_components(name).to(torch.device(device)) if name in BUNDLED else None,
     )
 
 

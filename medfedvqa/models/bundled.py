@@ -82,7 +82,6 @@ def components_file(weights: str) -> str:
     return f"{weights.removesuffix('.safetensors')}.components.safetensors"
 
 
-@cache
 def bundled_components(name: str) -> Components:
     """The principal components of a bundled backbone, float32 on the processor."""
     file = resources.files("medfedvqa.models") / "weights" / components_file(BUNDLED[name].file)

@@ -10,7 +10,6 @@ import torch
 from medfedvqa.devices import Precision
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import Backbone, BackboneShape, Components, Depth, Features, TokenEmbeddings, Tuning
-from medfedvqa.models.bundled import BUNDLED, bundled_components
 from medfedvqa.models.families import IMAGE, TEXT, Images, Texts, image_tower, text_tower
 from medfedvqa.models.layouts import Beginnings, Packed
 from medfedvqa.models.picture_space import FeatureStore
@@ -72,6 +71,8 @@ class ClipBackbone(Backbone):
     """The arithmetic of the frozen part."""
     notes: tuple[str, ...] = ()
     """One sentence for each kind of weights that loading left out or interpolated."""
+    principal: Components | None = field(default=None, repr=False, compare=False)
+    """The principal components that come with the weights, on their device."""
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +85,7 @@ class ClipBackbone(Backbone):
 
     @property
     def components(self) -> Components:
-        return bundled_components(self.name).to(self.device) if self.name in BUNDLED else super().components
+        return super().components if self.principal is None else self.principal
 
     def cache(self, depth: Depth, pictures: torch.Tensor, questions: Sequence[str]) -> "ClipCache":
         return ClipCache(self, depth, Stacked(pictures), questions)

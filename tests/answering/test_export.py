@@ -24,6 +24,8 @@ from medfedvqa.answering.kept_run import KeptRun, load_kept
 from medfedvqa.answering.standalone import ExportedModel, grey_picture
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.errors import ConfigError
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.launch import plan, run
 from medfedvqa.models.bundled import ShortVocabulary
 
 FRESH = """
@@ -78,6 +80,20 @@ def test_the_folder_answers_as_the_site_does(exported: Path, finished: Path, pic
     grey = torch.from_numpy(np.array(Image.open(picture)))
     found = [model.probabilities(grey, question).tolist() for question in QUESTIONS]
     assert np.allclose(found, at_site(finished, picture), atol=1e-5, rtol=0)
+
+
+def test_a_head_of_principal_components_answers_as_at_the_site(tmp_path: Path, picture: Path) -> None:
+    """The components of the bundled backbone are constants of the program."""
+    options = {"rounds": 1, "schedule": "stepwise", "tuning": "classifier", "answers": "closed"}
+    options |= {"fusion": "components", "question_input": "tower", "batch_rows": 8}
+    job = {"method": "fedavg", "options": options, "data": "phantom", "backbone": "medclip2-slake"}
+    run(plan(JobSpec.from_dict(job), None, tmp_path / "run", ("chest", "head"), 1, {}), "local", lambda event: None)
+    kept = load_kept(tmp_path / "run", "chest")
+    with Answerer(kept) as answerer:
+        model = ExportedModel(export(kept, answerer, tmp_path / "model"))
+    grey = torch.from_numpy(np.array(Image.open(picture)))
+    found = [model.probabilities(grey, question).tolist() for question in QUESTIONS]
+    assert np.allclose(found, at_site(tmp_path / "run", picture), atol=1e-5, rtol=0)
 
 
 def test_the_weights_are_those_of_the_site_and_the_program_has_none(exported: Path, finished: Path) -> None:
