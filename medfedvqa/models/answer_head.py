@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.backbone import Backbone, BackboneShape, Cache
+from medfedvqa.models.backbone import BackboneShape, Cache, Components
 from medfedvqa.models.families import IMAGE, TEXT
 from medfedvqa.models.ngrams import NGRAMS, hashed_ngrams
 from medfedvqa.models.picture_space import Rows
@@ -118,7 +118,7 @@ class HeadConfig:
                 f"fusion 'components' takes up to {shape.components[0]} principal components of pictures and "
                 f"{shape.components[1]} of questions from this backbone: give fewer, or a backbone that comes with them"
             )
-        if self.question != "tower" or aside or self.members > 1:
+        if self.question != "tower" or aside or self.members > 1 or not {IMAGE, TEXT} <= shape.towers.keys():
             raise ConfigError(
                 "fusion 'components' is one linear layer on the features of both towers: give 'question_input' as "
                 "'tower', 'features' as 'concat' and 'heads' as 1"
@@ -128,16 +128,19 @@ class HeadConfig:
     def logits(
         self,
         values: Named,
-        backbone: Backbone,
+        shape: BackboneShape,
         features: torch.Tensor,
         batch: Any,
         chance: Chance | None,
+        components: Components | None = None,
     ) -> torch.Tensor:
-        """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`."""
-        shape = backbone.shape
-        if self.fusion == "components":
+        """Features [rows, width] to logits [rows, answers]. `batch`: the rows' other inputs, an `AnswerBatch`.
+
+        `components`: those of the backbone, for a head that joins them.
+        """
+        if components is not None:
             (picture,), (question,) = self._split(shape, features, batch)
-            joined = backbone.components.joined(picture, question, *self.components)
+            joined = components.joined(picture, question, *self.components)
             return F.linear(joined, values[f"{HEAD}answers.weight"])
         each = []
         for member in range(self.members):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load
 
+from medfedvqa.errors import BackboneError
 from medfedvqa.models.backbone import Components
 from medfedvqa.models.local_folders import HALF
 from medfedvqa.models.open_clip_models import build as build_open_clip
@@ -83,8 +84,12 @@ def components_file(weights: str) -> str:
 
 
 def bundled_components(name: str) -> Components:
-    """The principal components of a bundled backbone, float32 on the processor."""
+    """The principal components of a bundled backbone, float32 on the processor. Raises `BackboneError`."""
     file = resources.files("medfedvqa.models") / "weights" / components_file(BUNDLED[name].file)
+    if not file.is_file():
+        raise BackboneError(
+            f"the principal components of the backbone '{name}' are missing; `medfedvqa pretrain` makes them"
+        )
     return Components(**{part: tensor.float() for part, tensor in load(file.read_bytes()).items()})
 
 

@@ -125,7 +125,7 @@ def _logits(
         parts.append(image.embed(pictures) * text.embed(questions))
     places = image.places(below) if model.head.fusion == "attend" and isinstance(image, ImageTower) else None
     batch = AnswerBatch(None, grams, places)
-    return model.head.logits(values, model.backbone, torch.cat(parts, dim=1), batch, None)
+    return model.head.logits(values, model.shape, torch.cat(parts, dim=1), batch, None, model.components)
 
 
 def _ends(text: Texts, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.answer_head import NORM, AnswerBatch, AnswerCache, HeadConfig
-from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Depth, Features, Tuning
+from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Components, Depth, Features, Tuning
 from medfedvqa.models.picture_stream import PictureStream, streamed
 from medfedvqa.models.tuning import TuningConfig, Values
 from privacy import Chance
@@ -123,7 +123,12 @@ class TunedModel(AnswerModel):
     def answer(
         self, values: Mapping[str, torch.Tensor], features: torch.Tensor, batch: Any, chance: Chance | None = None
     ) -> torch.Tensor:
-        return self.head.logits(values, self.backbone, features, batch, chance)
+        return self.head.logits(values, self.shape, features, batch, chance, self.components)
+
+    @property
+    def components(self) -> Components | None:
+        """The backbone's principal components, where the head joins them."""
+        return self.backbone.components if self.head.fusion == "components" else None
 
     def attention(self, values: Mapping[str, torch.Tensor], batch: Any) -> torch.Tensor:
         return self.backbone.attention(batch.rows, self.tuned(values, batch))

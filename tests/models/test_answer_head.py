@@ -185,7 +185,12 @@ def test_components_that_a_backbone_lacks_are_refused_before_any_site_reads_it(
 
 
 def test_a_backbone_without_components_says_so(single: ClipBackbone, vilt: Backbone) -> None:
-    """A site's checkpoint and a backbone with one tower come without them."""
+    """A site's checkpoint and a backbone with one tower come without them; one modality of a bundled one is too few."""
+    whole = shape_of("medclip2-slake")
+    with pytest.raises(ConfigError, match="the features of both towers"):
+        HeadConfig(5, fusion="components", question="tower").shapes(
+            replace(whole, towers={"image": whole.towers["image"]})
+        )
     for backbone in (single, vilt):
         with pytest.raises(ConfigError, match="up to 0 principal components"):
             HeadConfig(5, fusion="components").shapes(backbone.shape)

@@ -18,7 +18,7 @@ from medfedvqa.errors import BackboneError
 from medfedvqa.models import BackboneShape, TowerShape, bundled_for, is_bundled, load_backbone, seen_by, shape_of
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.backbones import IMAGE_DEFAULTS, TEXT_DEFAULTS, _agreed
-from medfedvqa.models.bundled import BUNDLED, BundledModel, build
+from medfedvqa.models.bundled import BUNDLED, BundledModel, build, bundled_components, components_file
 from medfedvqa.models.published_parts import parts_are_installed
 
 TINY = {
@@ -153,12 +153,16 @@ def test_bundled_weights_take_less_than_40_megabytes():
     """All of them together, as the wheel holds them."""
     folder = Path(medfedvqa.models.__file__).parent / "weights"
     sizes = {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
-    assert sizes.keys() <= {model.file for model in BUNDLED.values()} and sum(sizes.values()) < 40e6
+    files = {name for model in BUNDLED.values() for name in (model.file, components_file(model.file))}
+    assert sizes.keys() <= files and sum(sizes.values()) < 40e6
 
 
 def test_bundled_weights_that_are_not_there_are_refused_with_the_command_that_makes_them(monkeypatch):
+    """So are their principal components."""
     monkeypatch.setitem(BUNDLED, "medclip2-slake", BundledModel("absent.safetensors", ("open", "slake")))
     assert "medfedvqa pretrain" in refused("medclip2-slake")
+    with pytest.raises(BackboneError, match="components of the backbone 'medclip2-slake' are missing"):
+        bundled_components("medclip2-slake")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
