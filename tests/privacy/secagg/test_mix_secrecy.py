@@ -135,11 +135,11 @@ def test_no_torch_or_numpy_generator_is_consulted(together: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("fails", "sends", "said"),
+    ("fails", "sends", "message"),
     [("s001", b"", "was silent"), ("s003", b"", "was silent"), ("s003", b"garbage", "'s003' sent 7 bytes")],
 )
 def test_members_name_the_site_that_is_silent_or_sends_garbage(
-    fails: str, sends: bytes, said: str, linked: Any
+    fails: str, sends: bytes, message: str, linked: Any
 ) -> None:
     """A member or an owner that sends no input, without which the others can go on; or an input of another length: one
     of the right length that is noise cannot be told from a masked one."""
@@ -155,7 +155,7 @@ def test_members_name_the_site_that_is_silent_or_sends_garbage(
             # Whoever is not a member waits for members that wait.
             object.__setattr__(tap.link, "timeout", 0.5 if group.is_member else 3.0)
         prompt = {"p": np.ones((2, 2), np.float32)}
-        with pytest.raises(SecureAggregationError, match=said) as raised:
+        with pytest.raises(SecureAggregationError, match=message) as raised:
             secure_mix(group, taps, dealt[group.me], prompt, 0.5, layout, seeds.get(group.me, b""))
         return raised.value.site
 
