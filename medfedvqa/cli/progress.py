@@ -131,6 +131,8 @@ def duration(seconds: float) -> str:
 
 MARGIN = 3
 """Columns between two columns of the table."""
+MOST_OF_NAME = 16
+"""The characters of a site's name that are shown in any case."""
 BOLD = ("released", "finished", "kept_accuracy")
 """The columns with the method's own results."""
 
@@ -152,9 +154,12 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
     narrow = _width(labels, ways) > console.width
     padding = 0 if narrow else 1
     title = f"{asked(results).capitalize()} answered right, % [95 % interval]"
-    table = Table("site", box=box.SIMPLE_HEAD, padding=(0, padding), title=title)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, padding), pad_edge=False, show_edge=not narrow, title=title)
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    table.add_column("site", min_width=min(longest, MOST_OF_NAME), overflow="ellipsis")
     for way in ways:
-        label = plain(way.label).replace("-", "-\n" if narrow else "-").replace(" (", "\n(")
+        label = plain(way.label).replace(" (", "\n(")
+        label = "\n".join(label.replace("-", "- ").split()) if narrow else label
         table.add_column(label, justify="right", style="bold" if way.name in BOLD else None, overflow="fold")
     for place, label in enumerate(labels):
         table.add_row(label, *(cell(way.entries[place], narrow) for way in ways))
@@ -162,10 +167,10 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
 
 
 def cell(entry: Entry, narrow: bool = False) -> str:
-    """An accuracy with its interval, `61.2 [52.1, 69.6]`, below each other in a narrow terminal; a dash without one."""
+    """An accuracy and its interval, `61.2 [52.1, 69.6]`, or `52–70` below it in a narrow terminal; a dash without one."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
-    low, high = (f"{100 * bound:.1f}" for bound in entry["interval"])
+    low, high = (f"{100 * bound:.{0 if narrow else 1}f}" for bound in entry["interval"])
     accuracy = percent(entry["accuracy"]).removesuffix(" %")
     return f"{accuracy}\n{low}–{high}" if narrow else f"{accuracy} " + plain(f"[{low}, {high}]")
 

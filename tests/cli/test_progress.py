@@ -13,7 +13,7 @@ from tiny_clip import TINY
 
 from audits import AuditLog, Event, Kind, Outcome, Protection, Refusal, TensorRecord
 from medfedvqa.cli.demo import NEXT, activation
-from medfedvqa.cli.progress import Stages, duration
+from medfedvqa.cli.progress import Stages, duration, show_results
 from medfedvqa.cli.terminal import Terminal
 from medfedvqa.federation.hub import TaskAnswer as Progress
 from medfedvqa.federation.job import JobSpec
@@ -66,6 +66,21 @@ def test_a_line_has_the_released_validation_accuracy() -> None:
     assert lines[1:3] == ["round 1 of 9: 1.0 s, 50.0 % of validation rows right",
                           "round 2 of 9: 1.0 s, 62.5 % of validation rows right"]  # fmt: skip
     assert "round 5 of 9: 1.0 s, 70.0 % of validation rows right" in lines
+
+
+def test_all_ways_of_answering_fit_into_80_columns() -> None:
+    """The demo's seven, with names of sites, words and intervals whole, of whole per cent."""
+    right = {"accuracy": 0.612, "interval": [0.521, 0.6961], "correct": 30, "rows": 49}
+    baselines = dict.fromkeys(("majority", "question_prior", "alone", "alone_equal"), right)
+    site = right | {"n": 49, "baselines": baselines} | dict.fromkeys(("finished", "ensemble", "kept_accuracy"), right)
+    results = {"notes": [], "method": "fedavg", "split": {}, "sites": {"abdomen-1of2": site}, "average": site}
+    console = Terminal(file=io.StringIO(), force_terminal=False, width=80)
+    show_results(console, results)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    words = text.split()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert words.count("52–70") == words.count("61.2") >= 14
+    assert {"abdomen-1of2", "majority", "question-", "(released)", "finished"} <= set(words)
 
 
 def test_the_demo_says_what_it_does_before_torch_is_imported() -> None:
