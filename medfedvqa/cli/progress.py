@@ -167,7 +167,7 @@ def show_results(console: Console, results: Mapping[str, Any]) -> None:
 
 
 def cell(entry: Entry, narrow: bool = False) -> str:
-    """An accuracy and its interval, `61.2 [52.1, 69.6]`, or `52–70` below it in a narrow terminal; a dash without one."""
+    """An accuracy and its interval, `61.2 [52.1, 69.6]`; a narrow terminal has `52–70` below it. A dash without one."""
     if entry is None or entry["accuracy"] is None:
         return ABSENT
     low, high = (f"{100 * bound:.{0 if narrow else 1}f}" for bound in entry["interval"])
