@@ -126,9 +126,9 @@ def test_vaults_give_the_bits_of_the_engine_in_process(tmp_path: Path, files: di
 
 def kill(victims: list[psutil.Process]) -> None:
     """SIGKILL of each that still runs: with its vault a job's process ends by itself."""
-    for victim in victims:
+    while victims:
         with suppress(psutil.NoSuchProcess):
-            victim.kill()
+            victims.pop().kill()
 
 
 @pytest.mark.slow
@@ -143,11 +143,9 @@ def test_a_vault_and_its_processes_may_die_at_any_time(tmp_path: Path, files: di
         def killing(call: Any) -> Any:
             nonlocal calls
             calls += 1
-            site = SITES[calls % len(SITES)]
-            running = processes(engine.places[site])
+            running = processes(engine.places[SITES[calls % len(SITES)]])
             victims = {0: running[-1:], 1: running[:1], 2: running}[calls % 3]
-            timer = threading.Timer(0.3 * (calls % 2), kill, [victims])
-            timer.start()
+            (timer := threading.Timer(0.3 * (calls % 2), kill, [victims])).start()
             if calls % 4 == 3:  # the courier's process is gone, and the next one knows nothing
                 engine.couriers[SITES[0]].close(ended=False)
             replies = engine.call(call)
