@@ -364,12 +364,10 @@ def one() -> Iterator[tuple[bytes, bytes]]:
 
 
 def test_a_file_of_one_passphrase_takes_no_other_head_or_content(one: tuple[bytes, bytes]) -> None:
-    """Neither the identity at the head of another file with the same passphrase, nor content under another identity,
-    nor a head alone or cut."""
-    head, content = one
-    other_head, other_content = sealed_bytes(SECRETS["passphrase"], b"other").split(END)
+    """Neither another file's identity at its head, nor content under another identity, nor a head alone or cut."""
+    (head, content), other = one, sealed_bytes(SECRETS["passphrase"], b"other").split(END)
     assert opened(head + content, SECRETS["passphrase"]) == b"one"
-    for file in (head + other_content, other_head + END + content, head, head[:90] + END + content):
+    for file in (head + other[1], other[0] + END + content, head, head[:90] + END + content):
         with pytest.raises(BackupError, match="damaged, or the key"):
             opened(file, SECRETS["passphrase"])
 
