@@ -7,6 +7,19 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
 
+def scribbled_film() -> np.ndarray:
+    """Tissue with a scribble that the reader cannot read, uint8 [256, 256]."""
+    import cv2
+
+    noise = np.random.default_rng(3).normal(size=(256, 256)).astype(np.float32)
+    smooth = cv2.GaussianBlur(noise, (0, 0), 12)
+    pixels, generator = np.clip(110 + 25 * smooth / smooth.std(), 0, 255).astype(np.uint8), np.random.default_rng(3)
+    for left in range(80, 171, 13):
+        strokes = generator.uniform(0, 1, (5, 2)) * (10, 18) + (left, 118)
+        cv2.polylines(pixels, [strokes.astype(np.int32)], False, 255, 2)
+    return pixels
+
+
 def small_dicom(pixels: np.ndarray, **elements: object) -> Dataset:
     """A grey picture, uint8 [side, side], as a secondary capture with these elements."""
     dataset = Dataset()

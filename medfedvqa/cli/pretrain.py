@@ -50,8 +50,7 @@ def pretrain(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from medfedvqa.errors import ConfigError
-    from medfedvqa.models import load_backbone
-    from medfedvqa.research.pretraining.card import write_card
+    from medfedvqa.research.pretraining.card import trained_backbone, write_card
     from medfedvqa.research.pretraining.components import write_components
     from medfedvqa.research.pretraining.corpus import PIXELS, load
     from medfedvqa.research.pretraining.train import Recipe, stages_of, train, write_weights
@@ -84,10 +83,10 @@ def pretrain(
     stage = {**asdict(recipe), **facts, "seconds": time.monotonic() - began}
     write_weights(clip, out, [*stages, stage])
     out.with_suffix(".checkpoint").unlink()
-    backbone = load_backbone(f"{architecture}@trained", {f"{architecture}@trained": out})
     with console.status("Measuring for the model card"):
+        backbone = trained_backbone(out)
         write_components(backbone, corpus, out)
-        write_card(out, corpus, data_root)
+        write_card(out, backbone, corpus, data_root)
     console.print(f"Weights, their principal components and model card are in [bold]{sentence(out.parent)}[/]")
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pydicom
 import pytest
@@ -18,7 +17,7 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.pixels import get_encoder
 from pydicom.uid import RLELossless, generate_uid
-from small_dicom import dicom_bytes, small_dicom
+from small_dicom import dicom_bytes, scribbled_film, small_dicom
 
 from medfedvqa.data import read
 from medfedvqa.ingest.find_list import folder_of_finds
@@ -208,12 +207,7 @@ def test_an_ingestion_that_was_killed_within_a_file_continues_there(folder: Path
 
 def film(number: int) -> np.ndarray:
     """Tissue with a scribble that the reader cannot read, brighter below in each frame, uint8 [256, 256]."""
-    noise = np.random.default_rng(3).normal(size=(256, 256)).astype(np.float32)
-    smooth = cv2.GaussianBlur(noise, (0, 0), 12)
-    pixels, generator = np.clip(110 + 25 * smooth / smooth.std(), 0, 255).astype(np.uint8), np.random.default_rng(3)
-    for left in range(80, 171, 13):
-        strokes = generator.uniform(0, 1, (5, 2)) * (10, 18) + (left, 118)
-        cv2.polylines(pixels, [strokes.astype(np.int32)], False, 255, 2)
+    pixels = scribbled_film()
     pixels[200:] += np.uint8(number)
     return pixels
 

@@ -11,6 +11,7 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.dataset import Dataset
+from small_dicom import scribbled_film
 
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.ingest.find_list import folder_of_finds
@@ -23,13 +24,7 @@ PLAIN = {"WindowCenter": "152.5", "WindowWidth": "205", "VOILUTFunction": "LINEA
 
 def film() -> np.ndarray:
     """Tissue with a name and a scribble that the reader cannot read, uint8 [256, 256]."""
-    noise = np.random.default_rng(3).normal(size=(256, 256)).astype(np.float32)
-    smooth = cv2.GaussianBlur(noise, (0, 0), 12)
-    pixels, generator = np.clip(110 + 25 * smooth / smooth.std(), 0, 255).astype(np.uint8), np.random.default_rng(3)
-    for left in range(80, 171, 13):
-        strokes = generator.uniform(0, 1, (5, 2)) * (10, 18) + (left, 118)
-        cv2.polylines(pixels, [strokes.astype(np.int32)], False, 255, 2)
-    return cv2.putText(pixels, "ANNA <B>", (60, 210), cv2.FONT_HERSHEY_SIMPLEX, 0.7, 255, 2)
+    return cv2.putText(scribbled_film(), "ANNA <B>", (60, 210), cv2.FONT_HERSHEY_SIMPLEX, 0.7, 255, 2)
 
 
 @pytest.fixture(scope="module")

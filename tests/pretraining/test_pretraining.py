@@ -15,7 +15,7 @@ from medfedvqa.data import bundled_list
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary, build
-from medfedvqa.research.pretraining.card import picture_features, write_card
+from medfedvqa.research.pretraining.card import picture_features, trained_backbone, write_card
 from medfedvqa.research.pretraining.components import text_features, write_components
 from medfedvqa.research.pretraining.corpus import (
     BENCHMARKS,
@@ -159,7 +159,7 @@ def test_the_model_card_says_what_was_seen_and_how_it_was_made(
     path = tmp_path / "card.safetensors"
     stage = {"benchmark": "none", "text": "medclip2-slake", "steps": 4, "batch": 6, "learning_rate": 6e-4, "seed": 7}
     write_weights(build(), path, [{**stage, "seconds": 60.0, "device": "a test"}])
-    write_card(path, load(root, None), data_folder)
+    write_card(path, trained_backbone(path), load(root, None), data_folder)
     card = (tmp_path / "CARD-card.md").read_text()
     for expected in ("CC BY-SA 4.0", "Share-alike: mednist", "| organ |", "vqa-rad: closed questions", "4 steps"):
         assert expected in card

@@ -94,11 +94,19 @@ CREDITS = {
 }
 
 
-def write_card(weights: Path, corpus: Corpus, root: Path) -> None:
-    """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages."""
+def trained_backbone(weights: Path) -> Backbone:
+    """The backbone with these weights, whose metadata names its architecture."""
+    name = f"{stages_of(weights)[-1].get('architecture', 'medclip2')}@card"
+    return load_backbone(name, {name: weights})
+
+
+def write_card(weights: Path, backbone: Backbone, corpus: Corpus, root: Path) -> None:
+    """Measures the probes and writes `CARD-NAME.md` beside the weights, whose metadata holds the stages.
+
+    `backbone`: that with the weights.
+    """
     stages = stages_of(weights)
     architecture = stages[-1].get("architecture", "medclip2")
-    backbone = load_backbone(f"{architecture}@card", {f"{architecture}@card": weights})
     counts = Counter(picture.source for picture in corpus.pictures)
     probes = linear_probes(backbone, corpus)
     benchmarks = {
