@@ -88,7 +88,7 @@ def test_a_finished_model_has_rows_beside_the_released_one_and_those_trained_alo
         for line in rows:
             label, chest = (cell.strip() for cell in line.split("|")[1:3])
             accuracy, interval = chest.split(" % ")
-            short = interval.strip("[]").replace(", ", "–")
+            short = "–".join(f"{float(bound):.0f}" for bound in interval.strip("[]").split(", "))
             assert label.split()[0].rstrip(",").split("-")[-1] in terminal
             assert (f"{accuracy} {interval}" if width == 200 else short) in terminal and accuracy in terminal
     console = Console(width=80, file=io.StringIO())
