@@ -67,7 +67,7 @@ def mean(uploads: Mapping[str, Tensors], weights: Mapping[str, float] | None = N
     if (shares < 0).any() or shares.sum() < NEGLIGIBLE:
         raise AggregationError("weights must not be negative, and their sum must be positive")
     return {
-        name: _combine(shares / shares.sum(), _stack(uploads, name)).astype(first.dtype)
+        name: np.asarray(_combined((shares / shares.sum())[None], _stack(uploads, name))[0], first.dtype)
         for name, first in next(iter(uploads.values())).items()
     }
 
@@ -162,15 +162,18 @@ def mix(
     table, first_upload = {}, next(iter(prompts.values()))
     stacks = {name: _stack(prompts, name) for name in first_upload}
     uploads = np.concatenate([stack.reshape(len(sites), -1) for stack in stacks.values()], axis=1)
+    rows = [sites.index(target) for target in mixtures]
     for name, first in first_upload.items():
-        stack, table[name] = stacks[name], np.zeros((len(sites), len(sites)))
-        compared = uploads if reliability.unit == "upload" else stack
-        for target in mixtures:
-            row = sites.index(target)
+        compared = uploads if reliability.unit == "upload" else stacks[name]
+        cosines = _cosines(compared[rows], compared, reliability.unit == "block")
+        eta = np.zeros_like(cosines)
+        for place, row in enumerate(rows):
             others = np.arange(len(sites)) != row
-            eta = reliability_weights(compared[row], compared[others], accuracies[others], reliability)
-            mixtures[target][name] = _combine(eta, stack[others]).astype(first.dtype)
-            table[name][row, others] = eta.reshape(len(eta), -1).mean(axis=1)
+            eta[place, others] = _widened(cosines[place, others], accuracies[others], reliability)
+        for target, mixed in zip(mixtures, _combined(eta, stacks[name]), strict=True):
+            mixtures[target][name] = np.asarray(mixed, first.dtype)
+        table[name] = np.zeros((len(sites), len(sites)))
+        table[name][rows] = eta.reshape(*eta.shape[:2], -1).mean(axis=2)
     return Mixture(mixtures, table)
 
 
@@ -184,7 +187,13 @@ def reliability_weights(
     fall back to accuracy alone, then to equal weights. Then weights are widened to `most_share`.
     Raises `AggregationError` in `paper` mode when a weight leaves 0..1.
     """
-    weights = weights_by(_cosines(own_values, others, reliability.unit == "block"), accuracy, reliability.mode)
+    (cosines,) = _cosines(own_values[None], others, reliability.unit == "block")
+    return _widened(cosines, accuracy, reliability)
+
+
+def _widened(cosines: Floats, accuracy: Floats, reliability: Reliability) -> Floats:
+    """The weights from cosines, [others] or [others, blocks], widened to `most_share`."""
+    weights = weights_by(cosines, accuracy, reliability.mode)
     kept = kept_parts(reliability.most_share, len(weights)) / PARTS
     return np.asarray(kept * weights + (1 - kept) / len(weights))
 
@@ -223,14 +232,13 @@ def _as_printed(scores: Floats) -> Floats:
     return np.asarray(eta)
 
 
-def _cosines(own_values: NDArray[np.generic], others: NDArray[np.generic], by_block: bool) -> Floats:
-    """Cosine similarities, [others] or [others, blocks]; a zero vector is similar to nothing."""
-    rows = len(own_values) if by_block else 1
-    a = np.asarray(own_values, np.float64).reshape(rows, -1)
-    b = np.asarray(others, np.float64).reshape(len(others), rows, -1)
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosine = np.divide(np.einsum("rd,nrd->nr", a, b), norms, out=np.zeros_like(norms), where=norms > 0)
-    return np.asarray(cosine if by_block else cosine[:, 0])
+def _cosines(rows: NDArray[np.generic], others: NDArray[np.generic], by_block: bool) -> Floats:
+    """Cosine similarities, [rows, others] or [rows, others, blocks]; a zero vector is similar to nothing."""
+    blocks = rows.shape[1] if by_block else 1
+    a, b = (np.asarray(each, np.float64).reshape(len(each), blocks, -1).swapaxes(0, 1) for each in (rows, others))
+    norms = np.linalg.norm(a, axis=2)[:, :, None] * np.linalg.norm(b, axis=2)[:, None, :]
+    cosine = np.divide(a @ b.swapaxes(1, 2), norms, out=np.zeros_like(norms), where=norms > 0)
+    return np.asarray(np.moveaxis(cosine, 0, 2) if by_block else cosine[0])
 
 
 def _stack(uploads: Mapping[str, Tensors], name: str) -> Floats:
@@ -238,7 +246,12 @@ def _stack(uploads: Mapping[str, Tensors], name: str) -> Floats:
     return np.stack([tensors[name] for tensors in uploads.values()]).astype(np.float64)
 
 
-def _combine(weights: Floats, stack: Floats) -> Floats:
-    """The sum over sites of weight times tensor; `weights`: [sites], or [sites, blocks]."""
-    letters = "sb"[: weights.ndim]
-    return np.asarray(np.einsum(f"{letters},{letters}...->{letters[1:]}...", weights, stack, optimize=True))
+def _combined(weights: Floats, stack: Floats) -> Floats:
+    """For each row of weights, the sum over sites of weight times tensor, as one product of matrices for each block.
+
+    `weights`: [rows, sites], or [rows, sites, blocks]; the result is [rows, ...].
+    """
+    blocks = weights.shape[2] if weights.ndim == 3 else 1
+    values = stack.reshape(len(stack), blocks, -1).swapaxes(0, 1)
+    products = weights.reshape(*weights.shape[:2], blocks).transpose(2, 0, 1) @ values
+    return np.asarray(products.swapaxes(0, 1).reshape(len(weights), *stack.shape[1:]))
