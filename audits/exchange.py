@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # NumPy takes a third of the time in which a verifier starts,
 
 Tensors: TypeAlias = "dict[str, NDArray[Any]]"
 
-ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8}
+ITEM_BYTES = {"float32": 4, "float64": 8, "int64": 8, "uint8": 1}
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _LARGEST = 2.0**1000
 """The largest bound or norm in a declaration, so that even whole numbers still fit a float."""

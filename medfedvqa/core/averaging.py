@@ -252,7 +252,8 @@ class Averaging(Stepwise[Config]):
     @property
     def on_shares(self) -> Mapping[str, OnShares]:
         """See `Method.on_shares`: every training task ends in a mean."""
-        how = MeanOnShares(ROWS if self.config.weighting == "rows" else None)
+        weight, whole = ROWS if self.config.weighting == "rows" else None, self.dp is not None and self.dp.is_shared
+        how = MeanOnShares(weight, lasting=self.config.is_stepwise, whole=whole)
         return {"start": how, "train": how} if self.shares else {}
 
     @property

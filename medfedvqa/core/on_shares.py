@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 
 from audits import Kind, Protection, TaskSpec, Tensors, TensorSpec
 from audits.exchange import SITES
+from medfedvqa.errors import FederationError
 from privacy import Secagg, Unit
 from privacy.secagg import TensorLayout
+from privacy.secagg.layout import NARROW_BITS, NARROW_WORD, WEIGHT_BITS, WIDE, SumCode
 
 MOST_SITES = 512
 """The most sites in one mixture: the sums of more would overflow the ring."""
@@ -19,6 +21,8 @@ SHARED_BYTES = TensorSpec(
 )
 """`FAULT` and `SHARED_BYTES` are all that the server learns of an attempt on shares, beside a masked upload."""
 
+LEAST_EXPONENT = 40
+"""Weights that add up to 2^50 are scaled down by this power of two."""
 LARGEST_GROUP = 256
 """The most sites of one mean: the message that opens the mean has a row for each."""
 
@@ -107,11 +111,30 @@ class MeanOnShares:
     """How the log says that a site's own value is hidden."""
     weight: str | None = None
     to: Literal["server", "sites"] = "server"
+    lasting: bool = False
+    """Whether sites keep keys of the first mean for the masks of later ones. Then a later upload is the answer to the
+    task itself, and no sum opens unless every site of the first mean got the same message and sent its part."""
+    whole: bool = False
+    """Whether uploads are whole numbers, which keep all their bits. Otherwise lasting masks hide differences from the
+    values that the site received, in fewer bytes."""
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:
         """The tensors that go to the server with the reply to the task."""
         return ()
+
+    def code(self, exponent: int) -> SumCode:
+        """How sums under lasting masks are written. Raises `FederationError` for an exponent that no job needs."""
+        if self.whole:
+            return WIDE
+        if not -LEAST_EXPONENT <= exponent <= self.most_exponent:
+            raise FederationError("the server asks for numbers that are too fine or too coarse for this job")
+        return SumCode(NARROW_BITS, NARROW_WORD, exponent)
+
+    @property
+    def most_exponent(self) -> int:
+        """The largest power of two that the sites' weights may be multiplied by, see `SumCode`."""
+        return 0 if self.weight else WEIGHT_BITS
 
     @property
     def hidden(self) -> bool:
@@ -151,6 +174,13 @@ class MeanOnShares:
             for spec in (*weighted, weight, CONTRIBUTORS)
         )
 
+    def in_words(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
+        """`summands` as they leave under lasting masks: each number is a word, and its bytes the last dimension."""
+        if self.whole:
+            return self.summands(task)
+        parts = self.summands(task)
+        return tuple(replace(spec, shape=(*spec.shape, NARROW_WORD), dtype="uint8") for spec in parts)
+
     def weight_bounds(self, task: TaskSpec) -> tuple[float, float] | None:
         """The bounds of one site's weight."""
         return self._weight(task).bounds
@@ -162,13 +192,20 @@ class MeanOnShares:
         """The tasks that replace the task's upload."""
         up = (MASK_SECRETS, *self.summands(task), MASK_KEY, SHARED_BYTES)
         yield TaskSpec(averaging(task.name), up, self._result(task))
+        if self.lasting:
+            names = {spec.name for spec in up}
+            public = tuple(spec for spec in task.up if spec.kind is Kind.PUBLIC and spec.name not in names)
+            yield TaskSpec(masked(task.name), (*self.in_words(task), *public), ())
         yield TaskSpec(broken(task.name), up=(FAULT, SHARED_BYTES), down=())
         yield TaskSpec(unmasking(task.name), up=(OPENING,), down=())
 
-    def replied(self, asked: str, task: str, tensors: Tensors) -> str:
-        """The name of the task that declares an answer to `asked`: `broken(task)` if the answer names the site at
-        fault.
+    def replied(self, asked: str, tensors: Tensors) -> str:
+        """The name of the task that declares an answer to `asked`: to a step of a mean, `broken` if the answer names
+        the site at fault; to the aggregated task itself, `masked` if the answer is an upload.
         """
+        task, _, step = asked.rpartition("/")
+        if not task:
+            return masked(step) if CONTRIBUTORS.name in tensors else asked
         return broken(task) if FAULT.name in tensors else asked
 
     def _result(self, task: TaskSpec) -> tuple[TensorSpec, ...]:
@@ -200,8 +237,9 @@ class CommitteeMean(MeanOnShares):
         yield TaskSpec(handed_over(task.name), (SHARED_BYTES,), ())
         yield TaskSpec(broken(task.name), (FAULT, SHARED_BYTES, OPENED), ())
 
-    def replied(self, asked: str, task: str, tensors: Tensors) -> str:
+    def replied(self, asked: str, tensors: Tensors) -> str:
         """The name under which an answer is declared: see `CommitteeMeanSite.answer`."""
+        task = asked.rpartition("/")[0]
         if FAULT.name in tensors:
             return broken(task)
         return summed(task) if CONTRIBUTORS.name in tensors else handed_over(task)
@@ -228,6 +266,11 @@ def tossing(task: str) -> str:
 def averaging(task: str) -> str:
     """The name of the task in which sites send the uploads of `task` under masks."""
     return f"{task}/mean"
+
+
+def masked(task: str) -> str:
+    """The name under which a site answers `task` itself with its upload under masks whose keys it has kept."""
+    return f"{task}/masked"
 
 
 def broken(task: str) -> str:

@@ -26,8 +26,9 @@ ATTEMPTS = 8
 
 DEALER = "server"
 
-UPLOADED, HIDDEN_SUM = "uploaded", "hidden_sum"
-"""Names of two arrays: the sites whose uploads are in a sum, and the sum, which the server cannot read."""
+UPLOADED, HIDDEN_SUM, MASKS = "uploaded", "hidden_sum", "masks"
+"""Names of three arrays: the sites whose uploads are in a sum; the sum, which the server cannot read; and the attempt
+whose masks last, and hide the answer to the task."""
 
 _NAME = re.compile(r"[0-9a-z-]{1,64}")
 """The pattern of an attempt's name, which the log holds."""
@@ -58,6 +59,10 @@ class Attempt:
         """The announcement as arrays of bytes; `read` is the inverse."""
         described = {"name": self.name, "sites": self.sites, "members": self.members, "number": self.number}
         return {"attempt": as_array(described), "dealt": np.frombuffer(self.dealt, np.uint8)}
+
+    def lasting(self, exponent: int) -> Tensors:
+        """The request to answer a task under this attempt's masks; `named_masks` reads it."""
+        return {MASKS: as_array({"attempt": self.name, "exponent": exponent})}
 
     @classmethod
     def read(cls, message: Tensors) -> "Attempt":
@@ -115,6 +120,20 @@ class Opening:
             return cls(str(fields["attempt"]), tuple(sorted(set(map(str, fields["sites"])))))
 
         return from_array(message, UPLOADED, parse, "say whose uploads are summed up")
+
+
+def named_masks(message: Tensors) -> tuple[str, int]:
+    """The attempt whose masks are to hide the answer, and the exponent of weights (see `SumCode`).
+
+    Raises `FederationError` if the message does not say that.
+    """
+
+    def parse(fields: Any) -> tuple[str, int]:
+        if type(fields["exponent"]) is not int:
+            raise ValueError
+        return str(fields["attempt"]), fields["exponent"]
+
+    return from_array(message, MASKS, parse, "name the masks of an earlier mean")
 
 
 def as_array(plain: Any) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from medfedvqa.core.on_shares import (
 )
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation.aggregation_attempt import Attempt, Opening
+from medfedvqa.federation.aggregation_attempt import Attempt, Opening, named_masks
 from medfedvqa.federation.committee_draw import draw
 from medfedvqa.federation.hub import Excused, Reply, ServerHub, excuse_none
 from medfedvqa.federation.journal import RecordedCall
@@ -34,9 +34,9 @@ from medfedvqa.federation.tuple_dealing import Dealer
 from privacy import Reliability
 from privacy.secagg import SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.committee import threshold
-from privacy.secagg.layout import check_mean, mean_of_sum, weight_of_sum
+from privacy.secagg.layout import WIDE, SumCode, check_mean, exponent_for, mean_of_sum, weight_of_sum
 from privacy.secagg.pairwise_masks import Upload, check_contributors, opened
-from privacy.secagg.ring import Ring
+from privacy.secagg.ring import Floats, Ring, unpacked
 
 # What the server makes of the sites' answers to an attempt at a mean that members compute with CrypTen.
 
@@ -46,6 +46,54 @@ def agreed_sum(sums: Mapping[str, Ring]) -> Ring:
     if len({total.tobytes() for total in sums.values()}) > 1:
         raise SecureAggregationError("members opened different sums: one of them sent a wrong share or sum")
     return next(iter(sums.values()))
+
+
+def mean_of_answers(
+    attempt: Attempt, how: MeanOnShares, shared: TaskSpec, message: Tensors, answers: Mapping[str, Tensors]
+) -> GroupMean:
+    """The mean of answers to `message` under the attempt's masks. Raises `SecureAggregationError` if one is missing.
+
+    `shared`: the task as declared without shares.
+    """
+    layout, code = how.layout(shared), how.code(named_masks(message)[1])
+    read = {site: parts_of_sum(how, layout, answers.get(site, {}), code) for site in attempt.sites}
+    values = {site: value for site, value in read.items() if value is not None}
+    if missing := sorted(read.keys() - values.keys()):
+        raise SecureAggregationError(
+            f"{', '.join(missing)} did not answer, and under masks that last no sum opens without every site"
+        )
+    total: Ring = np.sum([*values.values()], axis=0, dtype=np.uint64)
+    names = {name for name, _ in layout.shapes}
+    begun = 0.0 if how.whole else layout.flatten({name: message[name] for name in names & message.keys()})
+    return GroupMean(checked_mean(how, shared, total, len(values), code, begun), weight_of_sum(total, code))
+
+
+def checked_mean(
+    how: MeanOnShares, shared: TaskSpec, total: Ring, sites: int, code: SumCode = WIDE, beside: Floats | float = 0.0
+) -> Tensors:
+    """The mean of a sum, see `mean_of_sum`. Raises `SecureAggregationError` for a sum that declared inputs cannot
+    produce."""
+    mean = mean_of_sum(total, sites, how.layout(shared), how.weight_bounds(shared), code, beside)
+    check_mean(mean, shared.most_norm)
+    return mean
+
+
+def parts_of_sum(how: MeanOnShares, layout: TensorLayout, reply: Tensors, code: SumCode = WIDE) -> Ring | None:
+    """The parts of a sum, or of an upload to it, in one vector; None for a reply that has another form."""
+    names = [*(name for name, _ in layout.shapes), how.weight or "weight", CONTRIBUTORS.name]
+    if not {*names} <= reply.keys():
+        return None
+    parts = [np.asarray(reply[name]) for name in names]
+    if code.word < WIDE.word:
+        parts = [unpacked(part) for part in parts]
+    values = np.concatenate([part.reshape(-1).view(np.uint64) for part in parts])
+    return values if values.shape == (layout.size + 2,) else None
+
+
+def upload_of(how: MeanOnShares, layout: TensorLayout, reply: Tensors) -> Upload | None:
+    """The masked upload in a reply to an attempt; None for a reply that has another form."""
+    values, key = parts_of_sum(how, layout, reply), np.asarray(reply.get(MASK_KEY.name, ()), "<i8").tobytes()
+    return Upload(values, key) if values is not None and len(key) == 32 else None
 
 
 def without_key(replies: Mapping[str, Reply]) -> set[str]:
@@ -99,7 +147,10 @@ class SecureHub(ServerHub):
         """The task that the sites answered last, with the message to each."""
         self._dealer = Dealer(self._ask_members)
         self._means: dict[tuple[TensorLayout, str], GroupMean] = {}
-        self._hidden: dict[str, Tensors] = {}
+        self._beside: dict[str, Tensors] = {}
+        """What travels beside the next message to a site: a sum that only sites can read, or which masks to use."""
+        self._lasting: dict[str, Attempt] = {}
+        """By group, the attempt whose masks hide the group's later uploads."""
 
     def collect(self, task: str, down: Mapping[str, Tensors] | None = None) -> dict[str, Tensors]:
         """See `Hub.collect`. A sum that only the sites can read travels with the next message to them.
@@ -107,7 +158,7 @@ class SecureHub(ServerHub):
         A site that does not answer takes no further part.
         """
         messages = {site: {} for site in self.sites} if down is None else down
-        messages = {site: {**message, **self._hidden.pop(site, {})} for site, message in messages.items()}
+        messages = {site: {**message, **self._beside.pop(site, {})} for site, message in messages.items()}
         self._answered = task, messages
         return super().collect(task, messages)
 
@@ -162,9 +213,10 @@ class SecureHub(ServerHub):
     def _declared_as(self, task: str, tensors: Tensors) -> str:
         """See `ServerHub._declared_as`. A site may also answer a mean, or its opening, by naming who broke it."""
         aggregated, _, step = task.rpartition("/")
-        how = self._on_shares.get(aggregated)
-        if isinstance(how, MeanOnShares) and step in ("mean", "unmask"):
-            return how.replied(task, aggregated, tensors)
+        step_of_mean = step in ("mean", "unmask")
+        how = self._on_shares.get(aggregated if step_of_mean else task)
+        if isinstance(how, MeanOnShares) and (step_of_mean or how.lasting):
+            return how.replied(task, tensors)
         return task
 
     def _refused(self, site: str, task: str, error: MessageRefused) -> Reply | None:
@@ -236,38 +288,42 @@ class SecureHub(ServerHub):
         how = self._on_shares.get(task)
         if not isinstance(how, MeanOnShares) or how.weight != weight:
             raise FederationError(f"the method declares no mean of '{task}' on shares with the requested weight")
-        self.collect(task, down)
-        self._hidden = {}
-        addressed = self.sites if down is None else down
-        return {
-            name: self._group_mean(task, how, name, [site for site in sites if site in addressed])
-            for name, sites in groups.items()
-        }
+        called = {name: [site for site in sites if down is None or site in down] for name, sites in groups.items()}
+        for name, attempt in self._lasting.copy().items():
+            if attempt.sites == tuple(sorted(set(called.get(name, ())) & set(self.sites))):
+                exponent = exponent_for(self._means[self._layouts[task], name].weight, how.most_exponent)
+                self._beside |= dict.fromkeys(attempt.sites, attempt.lasting(exponent))
+            else:
+                del self._lasting[name]
+        answers = self.collect(task, down)
+        self._beside = {}
+        return {name: self._group_mean(task, how, name, sites, answers) for name, sites in called.items()}
 
-    def _group_mean(self, task: str, how: MeanOnShares, group: str, addressed: Collection[str]) -> GroupMean:
-        """The mean of these sites' last answers."""
+    def _group_mean(
+        self, task: str, how: MeanOnShares, group: str, addressed: Collection[str], answers: Mapping[str, Tensors]
+    ) -> GroupMean:
+        """The mean of these sites' `answers`, or of what they have kept of these."""
         place, self._number, lost = (self._layouts[task], group), 0, False
         try:
+            if attempt := self._lasting.pop(group, None):
+                message = self._answered[1][attempt.sites[0]]
+                opened_mean = mean_of_answers(attempt, how, self._shared[task], message, answers)
+                self._means[place], self._lasting[group] = opened_mean, attempt
+                return _copied(opened_mean)
             attempt, total, contributors = self._sum(task, how, addressed)
+            if how.lasting and contributors == attempt.sites:
+                self._lasting[group] = attempt
             if how.hidden:
                 message = Opening(attempt.name, contributors).message(total)
-                self._hidden |= {site: message for site in contributors}
-            mean = {} if how.hidden else self._mean(task, how, total, len(contributors))
+                self._beside |= {site: message for site in contributors}
+            mean = {} if how.hidden else checked_mean(how, self._shared[task], total, len(contributors))
             self._means[place] = GroupMean(mean, weight_of_sum(total))
         except SecureAggregationError as error:
             if place not in self._means:
                 sentence = f"round {self._round} gave no mean, and there is none before it: {error}"
                 raise FederationError(sentence) from None
             self.history.lost[self._round], lost = str(error), True
-        in_use = self._means[place]
-        return in_use._replace(tensors={name: array.copy() for name, array in in_use.tensors.items()}, lost=lost)
-
-    def _mean(self, task: str, how: MeanOnShares, total: Ring, sites: int) -> Tensors:
-        """The mean of a sum. Raises `SecureAggregationError` for a sum that declared inputs cannot produce."""
-        shared, layout = self._shared[task], self._layouts[task]
-        mean = mean_of_sum(total, sites, layout, how.weight_bounds(shared))
-        check_mean(mean, shared.most_norm)
-        return mean
+        return _copied(self._means[place])._replace(lost=lost)
 
     def _sum(self, task: str, how: MeanOnShares, addressed: Collection[str]) -> tuple[Attempt, Ring, tuple[str, ...]]:
         """The attempt that gave a sum, the sum and the sites whose input is in it. Raises `SecureAggregationError`."""
@@ -295,7 +351,7 @@ class SecureHub(ServerHub):
             else:
                 self._leave_out(_sites_to_leave_out(attempt.sites, replies))
             self._count_shares(replies)
-            read = {site: self._values(task, how, reply.tensors) for site, reply in replies.items()}
+            read = {site: parts_of_sum(how, self._layouts[task], reply.tensors) for site, reply in replies.items()}
             if sums := {site: total for site, total in read.items() if total is not None}:
                 if how.hidden:
                     self._leave_out(without_key(replies))
@@ -315,7 +371,8 @@ class SecureHub(ServerHub):
             if replies is None:
                 continue
             self._count_shares(replies)
-            uploads = {site: read for site, reply in replies.items() if (read := self._read(task, how, reply.tensors))}
+            layout = self._layouts[task]
+            uploads = {site: read for site, reply in replies.items() if (read := upload_of(how, layout, reply.tensors))}
             self._leave_out(_sites_to_leave_out(sites, replies))
             # A site that accuses itself has died in the attempt, and the others can continue.
             if any(site != accuser for accuser, site in _accusations(sites, replies).items()):
@@ -326,20 +383,6 @@ class SecureHub(ServerHub):
             self._leave_out(set(sites) - uploads.keys())
             self._require_enough(uploads)
             return attempt, uploads
-
-    def _read(self, task: str, how: MeanOnShares, reply: Tensors) -> Upload | None:
-        """The upload in a reply; None for a reply that is not an upload of this task."""
-        values, key = self._values(task, how, reply), np.asarray(reply.get(MASK_KEY.name, ()), "<i8").tobytes()
-        return Upload(values, key) if values is not None and len(key) == 32 else None
-
-    def _values(self, task: str, how: MeanOnShares, reply: Tensors) -> Ring | None:
-        """The parts of a sum, or of an upload to it, in one vector; None for a reply that has another form."""
-        layout, weight = self._layouts[task], how.weight or "weight"
-        names = [*(name for name, _ in layout.shapes), weight, CONTRIBUTORS.name]
-        if not {*names} <= reply.keys():
-            return None
-        values = np.concatenate([np.asarray(reply[name], np.int64).reshape(-1) for name in names]).view(np.uint64)
-        return values if values.shape == (layout.size + 2,) else None
 
     def _opened(self, task: str, attempt: Attempt, uploads: Mapping[str, Upload]) -> Ring:
         """The sum of the uploads. Raises `SecureAggregationError` if too few members answer."""
@@ -370,6 +413,10 @@ class SecureHub(ServerHub):
     def _count_shares(self, replies: Mapping[str, Reply]) -> None:
         for site, reply in replies.items():
             self._tally.up[site] += int(reply.tensors.get(SHARED_BYTES.name, 0))
+
+
+def _copied(mean: GroupMean) -> GroupMean:
+    return mean._replace(tensors={name: array.copy() for name, array in mean.tensors.items()})
 
 
 def _accusations(sites: tuple[str, ...], replies: Mapping[str, Reply]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A site's part in aggregating the answers to its tasks on shares."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import numpy as np
 
 from audits import Refusal, Tensors
 from audits.escaping import for_log
+from audits.gate import LogCharge
 from medfedvqa.core import SHARED_BYTES, CommitteeMean, MeanOnShares, MixOnShares
 from medfedvqa.core.on_shares import (
     MASK_KEY,
@@ -19,6 +21,7 @@ from medfedvqa.core.on_shares import (
     averaging,
     broken,
     handed_over,
+    masked,
     mixing,
     seeding,
     summed,
@@ -27,21 +30,40 @@ from medfedvqa.core.on_shares import (
 )
 from medfedvqa.errors import FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
-from medfedvqa.federation.aggregation_attempt import HIDDEN_SUM, UPLOADED, Attempt, Opening, mix_with_others
+from medfedvqa.federation.aggregation_attempt import (
+    HIDDEN_SUM,
+    MASKS,
+    UPLOADED,
+    Attempt,
+    Opening,
+    mix_with_others,
+    named_masks,
+)
 from medfedvqa.federation.committee_draw import DrawingSite
 from medfedvqa.federation.job_budget import log_charge
 from medfedvqa.federation.sharing_steps import SharingSteps, in_attempt, report
-from medfedvqa.federation.site_state import Contribution, Saved
+from medfedvqa.federation.site_state import Contribution, LastingMasks, Saved
 from medfedvqa.federation.tuple_dealing import DealingSite
 from privacy.secagg import MisdealtError, SecureAggregationError, SiteError
+from privacy.secagg.channel import joined
 from privacy.secagg.committee import Group, threshold
 from privacy.secagg.communicator import MeteredWire
-from privacy.secagg.layout import check_mean, mean_of_sum
-from privacy.secagg.pairwise_masks import agree, answer, exchange, hidden, new_secrets, unhidden
+from privacy.secagg.layout import NARROW_WORD, SumCode, check_mean, mean_of_sum
+from privacy.secagg.pairwise_masks import agree, answer, exchange, hidden, lasting_mask, new_secrets, unhidden
+from privacy.secagg.ring import packed
 
 # A site's part in a mean that members compute with CrypTen.
 
 _logger = logging.getLogger(__name__)
+SUMMAND, LABEL = "summand", "label"
+"""The names of the arrays in `Saved.summand`: the numbers, and the label of their masks."""
+
+
+def label_of(task: str, round: int, exponent: int, received: Tensors) -> bytes:
+    """What the lasting masks of an answer are derived from: task, round, and all that the server sent for them."""
+    parts = [task.encode(), str(round).encode(), str(exponent).encode()]
+    parts += [part for name in sorted(received) for part in (name.encode(), received[name].tobytes())]
+    return hashlib.sha256(joined(*parts)).digest()
 
 
 @dataclass(frozen=True)
@@ -130,10 +152,10 @@ class SecureSite(SharingSteps):
     """Takes part in the attempts of one job: see `SharingSteps`."""
 
     @staticmethod
-    def split_hidden(message: Tensors) -> tuple[Tensors, Tensors]:
-        """The message for the method, and the sum that only sites can read, if one came with it; else empty."""
-        hidden = {name: message[name] for name in (UPLOADED, HIDDEN_SUM) if name in message}
-        return {name: array for name, array in message.items() if name not in hidden}, hidden
+    def split(message: Tensors) -> tuple[Tensors, Tensors]:
+        """The message for the method, and what came beside it for the computation on shares."""
+        beside = {name: message[name] for name in (UPLOADED, HIDDEN_SUM, MASKS) if name in message}
+        return {name: array for name, array in message.items() if name not in beside}, beside
 
     def handler(self, task: str) -> Callable[[int, Tensors], Tensors] | None:
         """The handler of a task that aggregates; None for any other task."""
@@ -166,8 +188,16 @@ class SecureSite(SharingSteps):
             with self._refusing_misdealing():
                 self._dealing.check_shown(saved)
 
-    def offered(self, saved: Saved) -> Saved:
-        """The answer, with the seed and commitment that the following aggregation needs."""
+    def offered(self, saved: Saved, received: Tensors, code: SumCode | None) -> Saved:
+        """The answer, with what the aggregation needs: seed and commitment of a mixture, or what leaves of it in a
+        mean under lasting masks, if the server asks for that in this `code`. `received`: what the site trained from.
+        """
+        how = self.method.aggregated.get(saved.task)
+        if code is not None and saved.lasting is not None and isinstance(how, MeanOnShares):
+            begun = {} if how.whole else received
+            values = self.summand(saved.task, how, saved.reply, len(saved.lasting.sites), code, begun)
+            label = label_of(saved.task, saved.round, code.exponent, received)
+            return replace(saved, summand={SUMMAND: values.view(np.int64), LABEL: np.frombuffer(label, np.uint8)})
         return self._dealing.offered(saved) if self._is_mixed(saved.task) else saved
 
     def _is_mixed(self, task: str) -> bool:
@@ -272,13 +302,16 @@ class SecureSite(SharingSteps):
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
             self.file.save(saved)
         try:
-            masks, nbytes = exchange(group, self.connected(pinned, attempt, saved), secrets)
+            links = self.connected(pinned, attempt, saved)
+            masks, nbytes = exchange(group, links, secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, for_log(str(error)))
             return self.gate.release(broken(task), round, report(0, attempt.sites.index(error.site)))
         shares, keys = dict(masks.shares), dict(masks.opening_keys)
         contribution = Contribution(attempt.name, group.sites, group.members, shares, masks.group_key, keys)
-        self.file.save(replace(saved, contributions=(*contributions, contribution)))
+        lasting = {peer: link.session.export(b"lasting masks") for peer, link in links.items()} if how.lasting else {}
+        kept = LastingMasks(attempt.name, group.sites, lasting) if how.lasting else None
+        self.file.save(replace(saved, contributions=(*contributions, contribution), lasting=kept))
         charge = self.budget.settle(task, round)
         upload = self.split_sum(task, how, masks.apply(values, how.hidden))
         upload[MASK_KEY.name] = np.frombuffer(masks.public, "<i8")
@@ -322,10 +355,50 @@ class SecureSite(SharingSteps):
             return False
         return True
 
+    # Later uploads under masks that last.
+
+    def asked_code(self, task: str, saved: Saved, message: Tensors) -> SumCode | None:
+        """How the server asks for the answer under masks that last; None if it does not.
+
+        Raises `FederationError` for masks that this site does not have.
+        """
+        if MASKS not in message:
+            return None
+        how, (name, exponent) = self.method.aggregated.get(task), named_masks(message)
+        lasts = isinstance(how, MeanOnShares) and how.lasting
+        if not isinstance(how, MeanOnShares) or not lasts or saved.lasting is None or saved.lasting.attempt != name:
+            raise FederationError("the server names masks that this site does not have: start the job anew")
+        return how.code(exponent)
+
+    def release_masked(self, saved: Saved, public: Tensors, charge: LogCharge | None) -> Tensors:
+        """The saved answer under the lasting masks, and the `public` part of it, through the gate.
+
+        The masks follow from the round and from all that the server sent for it. So a repeat is the same bytes, and
+        the masks of sites that were sent different values do not cancel.
+        """
+        masks, how, task = saved.lasting, self.method.aggregated[saved.task], saved.task
+        if masks is None or not isinstance(how, MeanOnShares):
+            raise FederationError("the masks of this answer are lost: remove the job's state, and start the job anew")
+        values, label = saved.summand[SUMMAND].view(np.uint64), saved.summand[LABEL].tobytes()
+        values = values + lasting_mask(self.config.name, masks.sites, masks.keys, label, len(values))
+        message = self.split_sum(task, how, values)
+        if not how.whole:
+            message = {name: packed(array.view(np.uint64), NARROW_WORD) for name, array in message.items()}
+        message |= public
+        sharing = Opening(masks.attempt, masks.sites).sharing("mean", self.private)
+        with self.earlier.locked():
+            self.check_cohort(sharing, saved.round)
+            return self.gate.release(masked(task), saved.round, message, charge=charge, sharing=sharing)
+
     # Results.
 
     def read_hidden(self, saved: Saved, message: Tensors) -> Saved:
-        """The saved task with the mean of a sum that only sites can read. Raises `SecureAggregationError`."""
+        """The saved task, with the mean of a sum that only sites can read if one came.
+
+        Raises `SecureAggregationError`.
+        """
+        if not {UPLOADED, HIDDEN_SUM} & message.keys():
+            return saved
         opening, contribution = Opening.read(message), saved.contributions[-1] if saved.contributions else None
         if contribution is None or contribution.attempt != opening.attempt or contribution.group_key is None:
             raise FederationError("the server's message holds the mean of an attempt in which this site had no part")

@@ -1,5 +1,6 @@
 """A table of what the server and others can read of a site in one job, made from the job's exchange alone."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any
 
 from audits import Kind, Protection, SitePolicy, TaskSpec, TensorSpec
 from audits.escaping import quantity
-from audits.exchange import ITEM_BYTES, SITES
+from audits.exchange import SITES
 from medfedvqa.core import EVALUATE, Method
 from medfedvqa.data import PARTS
 from medfedvqa.federation.job import JobSpec
@@ -69,7 +70,7 @@ def server_reads(job: JobSpec, policy: SitePolicy = DEFAULTS) -> list[ServerRead
         name, specs = max(by_task.items(), key=lambda sent: len(sent[1]))
         tells = {size: _tells(job, method, TaskSpec(name, tuple(specs), ()), policy, size) for size in SIZES}
         tells |= {size: REFUSES for size in SIZES if _refused(method, tasks, policy, size)}
-        count = sum(times[name.partition("/")[0]] for name in by_task)
+        count = sum(times[task] for task in {name.partition("/")[0] for name in by_task})
         reader = "the other sites" if specs[0].recipients == (SITES,) else "the server"
         when = () if kind is Kind.PUBLIC else tuple(by_task)
         rows.append(ServerReading(_in_words(specs), when, count, kind, _protection(specs[0]), reader, tells))
@@ -92,7 +93,7 @@ def _alike(task: TaskSpec, spec: TensorSpec) -> tuple[Any, ...]:
     """The properties that the tensors of one row share; the kind comes first."""
     if spec.kind is Kind.PUBLIC:
         return (spec.kind,)
-    what = (spec.shape, spec.dtype) if spec.kind is Kind.STATISTIC else spec.meaning
+    what = (_shape(spec), spec.protection.masked or spec.dtype) if spec.kind is Kind.STATISTIC else spec.meaning
     return spec.kind, what, spec.protection, spec.recipients, task.name == EVALUATE
 
 
@@ -105,7 +106,12 @@ def _in_words(specs: list[TensorSpec]) -> str:
 
 
 def _numbers(specs: list[TensorSpec] | tuple[TensorSpec, ...]) -> int:
-    return sum(spec.nbytes // ITEM_BYTES[spec.dtype] for spec in specs)
+    return sum(math.prod(_shape(spec)) for spec in specs)
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape in numbers: a tensor of bytes has the bytes of one number in its last dimension."""
+    return spec.shape[:-1] if spec.dtype == "uint8" else spec.shape
 
 
 def _protection(spec: TensorSpec) -> str:

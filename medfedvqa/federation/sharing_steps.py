@@ -1,6 +1,6 @@
 """The steps that a site takes in every attempt to aggregate on shares, whatever the protocol."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from privacy.secagg import EquivocationError, TensorLayout, connect
 from privacy.secagg.channel import joined
 from privacy.secagg.committee import Group, threshold
 from privacy.secagg.differencing import sites_shown
-from privacy.secagg.layout import summand
+from privacy.secagg.layout import WIDE, SumCode, summand
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ class SharingSteps:
         """
         if len(attempt.sites) > LARGEST_GROUP:
             raise FederationError(f"a mean can be over at most {LARGEST_GROUP} sites: split the federation")
+        if saved.summand:
+            raise FederationError("this site's upload of this round has left already: it joins no attempt at its mean")
         for past in saved.contributions:
             still = set(past.members) & set(attempt.members)
             if past.answered or len(still) < threshold(len(past.members)):
@@ -120,15 +122,26 @@ class SharingSteps:
                 )
         return Group(self.config.name, attempt.sites, attempt.members)
 
-    def summand(self, task: str, how: MeanOnShares, reply: Tensors, sites: int) -> np.ndarray:
-        """The site's part of the sum. Raises `JobRefused` unless it is as declared, which nobody can check later."""
+    def summand(
+        self,
+        task: str,
+        how: MeanOnShares,
+        reply: Tensors,
+        sites: int,
+        code: SumCode = WIDE,
+        received: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """The site's part of the sum, less what it `received`.
+
+        Raises `JobRefused` unless it is as declared, which nobody can check later.
+        """
         layout = self.layout(task, how)
         try:
             reply = self._exchange.check(task, "up", reply)
         except MessageRefused as error:
             self.gate.refuse_job(Refusal.MESSAGE, str(error))
-        averaged = {name: reply[name] for name, _ in layout.shapes}
-        return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites)
+        averaged = {name: reply[name] - np.float64((received or {}).get(name, 0.0)) for name, _ in layout.shapes}
+        return summand(averaged, float(reply[how.weight]) if how.weight else 1.0, layout, sites, code)
 
     def split_sum(self, task: str, how: MeanOnShares, values: np.ndarray) -> Tensors:
         """Splits a sum, or one site's input to it, into named tensors."""

@@ -257,16 +257,17 @@ class SiteRuntime:
             repeated = self._order.repeats(task, round, (saved.task, saved.round) if saved else None)
         except JobRefused as error:
             gate.refuse_job(error.code, error.detail)
-        received, hidden = self._secure.split_hidden(received) if self._secure else (received, {})
+        received, beside = self._secure.split(received) if self._secure else (received, {})
         received = gate.receive(task, round, received)
         spec = self._exchange.task(task)
         if saved is None or not repeated:
+            code = None
             if self._secure and saved is not None:
                 self._secure.check_shown(task, saved)
-                saved = self._secure.read_hidden(saved, hidden) if hidden else saved
+                saved, code = self._secure.read_hidden(saved, beside), self._secure.asked_code(task, saved, beside)
                 received = received | self._secure.results(task, saved)
             saved = self._run(spec, round, saved, received)
-            saved = self._secure.offered(saved) if self._secure else saved
+            saved = self._secure.offered(saved, received, code) if self._secure else saved
             self._file.save(saved)
         return self._release(spec, saved)
 
@@ -280,7 +281,8 @@ class SiteRuntime:
             reply = self._method.shortened(task, self.site.backbone.shape, reply)
         if before is None:
             return Saved(task.name, round, state, reply)
-        return replace(before, task=task.name, round=round, state=state, reply=reply, contributions=(), number=0)
+        answered = replace(before, task=task.name, round=round, state=state, reply=reply)
+        return replace(answered, contributions=(), number=0, summand={})
 
     def _memory(self) -> AbstractContextManager[None]:
         """Turns an out-of-memory error into one that names the option which makes the task smaller."""
@@ -303,10 +305,12 @@ class SiteRuntime:
             return self._gate.release(task.name, saved.round, {})
         declared = {spec.name for spec in task.up}
         reply = {n: a for n, a in saved.reply.items() if n in declared} if on_shares else saved.reply
-        if charge is None:
-            return self._gate.release(task.name, saved.round, reply)
-        epsilon = np.array([charge.job_epsilon_before, charge.job_epsilon_after])
-        return self._gate.release(task.name, saved.round, {**reply, EPSILON.name: epsilon}, charge=log_charge(charge))
+        charged = log_charge(charge) if charge else None
+        if charge is not None:
+            reply = {**reply, EPSILON.name: np.array([charge.job_epsilon_before, charge.job_epsilon_after])}
+        if self._secure and saved.summand:
+            return self._secure.release_masked(saved, reply, charged)
+        return self._gate.release(task.name, saved.round, reply, charge=charged)
 
     def close(self, ended: bool = True) -> None:
         """Release what this process holds of the job. With `ended`, also settle the job and log its end."""

@@ -42,6 +42,17 @@ class Contribution:
 
 
 @dataclass(frozen=True)
+class LastingMasks:
+    """The keys that a site keeps for the masks of all its later uploads in a job."""
+
+    attempt: str
+    """The attempt at a mean in which the sites agreed on the keys."""
+    sites: tuple[str, ...]
+    keys: dict[str, bytes]
+    """By site, the key in common with it: with every member, and at a member with every site."""
+
+
+@dataclass(frozen=True)
 class Draw:
     """A site's record of the job's one draw of a committee."""
 
@@ -94,6 +105,10 @@ class Saved:
     """The sites of the job's last attempt. A later attempt may add no site; empty before the first attempt."""
     draw: Draw | None = None
     dealt: Dealt | None = None
+    lasting: LastingMasks | None = None
+    summand: Tensors = field(default_factory=dict)
+    """What leaves of the reply under the lasting masks, before they are added, by name. It is empty if nothing does;
+    otherwise no attempt at a mean takes the reply again."""
 
     @property
     def beacon(self) -> Beacon | None:
@@ -101,7 +116,8 @@ class Saved:
         return self.draw.opened if self.draw else None
 
 
-_ARRAYS = ("reply", "mixture")
+_ARRAYS = ("reply", "mixture", "summand")
+_PARTS: dict[str, type[Any]] = {"draw": Draw, "dealt": Dealt, "lasting": LastingMasks}
 _DAMAGED = "what this site saved of the job is damaged: remove the job's state, and start the job anew"
 
 
@@ -128,28 +144,22 @@ class StateFile:
                 "what this site saved of the job is of a development state before 0.2.0, which is no longer read: "
                 "version 0.2.0 reads it"
             )
-        parts = [(Saved, fields), (Draw, fields["draw"]), (Dealt, fields["dealt"])]
+        parts = [(Saved, fields), *((kind, fields.get(name)) for name, kind in _PARTS.items())]
         parts += [(Contribution, contribution) for contribution in fields["contributions"]]
         if fields.pop("format") > FORMAT or any(_is_more(kind, part or {}) for kind, part in parts):
             raise FederationError(
                 "this site's saved state of the job was written by a newer version of this software: use that version"
             )
-        arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part).items()} for part in _ARRAYS}
+        arrays = {part: {name: tensor.numpy() for name, tensor in fields.pop(part, {}).items()} for part in _ARRAYS}
         contributions = tuple(Contribution(**contribution) for contribution in fields.pop("contributions"))
-        draw, dealt = fields.pop("draw"), fields.pop("dealt")
-        return Saved(
-            **fields,
-            reply=arrays["reply"],
-            mixture=arrays["mixture"],
-            contributions=contributions,
-            draw=draw and Draw(**draw),
-            dealt=dealt and Dealt(**dealt),
-        )
+        read: dict[str, Any] = {name: fields.pop(name, None) for name in _PARTS}
+        read = {name: part and _PARTS[name](**part) for name, part in read.items()}
+        return Saved(**fields | arrays | read, contributions=contributions)
 
     def save(self, saved: Saved) -> None:
         """Write durably before returning: the task must not run twice once its answer may have left."""
         fields = {"format": FORMAT, **vars(saved)} | {"contributions": [vars(part) for part in saved.contributions]}
-        fields["draw"], fields["dealt"] = (part and vars(part) for part in (saved.draw, saved.dealt))
+        fields |= {name: fields[name] and vars(fields[name]) for name in _PARTS}
         for part in _ARRAYS:
             fields[part] = {name: torch.from_numpy(np.array(array)) for name, array in fields[part].items()}
         with _replaced(self._path) as file:

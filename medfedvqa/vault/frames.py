@@ -26,7 +26,7 @@ _GRAMMAR = b"mfv1"
 _PREFIX = struct.Struct("<4sIQ")
 _PIECE = 1 << 20  # bytes read at a time: a length that is announced takes no memory before its bytes have come
 _MOST_ARRAYS, _MOST_DIMENSIONS, _LONGEST_NAME = 10_000, 8, 256
-_TYPES = {name: np.dtype(name).newbyteorder("<") for name in (*ITEM_BYTES, "uint8")}
+_TYPES = {name: np.dtype(name).newbyteorder("<") for name in ITEM_BYTES}
 """Array types of an exchange, and bytes: announcements of attempts, tuples dealt for them, a job's files."""
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     # From the courier. A job's files are arrays of bytes; the plain bytes of a task are the server's audit bytes.

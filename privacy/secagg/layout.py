@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import floor, log2, prod
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from audits import Tensors
 from audits.exchange import joint_norm
 from privacy.aggregation import Unit
 from privacy.secagg.errors import RangeError, SecureAggregationError
-from privacy.secagg.ring import FixedPoint, Floats, Ring
+from privacy.secagg.ring import FixedPoint, Floats, Ring, signed
 
 LARGEST_NORM = 1024.0
 """The largest norm of a segment that a site may put into a mixture."""
@@ -79,7 +79,36 @@ SUM_BITS = 24
 """Fractional bits: a sum is exact to sites * 2^-25, and one site's tensors times its weight stay below 2^38 / sites."""
 
 
-def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -> Ring:
+@dataclass(frozen=True)
+class SumCode:
+    """How a sum is written: `bits` fractional bits, words of `word` bytes, and weights times 2^`exponent`."""
+
+    bits: int = SUM_BITS
+    word: int = 8
+    exponent: int = 0
+
+    def fixed_point(self, sites: int = 1) -> FixedPoint:
+        """The numbers of a sum over this many sites."""
+        return FixedPoint(self.bits, sites, self.word)
+
+    @property
+    def scale(self) -> float:
+        """What all weights are multiplied by."""
+        return 2.0**self.exponent
+
+
+WIDE = SumCode()
+NARROW_BITS, NARROW_WORD, WEIGHT_BITS = 20, 5, 10
+"""The sums of a stepwise job are of differences from values that everybody has. Where the weights of all sites add up
+to 2^10, a mean is exact to sites * 2^-31, and each weighted difference stays below 2^18 / sites."""
+
+
+def exponent_for(weights: float, most: int) -> int:
+    """The exponent by which weights that add up to `weights` become about 2^WEIGHT_BITS, but `most` at the most."""
+    return min(most, WEIGHT_BITS - floor(log2(weights))) if weights > 0 else 0
+
+
+def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int, code: SumCode = WIDE) -> Ring:
     """The tensors times the weight, then the weight, then a 1: [layout.size + 2], to be masked before it leaves.
 
     Raises `RangeError` if a value is not finite or too large, or if the weight is negative.
@@ -87,30 +116,39 @@ def summand(tensors: Tensors, weight: float, layout: TensorLayout, sites: int) -
     if not weight >= 0:
         raise RangeError("a weight must be a number that is not negative: nothing was shared; check the row counts")
     with np.errstate(invalid="ignore", over="ignore"):
-        values = np.append(layout.flatten(tensors) * weight, weight)
-    return np.append(FixedPoint(SUM_BITS, sites).encode(values), np.uint64(1))
+        values = np.append(layout.flatten(tensors) * weight, weight) * code.scale
+    return np.append(code.fixed_point(sites).encode(values), np.uint64(1))
 
 
-def mean_of_sum(total: Ring, sites: int, layout: TensorLayout, weights: tuple[float, float] | None = None) -> Tensors:
+def mean_of_sum(
+    total: Ring,
+    sites: int,
+    layout: TensorLayout,
+    weights: tuple[float, float] | None = None,
+    code: SumCode = WIDE,
+    beside: Floats | float = 0.0,
+) -> Tensors:
     """The weighted mean, from the sum over `sites` sites; `weights`: the bounds of one site's weight.
+
+    `beside`: the values from which the summed tensors differ, [layout.size].
 
     Raises `SecureAggregationError` if the sum does not count `sites` sites, if the weights are all zero, or if their
     sum is impossible within the bounds.
     """
     # Every site adds a one: any other sum means that the masks did not cancel.
-    if total.shape != (layout.size + 2,) or int(total[-1]) != sites:
+    if total.shape != (layout.size + 2,) or signed(total[-1:], code.word)[0] != sites:
         raise SecureAggregationError("the sum does not count each site once: a site or a member sent something else")
-    sums = FixedPoint(SUM_BITS).decode(total[:-1])
+    sums = code.fixed_point().decode(total[:-1])
     if sums[-1] <= 0:
         raise SecureAggregationError("the weights of all sites are zero: there is no mean")
-    if weights is not None and not sites * weights[0] <= sums[-1] <= sites * weights[1]:
+    if weights is not None and not sites * weights[0] <= sums[-1] / code.scale <= sites * weights[1]:
         raise SecureAggregationError("the sites' weights do not add up to what the job allows: one of them sent more")
-    return layout.restore(sums[:-1] / sums[-1])
+    return layout.restore(beside + sums[:-1] / sums[-1])
 
 
-def weight_of_sum(total: Ring) -> float:
+def weight_of_sum(total: Ring, code: SumCode = WIDE) -> float:
     """The sum of the weights of the sites in a sum."""
-    return float(FixedPoint(SUM_BITS).decode(total[-2:-1])[0])
+    return float(code.fixed_point().decode(total[-2:-1])[0]) / code.scale
 
 
 def check_mean(mean: Tensors, most_norm: float | None) -> None:

@@ -26,7 +26,7 @@ from privacy.secagg.channel import Relay, different_words, joined
 from privacy.secagg.committee import Group, threshold
 from privacy.secagg.communicator import Peer
 from privacy.secagg.errors import MINIMUM, EquivocationError, SecureAggregationError, SiteError
-from privacy.secagg.ring import KEY_BYTES, Ring, Stream
+from privacy.secagg.ring import KEY_BYTES, Ring, Stream, ZeroShares, derive_key
 
 _PATIENCE = 0.05
 """The first wait for one member, in seconds, before the next is asked: a dead member must not delay the others."""
@@ -197,6 +197,15 @@ def opened(
             # Undo the peer's use of the common stream.
             total = _shifted(total, _agreed(private, peer, uploads[peer].public), peer > site)
     return total
+
+
+def lasting_mask(me: str, sites: Sequence[str], keys: Mapping[str, bytes], label: bytes, size: int) -> Ring:
+    """What a site adds to its upload, [size]; over all `sites` these add up to zero, and over fewer they are uniform.
+
+    `keys`: the keys that the site has in common with others. They last for many uploads, one for each `label`.
+    """
+    streams = {sites.index(peer): derive_key(key, label) for peer, key in keys.items()}
+    return ZeroShares(sites.index(me), streams).additive((size,))
 
 
 def hidden(total: Ring, group_key: bytes, contributors: Collection[str]) -> Ring:

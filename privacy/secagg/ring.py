@@ -30,15 +30,19 @@ HEADROOM_BITS = 62
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers in steps of 2^-bits; a sum of `terms` numbers, each up to `limit` in magnitude, cannot overflow."""
+    """Numbers in steps of 2^-bits; a sum of `terms` numbers, each up to `limit` in magnitude, cannot overflow.
+
+    Only the lowest `word` bytes of an element count: the ring is that of integers modulo 2^(8 word).
+    """
 
     bits: int
     terms: int = 1
+    word: int = 8
 
     @property
     def limit(self) -> float:
         """The largest magnitude of one number."""
-        return 2.0 ** (HEADROOM_BITS - self.bits) / self.terms
+        return 2.0 ** (HEADROOM_BITS - 8 * (8 - self.word) - self.bits) / self.terms
 
     def encode(self, values: NDArray[np.floating] | float) -> Ring:
         """The nearest elements, [the same shape]. Raises `RangeError` for a value that is not finite or too large."""
@@ -51,7 +55,25 @@ class FixedPoint:
 
     def decode(self, elements: Ring) -> Floats:
         """The numbers that the elements stand for, [the same shape]."""
-        return np.ldexp(elements.view(np.int64).astype(np.float64), -self.bits)
+        return np.ldexp(signed(elements, self.word).astype(np.float64), -self.bits)
+
+
+def signed(elements: Ring, word: int) -> NDArray[np.int64]:
+    """The integers that the lowest `word` bytes of the elements stand for, in two's complement, [the same shape]."""
+    above = 64 - 8 * word
+    return (elements << np.uint64(above)).view(np.int64) >> np.int64(above)
+
+
+def packed(elements: Ring, word: int) -> NDArray[np.uint8]:
+    """The lowest `word` bytes of each element, the least significant first: [*shape, word]."""
+    return elements.astype("<u8", copy=False)[..., None].view(np.uint8)[..., :word].copy()
+
+
+def unpacked(words: NDArray[np.uint8]) -> Ring:
+    """The inverse of `packed`: elements whose other bytes are zero, from [*shape, word]."""
+    whole = np.zeros((*words.shape[:-1], 8), np.uint8)
+    whole[..., : words.shape[-1]] = words
+    return whole.view("<u8")[..., 0].astype(np.uint64, copy=False)
 
 
 KEY_BYTES = 32

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from in_process import Engine
-from untrained import Averaged, AveragedAtSites, Mixed, assert_alike, assert_near, given
+from untrained import Averaged, AveragedAtSites, Lasting, Mixed, assert_alike, assert_near, given
 
 from audits import Entry, Event, Outcome, read, verify
 from medfedvqa.federation import aggregation_attempt as attempts
@@ -21,6 +21,7 @@ Make = Callable[..., Any]
 SITES = ("abdomen", "chest", "head")
 ROUNDS = 2
 MEAN = ("start", "start/mean", "start/unmask", "train", "train/mean", "train/unmask", "evaluate")
+LASTING = ("start", "start/mean", "start/unmask", "train", "evaluate")
 MIX = ("start", "start/toss", "start/mix", "train", "train/toss", "train/mix", "evaluate")
 
 
@@ -62,10 +63,11 @@ def opened_sums(engine: Engine) -> dict[str, set[tuple[str, ...]]]:
 
 
 def cases() -> Iterator[Any]:
-    """Every step of both plans, reached by no, some or all sites. The aggregation of round 1 stands for all."""
-    for method, plan in ((AveragedAtSites, MEAN), (Mixed, MIX)):
+    """Every step of all plans, reached by no, some or all sites. The aggregation of round 1 stands for all."""
+    for method, plan in ((AveragedAtSites, MEAN), (Lasting, LASTING), (Mixed, MIX)):
         for step, reached in itertools.product(range(len(plan)), (0, 2, 3)):
-            usual = (plan[step], reached) in (("start/mean", 3), ("start/mix", 2))
+            task = "train" if method is Lasting else "start/mean"
+            usual = (plan[step], reached) in ((task, 3), ("start/mix", 2), *[("train", 2)] * (method is Lasting))
             yield pytest.param(method, step, reached, marks=() if usual else pytest.mark.slow)
 
 

@@ -111,7 +111,7 @@ class Averaged(Mixed):
         """The mean, for each of these sites."""
         held = {site: cls.holding(site, round) for site in sites}
         return dict.fromkeys(
-            sites, mean(held, {site: float(tensors.pop(cls.weight)) for site, tensors in held.items()})
+            sites, mean(held, {site: float(tensors.pop(cls.weight, 1.0)) for site, tensors in held.items()})
         )
 
     @classmethod
@@ -143,6 +143,13 @@ class Unweighted(Averaged):
     @classmethod
     def holding(cls, site: str, round: int) -> Tensors:
         return {name: array for name, array in super().holding(site, round).items() if name != "rows"}
+
+
+class Lasting(Averaged):
+    """The same under masks whose keys the sites keep."""
+
+    name = "lasting"
+    how = MeanOnShares("rows", lasting=True)
 
 
 METHODS = (Mixed, Averaged, AveragedAtSites)

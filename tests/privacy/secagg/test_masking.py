@@ -1,8 +1,10 @@
 """Means from masked uploads: what comes out, who may be missing, and what parties can tell of each other."""
 
+import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,28 @@ from privacy.secagg import (
     connect,
 )
 from privacy.secagg.committee import Group
-from privacy.secagg.layout import mean_of_sum, summand
-from privacy.secagg.pairwise_masks import Masks, Upload, answer, exchange, new_secrets, opened, threshold, unhidden
-from privacy.secagg.ring import Ring
+from privacy.secagg.layout import (
+    NARROW_BITS,
+    NARROW_WORD,
+    WEIGHT_BITS,
+    SumCode,
+    exponent_for,
+    mean_of_sum,
+    summand,
+    weight_of_sum,
+)
+from privacy.secagg.pairwise_masks import (
+    Masks,
+    Upload,
+    answer,
+    exchange,
+    lasting_mask,
+    new_secrets,
+    opened,
+    threshold,
+    unhidden,
+)
+from privacy.secagg.ring import Ring, packed, unpacked
 
 FEW = settings(max_examples=examples(8))
 shapes = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1)
@@ -100,6 +121,47 @@ def test_the_mean_is_the_weighted_mean_of_those_that_uploaded(
     plain = mean({s: tensors[s] for s in uploaded}, {s: weights[s] for s in uploaded})
     for name, expected in plain.items():
         assert np.allclose(result[name], expected, rtol=1e-6, atol=2.0**-22)
+
+
+@FEW
+@given(st.integers(3, 12), st.integers(0, 99), st.floats(1, 1e9), st.booleans(), st.data())
+def test_a_mean_of_differences_is_exact_for_any_weights(
+    count: int, seed: int, heaviest: float, weighted: bool, data: st.DataObject
+) -> None:
+    """Under lasting masks, from values that all sites have: to sites * 2^-30, whether weights add up to 3 or 10^10."""
+    sites, rng = named(count), np.random.default_rng(seed)
+    layout, base = TensorLayout.of({"x": (LENGTH,)}), rng.normal(size=LENGTH)
+    moved = {site: {"x": rng.normal(scale=0.01, size=LENGTH)} for site in sites}
+    weights = {site: float(np.rint(rng.uniform(0.2, 1) * heaviest)) + 1 if weighted else 1.0 for site in sites}
+    code = SumCode(NARROW_BITS, NARROW_WORD, exponent_for(sum(weights.values()), 0 if weighted else WEIGHT_BITS))
+    keys = {frozenset(pair): os.urandom(32) for pair in combinations(sites, 2)}
+    own = {site: {peer: keys[frozenset((site, peer))] for peer in sites if peer != site} for site in sites}
+    label = data.draw(st.binary(min_size=1, max_size=40))
+    masks = {site: lasting_mask(site, sites, own[site], label, LENGTH + 2) for site in sites}
+    sent = {site: summand(moved[site], weights[site], layout, count, code) + masks[site] for site in sites}
+    total: Ring = np.sum([unpacked(packed(part, NARROW_WORD)) for part in sent.values()], axis=0, dtype=np.uint64)
+    result = mean_of_sum(total, count, layout, code=code, beside=base)["x"]
+    plain = sum(weights[site] * moved[site]["x"] for site in sites) / sum(weights.values())
+    assert np.abs(result - (base + plain)).max() < count * 2.0**-30 + 2.0**-22
+    assert weight_of_sum(total, code) == pytest.approx(sum(weights.values()), rel=1e-3)
+    other = lasting_mask(sites[0], sites, own[sites[0]], label + b"!", LENGTH + 2)
+    assert not np.array_equal(other, masks[sites[0]])
+    with pytest.raises(SecureAggregationError):
+        mean_of_sum(total - sent[sites[0]], count - 1, layout, code=code)
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_lasting_masks_of_all_sites_but_one_are_uniform(hidden: int) -> None:
+    """Also in their lowest bytes, which leave; with the masks of every site they vanish."""
+    sites = named(4)
+    keys = {frozenset(pair): os.urandom(32) for pair in combinations(sites, 2)}
+    masks = [
+        lasting_mask(site, sites, {p: keys[frozenset((site, p))] for p in sites if p != site}, b"1", 20_000)
+        for site in sites
+    ]
+    assert not np.sum(masks, axis=0, dtype=np.uint64).any()
+    assert chi_square(np.sum(masks[hidden:], axis=0, dtype=np.uint64)) < 400
+    assert chi_square(packed(np.sum(masks[hidden:], axis=0, dtype=np.uint64), 5)) < 400
 
 
 @pytest.mark.parametrize(("count", "size"), [(3, 3), (9, 3)])

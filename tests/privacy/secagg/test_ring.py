@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from privacy.secagg import RangeError
-from privacy.secagg.ring import FixedPoint, Stream, ZeroShares, secret_stream
+from privacy.secagg.ring import FixedPoint, Stream, ZeroShares, packed, secret_stream, unpacked
 
 
 @given(arrays(np.float64, st.integers(0, 20), elements=st.floats(-(2.0**30), 2.0**30)), st.integers(0, 31))
@@ -32,6 +32,24 @@ def test_a_sum_at_the_limit_is_exact_and_one_beyond_is_refused(terms: int) -> No
         assert fixed.decode(total) == pytest.approx(terms * edge, rel=1e-15)
         with pytest.raises(RangeError, match="exceeds .* nothing was shared"):
             fixed.encode(edge * (1 + 1e-12))
+
+
+@given(st.integers(1, 8), st.integers(1, 9), st.integers(0, 99), st.booleans())
+def test_a_sum_in_words_of_few_bytes_is_exact_below_its_limit(word: int, terms: int, seed: int, at_limit: bool) -> None:
+    """Under masks of all bits, sent as the lowest bytes, from none to the largest magnitude; what is above is not."""
+    fixed, rng = FixedPoint(0, terms, word), np.random.default_rng(seed)
+    if fixed.limit < 1:
+        return
+    numbers = np.rint(rng.uniform(-1, 1, (terms, 7)) * fixed.limit).clip(-fixed.limit, fixed.limit)
+    numbers = np.trunc(np.sign(numbers) * fixed.limit if at_limit else numbers)
+    masks = rng.integers(0, 2**64, (terms, 7), dtype=np.uint64)
+    masks[0] -= masks.sum(axis=0, dtype=np.uint64)
+    sent = [packed(fixed.encode(row) + mask, word) for row, mask in zip(numbers, masks, strict=True)]
+    total = np.sum([unpacked(words) for words in sent], axis=0, dtype=np.uint64)
+    assert {words.shape for words in sent} == {(7, word)} and {words.dtype for words in sent} == {np.dtype(np.uint8)}
+    assert fixed.decode(total) == pytest.approx(numbers.sum(axis=0), rel=1e-12, abs=0)
+    with pytest.raises(RangeError):
+        fixed.encode(np.array([fixed.limit * 1.001 + 1]))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
