@@ -9,6 +9,7 @@ from in_process import Engine, Sites
 from tiny_clip import TINY
 
 from audits import Event, Refusal, read
+from medfedvqa.core import averaging
 from medfedvqa.core.on_shares import OPENING
 from medfedvqa.errors import ConfigError, FederationError
 from medfedvqa.federation import aggregation_attempt as attempts
@@ -63,6 +64,22 @@ def test_a_sum_has_the_noise_that_is_charged_whichever_sites_fall_out(
     assert total.std() == pytest.approx(one * np.sqrt(contributors), rel=0.05)
     assert total.std() > 0.97 * method.noise.gradients == 0.97 * DP["noise"]
     assert np.abs(total).max() < 8 * total.std()
+
+
+def test_a_later_step_has_the_noise_of_every_site(introduced: Sites, tmp_path: Path) -> None:
+    """Under masks that last the answers' sum is whole numbers, less than the model by the noise of all six sites."""
+    job, method = job_of(), job_of().build()
+    engine = ran(introduced(*SIX, methods=["fedavg"], colluders=1), job, tmp_path, {})
+    names = list(method.shared(job.shape))
+    answers = [tensors for task, tensors in engine.passed if task == "train" and "contributors" in tensors]
+    opened = {name: np.sum([each[name] for each in answers], axis=0, dtype=np.int64) for name in names}
+    assert len(answers) == 6 and np.sum([each["contributors"] for each in answers], dtype=np.int64) == 6
+    shapes, grid = method.shared(job.shape), averaging.unit(job.dp, method.shared(job.shape), 1.0)
+    held = {name: np.rint(engine.sent("train", name)[0].astype(np.float64) / grid) for name in shapes}
+    moved = np.concatenate([(6 * held[name] - opened[name]).ravel() for name in names])
+    noise = moved * grid * DP["expected_patients"]
+    assert noise.std() == pytest.approx(method.noise.of_one_site * np.sqrt(6), rel=0.05)
+    assert all(np.abs(each[name].astype(np.float64)).max() > 2.0**55 for each in answers for name in names)
 
 
 @pytest.mark.parametrize("lying", [pytest.param(False, marks=pytest.mark.slow), True])
