@@ -179,6 +179,26 @@ def test_crypten_gives_the_mean_of_the_masks(
         assert shared == [("start/mean", "sites"), ("start/mean/sum", "server")]
 
 
+@pytest.mark.slow
+def test_a_later_step_on_shares_is_one_task(federation: Phantoms, tmp_path: Path) -> None:
+    """Of a stepwise job only the first mean has tasks of its own; then a site sends its masked answer, and no other."""
+    options = {"schedule": "stepwise", "tuning": "classifier", "rounds": 3, "batch_rows": 16, "hidden": 16, "units": 32}
+    fields = {"method": "fedavg", "options": options, "data": "phantom", "backbone": BACKBONE, "secagg": True}
+    job = JobSpec.from_dict(fields)
+    export_job(job, tmp_path / "job")
+    job_id = federation.submit(tmp_path / "job")
+    assert federation.wait(job_id, PATIENCE) == "FINISHED:COMPLETED"
+    declared = job.build().final_exchange(shape_of(BACKBONE)).task("train/masked").up
+    for site in SITES:
+        sent = [
+            entry for entry in federation.log(site, job_id) if (entry.outcome, entry.peer) == (Outcome.SENT, "server")
+        ]
+        tasks = [(entry.task, entry.round) for entry in sent if entry.round > 1]
+        assert tasks == [("train/masked", 2), ("train/masked", 3), ("evaluate", 3)]
+        assert {entry.nbytes for entry in sent if entry.task == "train/masked"} == {nbytes(declared, "server")}
+        assert verify(federation.kits / site / "audit").ok
+
+
 def nbytes(specs: Sequence[TensorSpec], peer: str) -> int:
     """What is declared for this peer."""
     return sum(spec.nbytes for spec in specs if peer in spec.recipients)
