@@ -357,7 +357,7 @@ class SecureSite(SharingSteps):
 
     # Later uploads under masks that last.
 
-    def asked_code(self, task: str, saved: Saved, message: Tensors) -> SumCode | None:
+    def requested_code(self, task: str, saved: Saved, message: Tensors) -> SumCode | None:
         """How the server asks for the answer under masks that last; None if it does not.
 
         Raises `FederationError` for masks that this site does not have.
@@ -365,8 +365,7 @@ class SecureSite(SharingSteps):
         if MASKS not in message:
             return None
         how, (name, exponent) = self.method.aggregated.get(task), named_masks(message)
-        lasts = isinstance(how, MeanOnShares) and how.lasting
-        if not isinstance(how, MeanOnShares) or not lasts or saved.lasting is None or saved.lasting.attempt != name:
+        if not isinstance(how, MeanOnShares) or saved.lasting is None or saved.lasting.attempt != name:
             raise FederationError("the server names masks that this site does not have: start the job anew")
         return how.code(exponent)
 

@@ -264,7 +264,7 @@ class SiteRuntime:
             code = None
             if self._secure and saved is not None:
                 self._secure.check_shown(task, saved)
-                saved, code = self._secure.read_hidden(saved, beside), self._secure.asked_code(task, saved, beside)
+                saved, code = self._secure.read_hidden(saved, beside), self._secure.requested_code(task, saved, beside)
                 received = received | self._secure.results(task, saved)
             saved = self._run(spec, round, saved, received)
             saved = self._secure.offered(saved, received, code) if self._secure else saved
