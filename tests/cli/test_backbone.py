@@ -62,7 +62,7 @@ def test_a_job_is_exported_with_a_card_and_not_without(
     assert any('"vision_model.encoder.layers' in text for text in exported)
 
 
-@pytest.mark.parametrize("name", ["ViT-B-32/openai", "hf-hub:org/model"])
+@pytest.mark.parametrize("name", [pytest.param("ViT-B-32/openai", marks=pytest.mark.slow), "hf-hub:org/model"])
 def test_weights_of_the_hub_without_a_network_are_refused_by_one_sentence(tmp_path: Path, name: str) -> None:
     """No attempt of the hub's library is printed, nor repeated: these took 52 seconds. The sentence says what to do."""
     words = ["run", "fedavg", "--data", "phantom", "--backbone", name, "--rounds", "1", "--out", str(tmp_path / "out")]

@@ -115,7 +115,13 @@ def test_a_site_names_its_folder_in_its_file(make: Make, tmp_path: Path, monkeyp
     monkeypatch.setenv(PUBLIC_FOLDER, "")
 
 
-@pytest.mark.parametrize(("method", "questions"), [("creamfl", False), ("creamfl", True), ("fedmd", True)])
+@pytest.mark.parametrize(
+    ("method", "questions"),
+    [
+        ("creamfl", True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("creamfl", False), ("fedmd", True))),
+    ],
+)
 def test_a_run_learns_from_the_folder(
     method: str, questions: bool, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

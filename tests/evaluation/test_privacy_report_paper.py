@@ -27,7 +27,9 @@ ABSENT = {
 }
 
 
-@pytest.mark.parametrize("path", REPORTS, ids=["phantom", "vqa-rad"])
+@pytest.mark.parametrize(
+    "path", [pytest.param(REPORTS[0], marks=pytest.mark.slow), REPORTS[1]], ids=["phantom", "vqa-rad"]
+)
 def test_the_pdf_has_at_most_12_pages_and_names_every_table_that_it_leaves_out(path: Path) -> None:
     """The HTML page has all of their rows. Claims, charges, verdicts and key digests are never left out."""
     document = compose(read_report(path.read_bytes()))

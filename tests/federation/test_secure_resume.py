@@ -67,7 +67,7 @@ def cases() -> Iterator[Any]:
     for method, plan in ((AveragedAtSites, MEAN), (Lasting, LASTING), (Mixed, MIX)):
         for step, reached in itertools.product(range(len(plan)), (0, 2, 3)):
             task = "train" if method is Lasting else "start/mean"
-            usual = (plan[step], reached) in ((task, 3), ("start/mix", 2), *[("train", 2)] * (method is Lasting))
+            usual = method is not Mixed and (plan[step], reached) == (task, 3)
             yield pytest.param(method, step, reached, marks=() if usual else pytest.mark.slow)
 
 

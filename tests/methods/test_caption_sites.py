@@ -86,7 +86,8 @@ def found(method: Any, site: Site, state: State) -> int:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("creamfl", {"order": "alternating"}), ("creamfl", {"order": "joint"}), ("feddat", {}),
+        ("creamfl", {"order": "alternating"}), ("feddat", {}),
+        pytest.param("creamfl", {"order": "joint"}, marks=pytest.mark.slow),
         ("feddat", {"inference": "local"}), ("feddat", {"inference": "both", "direction": "paper"}),
     ],
 )  # fmt: skip

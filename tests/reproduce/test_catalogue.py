@@ -111,7 +111,9 @@ def test_papers_and_entries_are_found_as_one_would_write_them() -> None:
         entry_of(paper, "table 7")
 
 
-@pytest.mark.parametrize(("tier", "selected"), [("slow", "slow and not release"), ("release", "release")])
+@pytest.mark.parametrize(
+    ("tier", "selected"), [pytest.param("slow", "slow and not release", marks=pytest.mark.slow), ("release", "release")]
+)
 def test_pytest_starts_the_entries_that_the_list_marks_in_the_tier_that_it_names(tier: str, selected: str) -> None:
     """As pytest itself selects them: each entry by its command, a program of the source tree by its own test."""
     files = ["tests/reproduce/test_every_entry.py", "tests/benchmark/test_programs.py"]
