@@ -253,7 +253,7 @@ class Averaging(Stepwise[Config]):
     def on_shares(self) -> Mapping[str, OnShares]:
         """See `Method.on_shares`: every training task ends in a mean."""
         weight, whole = ROWS if self.config.weighting == "rows" else None, self.dp is not None and self.dp.is_shared
-        how = MeanOnShares(weight, lasting=self.config.is_stepwise, whole=whole)
+        how = MeanOnShares(weight, lasting=self.config.is_stepwise, alike=True, whole=whole)
         return {"start": how, "train": how} if self.shares else {}
 
     @property

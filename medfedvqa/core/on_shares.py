@@ -114,6 +114,8 @@ class MeanOnShares:
     lasting: bool = False
     """Whether sites keep keys of the first mean for the masks of later ones. Then a later upload is the answer to the
     task itself, and no sum opens unless every site of the first mean got the same message and sent its part."""
+    alike: bool = False
+    """Whether the server sends all sites of a mean the same. Then sites refuse a job in which it did not."""
     whole: bool = False
     """Whether uploads are whole numbers, which keep all their bits. Otherwise lasting masks hide differences from the
     values that the site received, in fewer bytes."""
@@ -143,7 +145,7 @@ class MeanOnShares:
 
     def by(self, secagg: Secagg) -> "OnShares":
         """The aggregation by the protocol that the job asks for."""
-        return CommitteeMean(self.weight, self.to) if secagg == "crypten" else self
+        return CommitteeMean(self.weight, self.to, alike=self.alike) if secagg == "crypten" else self
 
     def layout(self, task: TaskSpec) -> TensorLayout:
         """The layout of the averaged part of the upload: everything but the weight."""

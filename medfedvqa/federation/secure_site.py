@@ -59,11 +59,11 @@ SUMMAND, LABEL = "summand", "label"
 """The names of the arrays in `Saved.summand`: the numbers, and the label of their masks."""
 
 
-def label_of(task: str, round: int, exponent: int, received: Tensors) -> bytes:
-    """What the lasting masks of an answer are derived from: task, round, and all that the server sent for them."""
-    parts = [task.encode(), str(round).encode(), str(exponent).encode()]
+def digest_of(task: str, round: int, received: Tensors) -> str:
+    """A digest of all that the server sent for one round of a task."""
+    parts = [task.encode(), str(round).encode()]
     parts += [part for name in sorted(received) for part in (name.encode(), received[name].tobytes())]
-    return hashlib.sha256(joined(*parts)).digest()
+    return hashlib.sha256(joined(*parts)).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class CommitteeMeanSite:
             charged = log_charge(charge) if charge else None
             steps.gate.share(averaging(task), round, steps.split_sum(task, how, values), sharing, charged)
             steps.file.save(saved)
-        links |= {site: MeteredWire(link) for site, link in steps.connected(pinned, attempt, saved).items()}
+        views = steps.views_of(how, saved)
+        links |= {site: MeteredWire(link) for site, link in steps.connected(pinned, attempt, saved, views).items()}
         mine = Contribution(attempt.name, group.sites, group.members)
         steps.file.save(replace(saved, contributions=(*past, mine)))
 
@@ -193,10 +194,11 @@ class SecureSite(SharingSteps):
         mean under lasting masks, if the server asks for that in this `code`. `received`: what the site trained from.
         """
         how = self.method.aggregated.get(saved.task)
+        saved = replace(saved, sent=digest_of(saved.task, saved.round, received))
         if code is not None and saved.lasting is not None and isinstance(how, MeanOnShares):
             begun = {} if how.whole else received
             values = self.summand(saved.task, how, saved.reply, len(saved.lasting.sites), code, begun)
-            label = label_of(saved.task, saved.round, code.exponent, received)
+            label = joined(saved.sent.encode(), str(code.exponent).encode())
             return replace(saved, summand={SUMMAND: values.view(np.int64), LABEL: np.frombuffer(label, np.uint8)})
         return self._dealing.offered(saved) if self._is_mixed(saved.task) else saved
 
@@ -302,7 +304,7 @@ class SecureSite(SharingSteps):
             self.gate.share(averaging(task), round, {MASK_SECRETS.name: np.frombuffer(secrets, "<i8")}, sharing)
             self.file.save(saved)
         try:
-            links = self.connected(pinned, attempt, saved)
+            links = self.connected(pinned, attempt, saved, self.views_of(how, saved))
             masks, nbytes = exchange(group, links, secrets)
         except SiteError as error:
             _logger.warning("round %d: %s", round, for_log(str(error)))

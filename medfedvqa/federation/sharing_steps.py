@@ -85,6 +85,14 @@ class SharingSteps:
                 f"to show what {', '.join(exposed)} put in: run the job with the sites of the earlier ones",
             )
 
+    def views_of(self, how: MeanOnShares, saved: Saved) -> bytes:
+        """What sites of a mean compare beside the attempt, since other models could silence all uploads but one.
+
+        D. Pasquini, D. Francati and G. Ateniese, "Eluding Secure Aggregation in Federated Learning via Model
+        Inconsistency", 2022.
+        """
+        return saved.sent.encode() if how.alike else b""
+
     def connected(self, pinned: dict[str, str], attempt: Attempt, saved: Saved, transcript: bytes = b"") -> Links:
         """Links to the sites to which the server announced the same attempt, draw and `transcript`.
 

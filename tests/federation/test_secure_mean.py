@@ -10,7 +10,7 @@ from in_process import Engine, Sites, ask, in_clear_and_on_shares
 from tiny_clip import TINY
 from untrained import DP, FIVE, THREE, Averaged, AveragedAtSites, Make, Unweighted, assert_alike, given
 
-from audits import Kind, Outcome, Protection, read, verify
+from audits import Event, JobRefused, Kind, Outcome, Protection, Refusal, read, verify
 from medfedvqa.core import ACCURACY, MeanOnShares, Tensors
 from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import ConfigError, FederationError
@@ -66,6 +66,30 @@ def test_fedavg_on_shares_sends_out_the_plain_mean(introduced: Sites, tmp_path: 
     expected, found = ({name: run.sent("evaluate", name)[0] for name in averaged} for run in runs.values())
     assert averaged
     assert_alike(found, expected)
+
+
+@pytest.mark.parametrize("secagg", [True, pytest.param("crypten", marks=pytest.mark.slow)])
+def test_sites_that_were_sent_different_models_share_nothing(introduced: Sites, tmp_path: Path, secagg: Secagg) -> None:
+    """A server that plants another model at one site, so that it can tell that site's part of the sum: all sites notice
+    before they upload, and refuse the job."""
+    configs = introduced(*THREE, methods=["fedavg"])
+    options = {"rounds": 2, "local_epochs": 1, "local_unit": "batches", "batch_rows": 16, "blocks": 1, "hidden": 16}
+    fields = {"method": "fedavg", "options": options, "data": "phantom", "backbone": TINY, "secagg": secagg}
+    job, bias = JobSpec.from_dict(fields), "head.answers.bias"
+
+    def other(task: str, site: str, message: Tensors) -> Tensors:
+        planted = task == "train" and site == "chest"
+        return message | {bias: np.nextafter(message[bias], np.float32(9))} if planted else message
+
+    engine = Engine(configs, job)
+    engine.tamper = other
+    with pytest.raises(FederationError) as stopped:
+        serve_job(job, THREE, engine.call, tmp_path, "local")
+    assert isinstance(stopped.value.__cause__, JobRefused) and stopped.value.__cause__.code is Refusal.VIEWS
+    assert engine.sent("start/mean", bias) and not engine.sent("train/mean", bias)
+    for config in configs.values():
+        refusals = [entry.admission["code"] for entry in read(config.audit) if entry.event is Event.REFUSAL]
+        assert refusals == [Refusal.VIEWS]
 
 
 SIX = tuple(f"{organ}-{number}of2" for organ in THREE for number in (1, 2))
