@@ -185,3 +185,19 @@ def test_what_a_curious_server_guesses_from_the_sums_of_all_steps(
         left = sum(before.values()) - (sum(after.values()) - after["d"])
         guesses.append(cosine(left - mean, before["d"] - mean))
     assert np.mean(guesses) > 0.7 if dp is None else abs(np.mean(guesses)) < 0.1
+
+
+def test_a_planted_model_silences_a_site(site: Make) -> None:
+    """Why sites of a mean must be sent one model. A server that sends all but one a hidden layer that is never active
+    knows their uploads, up to the last bias, and subtracts them: the sum is the last site's gradient."""
+    method, sites = create("fedavg", STEP | {"weighting": "uniform"}), sites_of(site)
+    begun = {name: method.start(each, method.setup(each), {}, 1) for name, each in sites.items()}
+    honest = begun["here"][1]
+    planted = honest | {"head.hidden.bias": np.full_like(honest["head.hidden.bias"], -1e3)}
+    sent = {"here": honest, "there": planted}
+    uploads = {name: method.train(sites[name], state, sent[name], 2)[1] for name, (state, _) in begun.items()}
+    for name in honest.keys() - {"head.answers.bias"}:
+        shown = uploads["here"][name] + uploads["there"][name] - planted[name]
+        assert np.array_equal(uploads["there"][name], planted[name])
+        assert np.allclose(shown, uploads["here"][name], rtol=0, atol=1e-4 if name == "head.hidden.bias" else 1e-6)
+    assert (np.abs(uploads["here"]["head.hidden.weight"] - honest["head.hidden.weight"]) > 1e-5).any()
