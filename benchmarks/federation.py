@@ -34,6 +34,7 @@ from pathlib import Path
 import psutil
 
 from audits import Event, Refusal, read
+from medfedvqa.core.on_shares import masked
 from medfedvqa.data import organs
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import prepare_simulation
@@ -67,7 +68,7 @@ def training_seconds(job: str, audits: Mapping[str, Path], in_turn: bool = False
     seconds: dict[tuple[int, str], float] = defaultdict(float)
     for site, folder in audits.items():
         for entry in read(folder):
-            if entry.job == job and entry.round is not None and entry.task in ("train", "train/masked"):
+            if entry.job == job and entry.round is not None and entry.task in ("train", masked("train")):
                 sign = {Event.RECEIVE: -1, Event.RELEASE: 1}.get(entry.event, 0)
                 seconds[entry.round, site] += sign * entry.monotonic / 1e9
     rounds = {number for number, _ in seconds}

@@ -290,8 +290,9 @@ class SecureHub(ServerHub):
             raise FederationError(f"the method declares no mean of '{task}' on shares with the requested weight")
         called = {name: [site for site in sites if down is None or site in down] for name, sites in groups.items()}
         for name, attempt in self._lasting.copy().items():
-            if attempt.sites == tuple(sorted(set(called.get(name, ())) & set(self.sites))):
-                exponent = exponent_for(self._means[self._layouts[task], name].weight, how.most_exponent)
+            last = self._means.get((self._layouts[task], name))
+            if last and attempt.sites == tuple(sorted(set(called.get(name, ())) & set(self.sites))):
+                exponent = exponent_for(last.weight, how.most_exponent)
                 self._beside |= dict.fromkeys(attempt.sites, attempt.lasting(exponent))
             else:
                 del self._lasting[name]

@@ -194,13 +194,15 @@ class SecureSite(SharingSteps):
         mean under lasting masks, if the server asks for that in this `code`. `received`: what the site trained from.
         """
         how = self.method.aggregated.get(saved.task)
+        if not isinstance(how, MeanOnShares):
+            return self._dealing.offered(saved) if self._is_mixed(saved.task) else saved
         saved = replace(saved, sent=digest_of(saved.task, saved.round, received))
-        if code is not None and saved.lasting is not None and isinstance(how, MeanOnShares):
-            begun = {} if how.whole else received
-            values = self.summand(saved.task, how, saved.reply, len(saved.lasting.sites), code, begun)
-            label = joined(saved.sent.encode(), str(code.exponent).encode())
-            return replace(saved, summand={SUMMAND: values.view(np.int64), LABEL: np.frombuffer(label, np.uint8)})
-        return self._dealing.offered(saved) if self._is_mixed(saved.task) else saved
+        if code is None or saved.lasting is None:
+            return saved
+        begun = {} if how.whole else received
+        values = self.summand(saved.task, how, saved.reply, len(saved.lasting.sites), code, begun)
+        label = joined(saved.sent.encode(), str(code.exponent).encode())
+        return replace(saved, summand={SUMMAND: values.view(np.int64), LABEL: np.frombuffer(label, np.uint8)})
 
     def _is_mixed(self, task: str) -> bool:
         return isinstance(self.method.on_shares.get(task), MixOnShares)

@@ -107,7 +107,7 @@ class Saved:
     dealt: Dealt | None = None
     lasting: LastingMasks | None = None
     sent: str = ""
-    """A digest of all that the server sent for the task."""
+    """A digest of all that the server sent for the task, if its answer goes into a mean."""
     summand: Tensors = field(default_factory=dict)
     """What leaves of the reply under the lasting masks, before they are added, by name. It is empty if nothing does;
     otherwise no attempt at a mean takes the reply again."""

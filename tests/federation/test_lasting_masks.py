@@ -56,8 +56,8 @@ def test_later_uploads_answer_the_task_itself_in_few_bytes_and_their_mean_is_the
     configs, job = job_on_shares(method, FIVE, rounds=ROUNDS)
     engine = Engine(configs, job)
     assert serve_job(job, FIVE, engine.call, tmp_path, "local")["status"] == "finished"
-    asked = list(dict.fromkeys(task for task, _ in engine.passed))
-    assert asked == ["start", "start/mean", "start/unmask", "train", "evaluate"]
+    tasks = list(dict.fromkeys(task for task, _ in engine.passed))
+    assert tasks == ["start", "start/mean", "start/unmask", "train", "evaluate"]
     for round in range(1, ROUNDS + 1):
         for config in configs.values():
             assert_alike(given(config, round), method.plain(FIVE, round)[config.name])
@@ -102,7 +102,7 @@ def prepared(engine: Engine) -> dict[str, Any]:
     attempt = Attempt("one", FIVE, members=FIVE)
     engine.call(TaskCall("start/mean", 1, dict.fromkeys(FIVE, attempt.message())))
     model = Lasting.mean(FIVE, 1)
-    return {"attempt": attempt, "model": model, "asked": model | attempt.lasting(0)}
+    return {"attempt": attempt, "model": model, "call": model | attempt.lasting(0)}
 
 
 def refused(engine: Engine, task: str, site: str, round: int, message: Tensors) -> Refusal:
@@ -118,16 +118,16 @@ def test_an_upload_is_in_one_sum_only(job_on_shares: Make) -> None:
     no upload under lasting masks: of two sums of a round the difference would be a site's."""
     configs, job = job_on_shares(Lasting, FIVE, rounds=ROUNDS)
     engine = Engine(configs, job)
-    known = prepared(engine)
+    first_mean = prepared(engine)
     second = Attempt("two", FIVE, members=FIVE).message()
-    engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, known["asked"])))
+    engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, first_mean["call"])))
     with pytest.raises(FederationError, match="has left already"):
         engine.call(TaskCall("train/mean", 2, dict.fromkeys(FIVE, second)))
     engine = Engine(configs, job, "other")
-    known = prepared(engine)
-    engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, known["model"])))
+    first_mean = prepared(engine)
+    engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, first_mean["model"])))
     engine.call(TaskCall("train/mean", 2, dict.fromkeys(FIVE, second)))
-    replies = engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, known["asked"])))
+    replies = engine.call(TaskCall("train", 2, dict.fromkeys(FIVE, first_mean["call"])))
     assert replies.keys() == {*FIVE} and not any(reply.tensors for reply in replies.values())
 
 
@@ -135,7 +135,7 @@ def test_a_repeated_task_gets_the_same_bytes_from_a_new_process(job_on_shares: M
     """No number is ever masked twice by the same key: the upload is on disk before it leaves."""
     configs, job = job_on_shares(Lasting, FIVE, rounds=ROUNDS)
     engine = Engine(configs, job)
-    call = TaskCall("train", 2, dict.fromkeys(FIVE, prepared(engine)["asked"]))
+    call = TaskCall("train", 2, dict.fromkeys(FIVE, prepared(engine)["call"]))
     first = engine.call(call)
     engine.local.close()
     again = Engine(configs, job).call(call)
@@ -169,7 +169,7 @@ def test_a_server_that_sends_sites_different_things_opens_nothing(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "demanded",
     [
         {"attempt": "two", "exponent": 0},
         {"attempt": "one", "exponent": 1},
@@ -182,11 +182,11 @@ def test_a_server_that_sends_sites_different_things_opens_nothing(
         None,
     ],
 )
-def test_masks_that_no_mean_has_left_are_refused_before_anything_is_trained(job_on_shares: Make, asked: Any) -> None:
+def test_masks_that_no_mean_has_left_are_refused_before_anything_is_trained(job_on_shares: Make, demanded: Any) -> None:
     """Another attempt, numbers too fine or too coarse, and what is no request at all."""
     configs, job = job_on_shares(Lasting, FIVE, rounds=ROUNDS)
     engine = Engine(configs, job)
-    message = prepared(engine)["model"] | {MASKS: as_array(asked)}
+    message = prepared(engine)["model"] | {MASKS: as_array(demanded)}
     assert refused(engine, "train", "a", 2, message)
     assert saved(configs["a"]).round == 1
     entries = [entry for entry in read(configs["a"].audit) if entry.round == 2]
@@ -197,8 +197,7 @@ def test_masks_that_no_mean_has_left_are_refused_before_anything_is_trained(job_
 def test_a_stepwise_job_of_users_ends_with_the_model_of_one_in_clear(
     introduced: Sites, tmp_path: Path, weighting: str
 ) -> None:
-    """In four steps, of which three are under lasting masks. Without the exponent the weights of few rows would leave
-    gradients with fewer bits than the server's optimiser tells apart."""
+    """In four steps, of which three are under lasting masks."""
     configs = introduced("abdomen", "chest", "head", methods=["fedavg"], repeatable_noise=1)
     options = {"schedule": "stepwise", "rounds": 4, "tuning": "classifier", "hidden": 16, "units": 16}
     options |= {"weighting": weighting, "batch_rows": 16}
