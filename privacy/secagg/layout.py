@@ -100,7 +100,8 @@ class SumCode:
 WIDE = SumCode()
 NARROW_BITS, NARROW_WORD, WEIGHT_BITS = 20, 5, 10
 """The sums of a stepwise job are of differences from values that everybody has. Where the weights of all sites add up
-to 2^10, a mean is exact to sites * 2^-31, and each weighted difference stays below 2^18 / sites."""
+to 2^10, a mean is exact to sites * 2^-31, and each weighted difference stays below 2^18 / sites. Smaller counts are not
+scaled up, so that a larger batch next step still fits: there a mean is exact to sites * 2^-21 / (sum of weights)."""
 
 
 def exponent_for(weights: float, most: int) -> int:
