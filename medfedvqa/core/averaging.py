@@ -40,6 +40,7 @@ from medfedvqa.models import (
     Values,
 )
 from medfedvqa.models.tuning import Kind as TuningKind
+from medfedvqa.models.tuning import PromptForm
 from medfedvqa.training import RowLoss, Site, Trainer
 from privacy import DPSettings, Secagg
 from privacy.mechanisms import shared_gaussian
@@ -104,14 +105,19 @@ class TunedConfig(MethodConfig, frozen=True):
 
     tuning: TuningKind = Field("adapter", description="what of the backbone is trained")
     blocks: Blocks = Field(None, description="how many of each tower's last blocks are tuned; null is all")
-    rank: Rank = Field(16, description="rank of low-rank updates")
+    rank: Rank = Field(16, description="rank of low-rank updates and of low-rank prompts")
     reduction: Width = Field(16, description="a token's width over that of an adapter's bottleneck")
     length: PromptLength = Field(4, description="tokens of a prompt per block, half keys, half values")
+    prompt_form: PromptForm = Field(
+        "full",
+        description="prompts of fewer numbers, for private training: the same tokens in all blocks, or the tokens of "
+        "all blocks as a product of two factors of 'rank'",
+    )
 
     @property
     def tuned(self) -> TuningConfig:
         """The tuning of the backbone."""
-        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length)
+        return TuningConfig(self.tuning, self.blocks, self.rank, self.reduction, self.length, self.prompt_form)
 
     def trained_shape(self, shape: BackboneShape) -> BackboneShape:
         """The shape of the network that is trained on a job's backbone: here the backbone itself."""
@@ -331,7 +337,8 @@ class Averaging(Stepwise[Config]):
         mixer, rounds = Mixer(self.config, hub.sites, self.secagg, self.server_step), self.config.rounds
         for number in hub.rounds(rounds):
             task = "start" if number == 1 else "train"
-            down = {site: mixer.model(site) for site in self.drawn(hub, number, training)}
+            first = hub.model if number == 1 else {}
+            down = {site: mixer.model(site) or first for site in self.drawn(hub, number, training)}
             if not self.shares:
                 hub.collect(task, down)
                 continue

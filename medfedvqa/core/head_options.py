@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from medfedvqa.bounds import MOST_ANSWERS, Share, Text, Width
+from medfedvqa.bounds import MOST_ANSWERS, Rank, Share, Text, Width
 from medfedvqa.core.method import MethodConfig
 from medfedvqa.data import ListName, bundled_list, public_list
 from medfedvqa.models import BackboneShape, Fusion, HeadConfig, QuestionInput, TuningConfig, check_head
@@ -26,6 +26,9 @@ class HeadOptions(MethodConfig, frozen=True):
     hidden: Width = Field(512, description="width of the answer head's hidden layer")
     picture_components: Width = Field(8, description="principal components of the picture, with 'components'")
     question_components: Width = Field(96, description="principal components of the question, with 'components'")
+    head_rank: Rank | None = Field(
+        None, description="rank of each layer of the answer head that so has fewer numbers; null: full weights"
+    )
     dropout: Share = Field(0.2, description="dropout in the answer head")
     normed: bool = Field(False, description="a LayerNorm of the hidden layer before ReLU, as in FedP3's paper")
     heads: int = Field(
@@ -40,8 +43,8 @@ class HeadOptions(MethodConfig, frozen=True):
         """The answer head for this number of answers."""
         names = ("hidden", "dropout", "fusion", "units", "normed")
         options = {name: getattr(self, name) for name in names}
-        components = self.picture_components, self.question_components
-        return HeadConfig(answers, **options, question=self.question_input, members=self.heads, components=components)
+        options |= {"question": self.question_input, "members": self.heads, "rank": self.head_rank}
+        return HeadConfig(answers, **options, components=(self.picture_components, self.question_components))
 
     def check_head(self, tuning: TuningConfig, shape: BackboneShape, aside: int = 0) -> None:
         """Raises `ConfigError` for a head that this backbone does not allow, or that ignores a tuned part.

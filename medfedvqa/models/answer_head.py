@@ -14,6 +14,7 @@ question in one tower, the tower's features are the picture, and n-grams are the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,8 @@ from medfedvqa.models.tuning import Shapes
 from privacy import Chance
 
 HEAD = "head."
+DOWN = ".down"
+"""The end of the name of a low-rank layer's first factor."""
 NORM = "norm"
 """The name of the LayerNorm, with initial values 1 and 0."""
 Fusion = Literal["concat", "product", "attend", "text", "components"]
@@ -53,6 +56,8 @@ class HeadConfig:
     """Whether the hidden units pass a LayerNorm before ReLU, as in FedP3's paper."""
     components: tuple[int, int] = (8, 96)
     """The principal components of picture and of question, where `fusion` joins these."""
+    rank: int | None = None
+    """The rank of each linear layer that so has fewer numbers; None: no layer is low-rank."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1 or min(self.hidden, self.units, self.members) < 1:
@@ -68,15 +73,22 @@ class HeadConfig:
         widths = {name: self.units for name in inputs} | {"hidden": self.hidden, "answers": self.answers}
         if "places" in inputs:
             widths["looking"] = inputs["places"]
-        shapes: Shapes = {
-            f"{HEAD}{layer}.{part}": (widths[name], inputs[name]) if part == "weight" else (widths[name],)
-            for member in range(self.members)
-            for name in inputs
-            for layer in (_layer_name(name, member),)
-            for part in (("weight",) if self.fusion == "components" else ("weight", "bias"))
-        }
+        shapes: Shapes = {}
+        for member, name in product(range(self.members), inputs):
+            layer = f"{HEAD}{_layer_name(name, member)}"
+            shapes |= self._weights(layer, widths[name], inputs[name])
+            if self.fusion != "components":
+                shapes[f"{layer}.bias"] = (widths[name],)
+        if self.rank and not any(name.endswith(DOWN) for name in shapes):
+            raise ConfigError(f"a rank of {self.rank} makes no layer of this head smaller: give a lower 'head_rank'")
         norms = [_layer_name(NORM, member) for member in range(self.members if self.normed else 0)]
         return shapes | {f"{HEAD}{norm}.{part}": (self.hidden,) for norm in norms for part in ("weight", "bias")}
+
+    def _weights(self, layer: str, outputs: int, inputs: int) -> Shapes:
+        """The weight of a layer, or the two factors of it: weight @ down."""
+        if self.rank is None or self.rank * (outputs + inputs) >= outputs * inputs:
+            return {f"{layer}.weight": (outputs, inputs)}
+        return {f"{layer}.weight": (outputs, self.rank), f"{layer}{DOWN}": (self.rank, inputs)}
 
     def sees(self, tower: str) -> bool:
         """Whether the answer depends on the features of this tower."""
@@ -141,7 +153,7 @@ class HeadConfig:
         if components is not None:
             (picture,), (question,) = self._split(shape, features, batch)
             joined = components.joined(picture, question, *self.components)
-            return F.linear(joined, values[f"{HEAD}answers.weight"])
+            return _layer(values, "answers", joined, 0)
         each = []
         for member in range(self.members):
             hidden = _layer(values, "hidden", self._joined(values, shape, features, batch, member), member)
@@ -208,7 +220,9 @@ def dropped(rows: torch.Tensor, share: float, chance: Chance | None) -> torch.Te
 
 def _layer(values: Named, name: str, inputs: torch.Tensor, member: int) -> torch.Tensor:
     layer = f"{HEAD}{_layer_name(name, member)}"
-    return F.linear(inputs, values[f"{layer}.weight"], values[f"{layer}.bias"])
+    if layer + DOWN in values:
+        inputs = F.linear(inputs, values[layer + DOWN])
+    return F.linear(inputs, values[f"{layer}.weight"], values.get(f"{layer}.bias"))
 
 
 def _layer_name(name: str, member: int) -> str:

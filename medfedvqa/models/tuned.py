@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from medfedvqa.errors import ConfigError
-from medfedvqa.models.answer_head import NORM, AnswerBatch, AnswerCache, HeadConfig
+from medfedvqa.models.answer_head import DOWN, NORM, AnswerBatch, AnswerCache, HeadConfig
 from medfedvqa.models.backbone import Backbone, BackboneShape, Cache, Components, Depth, Features, Tuning
 from medfedvqa.models.picture_stream import PictureStream, streamed
 from medfedvqa.models.tuning import TuningConfig, Values
@@ -104,12 +104,15 @@ class TunedModel(AnswerModel):
         values = self.tuning.initial(shape, self.backbone, generator)
         aside = shape.embed if self.join == "product" else 0
         inputs = self.head.layers(shape, aside)
-        for name, size in self.head.shapes(shape, aside).items():
+        shapes = self.head.shapes(shape, aside)
+        for name, size in shapes.items():
             layer = name.split(".")[1]
             if layer == NORM:
                 values[name] = torch.full(size, float(name.endswith("weight")))
                 continue
-            bound = inputs[layer] ** -0.5
+            # A product of factors has the spread of a whole weight.
+            factored = name.endswith(".weight") and name.removesuffix(".weight") + DOWN in shapes
+            bound = (3 / size[1] if factored else 1 / inputs[layer]) ** 0.5
             values[name] = torch.empty(size).uniform_(-bound, bound, generator=head)
         return {name: value.to(device) for name, value in values.items()}
 

@@ -7,7 +7,7 @@ site.
 |--------------|-----------------------------------|---------------------------------------------------------|
 | `classifier` | none: the answer head alone       |                                                         |
 | `lora`       | `lora.TOWER.BLOCK.PART.down, .up` | E. Hu et al., "LoRA", ICLR 2022: queries and values     |
-| `prompt`     | `prompt.TOWER`                    | this project's prefix prompts                           |
+| `prompt`     | `prompt.TOWER`, `.basis`          | this project's prefix prompts                           |
 | `bias`       | `weight.NAME`, biases of blocks   | E. Ben Zaken et al., "BitFit", ACL 2022                 |
 | `adapter`    | `adapter.TOWER.BLOCK.down, .up`   | H. Chen et al., "FedDAT", AAAI 2024; see `bert_blocks`  |
 | `blocks`     | `weight.NAME`, last blocks        | FedP3 (ACM MM 2023) trains the last 3                   |
@@ -27,11 +27,14 @@ from medfedvqa.models.backbone import NOTHING, Backbone, BackboneShape, Depth, T
 from medfedvqa.models.prompts import JoinedPrompts, Joining, Placing, PromptShape, in_norm_of_states, join
 
 Kind = Literal["classifier", "lora", "prompt", "bias", "adapter", "blocks", "full"]
+PromptForm = Literal["full", "same", "low_rank"]
 Values = dict[str, torch.Tensor]
 """Tensors by name."""
 Shapes = dict[str, tuple[int, ...]]
 
 PROMPT = "prompt."
+BASIS = ".basis"
+"""The end of the name of a low-rank prompt's second factor."""
 OTHER = "other."
 """The name prefix of a second adapter in the same block. The block applies the mean of both."""
 
@@ -51,6 +54,8 @@ class TuningConfig:
     """A token's width over that of an adapter's bottleneck."""
     length: int = 4
     """Tokens of a prompt in each block, half of them keys and half values."""
+    prompt_form: PromptForm = "full"
+    """Whether blocks have tokens of their own, the same ones, or products of two factors of `rank`."""
     without: tuple[str, ...] = ()
     """Towers without a prompt."""
     joining: Joining = "concatenate"
@@ -85,7 +90,7 @@ class TuningConfig:
                     raise ConfigError(
                         f"the tower '{tower}' has convolutions, which take no prompts: tune it by adapter, lora or bias"
                     )
-                shapes[PROMPT + tower] = PromptShape(len(blocks), self.length, facts.width).size
+                shapes |= self._prompt(tower, len(blocks), facts.width)
             for block in blocks:
                 shapes |= self._in_block(shape, tower, block)
         return shapes
@@ -102,7 +107,8 @@ class TuningConfig:
             elif name.startswith("lora.") and name.endswith(".up") or name.endswith(".bias"):
                 values[name] = torch.zeros(size)
             else:
-                values[name] = torch.randn(size, generator=generator) * self.std
+                spread = self.rank**-0.5 if name.endswith(BASIS) else self.std
+                values[name] = torch.randn(size, generator=generator) * spread
         return values
 
     def applied(
@@ -118,12 +124,30 @@ class TuningConfig:
         prompt may then be [owners, blocks, length, width], with separate tokens for each owner.
         """
         prompts = {
-            name.removeprefix(PROMPT): self._joined(name, value, shared, owners)
-            for name, value in values.items()
-            if name.startswith(PROMPT)
+            name.removeprefix(PROMPT): self._joined(name, self._tokens(backbone.shape, values, name), shared, owners)
+            for name in values
+            if name.startswith(PROMPT) and not name.endswith(BASIS)
         }
         weights = {name.removeprefix("weight."): value for name, value in values.items() if name.startswith("weight.")}
         return Tuning(prompts, weights, adapters(values), self._updates(backbone.shape, values))
+
+    def _prompt(self, tower: str, blocks: int, width: int) -> Shapes:
+        """The shapes of a tower's prompt. Raises `ConfigError` for a rank that saves nothing."""
+        full = PromptShape(1 if self.prompt_form == "same" else blocks, self.length, width).size
+        if self.prompt_form != "low_rank":
+            return {PROMPT + tower: full}
+        if self.rank * (blocks * self.length + width) >= blocks * self.length * width:
+            raise ConfigError(f"prompts of rank {self.rank} have no fewer numbers than full ones: give a lower 'rank'")
+        return {PROMPT + tower: (*full[:2], self.rank), f"{PROMPT}{tower}{BASIS}": (self.rank, width)}
+
+    def _tokens(self, shape: BackboneShape, values: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        """A prompt's tokens in each block, [blocks, length, width], or [owners, blocks, length, width]."""
+        tokens = values[name]
+        if self.prompt_form == "low_rank":
+            return tokens @ values[name + BASIS].unsqueeze(-3)
+        if self.prompt_form == "same":
+            return tokens.expand(*tokens.shape[:-3], len(self._blocks(shape, name.removeprefix(PROMPT))), -1, -1)
+        return tokens
 
     def _joined(
         self,

@@ -198,6 +198,32 @@ def test_a_backbone_without_components_says_so(single: ClipBackbone, vilt: Backb
             backbone.components  # noqa: B018  # reading it is what is tested
 
 
+@pytest.mark.parametrize("head", [{"fusion": "product"}, {"fusion": "concat", "members": 2}, {"fusion": "attend"}])
+def test_a_low_rank_head_is_the_full_head_whose_weights_are_products(
+    single: ClipBackbone, head: dict[str, Any]
+) -> None:
+    """Layers that would not have fewer numbers stay full, and new weights spread as full ones do."""
+    model, values = made(single, question="both", rank=2, **head)
+    full, drawn = made(single, question="both", **head)
+    factors = [name.removesuffix(".down") for name in values if name.endswith(".down")]
+    assert factors and sum(map(torch.numel, values.values())) < sum(map(torch.numel, drawn.values()))
+    whole = {name: value for name, value in values.items() if not name.endswith(".down")}
+    whole |= {f"{name}.weight": values[f"{name}.weight"] @ values[f"{name}.down"] for name in factors}
+    assert {name: value.shape for name, value in whole.items()} == {name: v.shape for name, v in drawn.items()}
+    batch = batch_of(model, [0, 1, 2], [0, 1, 2])
+    torch.testing.assert_close(model.logits(values, batch), full.logits(whole, batch), **EXACT)
+    wide = TunedModel(single, TuningConfig("classifier"), HeadConfig(300, 400, 0.0, fusion="concat", rank=40))
+    spread = wide.initial(torch.Generator(), torch.Generator().manual_seed(3))
+    product = spread["head.answers.weight"] @ spread["head.answers.down"]
+    assert float(product.std()) == pytest.approx(float((3 * 400) ** -0.5), rel=0.05)
+
+
+def test_a_rank_that_saves_nothing_is_refused() -> None:
+    """Such as one above the width: the job would train more numbers than without it."""
+    with pytest.raises(ConfigError, match="lower 'head_rank'"):
+        create("fedavg", {"head_rank": 500}).exchange(shape_of("ViT-B-32/openai"))
+
+
 def test_questions_that_a_backbone_takes_for_one_keep_their_own_ngrams(single: ClipBackbone) -> None:
     """The tiny tower reads ten letters; words beyond them reach the head of the row that asked, and of no other."""
     model, _ = made(single, fusion="product", question="both")

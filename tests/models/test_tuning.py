@@ -222,6 +222,30 @@ def test_every_weight_that_full_tuning_trains_takes_part_in_features(monkeypatch
     assert [name for name, value in values.items() if value.grad is None] == []
 
 
+@pytest.mark.parametrize("form", ["same", "low_rank"])
+def test_prompts_of_fewer_numbers_are_full_prompts_with_those_tokens(backbone, form):
+    """The same tokens in all blocks, or products of two factors, in the spread of new full prompts."""
+    config, full = TuningConfig("prompt", rank=2, length=8, prompt_form=form), TuningConfig("prompt", length=8)
+    values = values_of(config, backbone)
+    assert floats(config, backbone.shape) < floats(full, backbone.shape)
+    tokens = {name: value for name, value in values.items() if not name.endswith(".basis")}
+    if form == "low_rank":
+        tokens = {name: value @ values[f"{name}.basis"] for name, value in tokens.items()}
+    else:
+        tokens = {name: value.repeat(full.shapes(backbone.shape)[name][0], 1, 1) for name, value in tokens.items()}
+    assert {name: value.shape for name, value in tokens.items()} == full.shapes(backbone.shape)
+    assert torch.allclose(features(backbone, config, values), features(backbone, full, tokens), **EXACT)
+    wide = TuningConfig("prompt", rank=64, length=64, prompt_form=form)
+    drawn = wide.initial(shape_of("ViT-B-32/openai"), None, torch.Generator().manual_seed(1))
+    new = drawn["prompt.image"] @ drawn["prompt.image.basis"] if form == "low_rank" else drawn["prompt.image"]
+    assert float(new.std()) == pytest.approx(0.02, rel=0.1)
+
+
+def test_prompts_of_a_rank_that_saves_nothing_are_refused(backbone):
+    with pytest.raises(ConfigError, match="lower 'rank'"):
+        TuningConfig("prompt", rank=8, prompt_form="low_rank").shapes(backbone.shape)
+
+
 @pytest.mark.parametrize("kind", ["lora", "prompt", "bias", "adapter", "blocks"])
 def test_more_blocks_than_a_tower_has_are_refused(backbone, kind):
     config = TuningConfig(kind, blocks=3)

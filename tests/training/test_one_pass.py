@@ -24,6 +24,8 @@ CASES = [
     ("fedavg", {"weighting": "uniform", "fusion": "concat", "question_input": "tower"}),
     ("fedavg", {"weighting": "uniform", "fusion": "attend"}),
     ("fedavg", {"weighting": "uniform", "heads": 2}),
+    ("fedavg", {"weighting": "uniform", "head_rank": 2, "tuning": "classifier", "hidden": 24}),
+    *(("fedavg", {"weighting": "uniform", "tuning": "prompt", "prompt_form": f}) for f in ("same", "low_rank")),
     ("fedavg", {"weighting": "uniform", "fusion": "text", "tuning": "classifier"}),
     *(("fedavg", {"trunk": n, "trunk_width": 8, "tuning": "full", "weighting": "uniform"}) for n in TRUNKS),
     ("prompt_pfl", {}),
