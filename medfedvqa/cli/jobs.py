@@ -42,6 +42,7 @@ def export_command(
     epsilon: options.EpsilonOption = None,
     dp: options.DPOption = None,
     choices: Choices = NO_CHOICES,
+    start_from: options.StartFromOption = None,
     kit: Annotated[Path | None, typer.Option(help="Your administrator's kit, to make a job that runs once.")] = None,
     site: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With --kit: a site that may take part; repeatable.")
@@ -56,6 +57,7 @@ def export_command(
     runs the folder as often a day as its policy allows.
     """
     from medfedvqa.federation.flare.recipe import export_job
+    from medfedvqa.federation.shared_model import MODEL, SharedModel
     from medfedvqa.library.training_job import checked_job
 
     allow_plugins(plugin)
@@ -70,6 +72,8 @@ def export_command(
         **({"card": read_card(card)} if card else {}),
     }
     spec = checked_job(job)
+    if start_from is not None:
+        spec = SharedModel.read(start_from / MODEL).starting(spec)
     if kit or site:
         terms = fresh_terms(kit, site, days)
         if len(terms.sites) < spec.least_sites:

@@ -104,6 +104,12 @@ BackboneOption = Annotated[
     ),
 ]
 BackboneFileOption = Annotated[Path | None, typer.Option(help="The file or folder of a backbone NAME@LABEL.")]
+StartFromOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", help="The folder of an earlier run of fedavg whose model all sites start from, as on open data."
+    ),
+]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds of the federation. Default: the method's.", min=1)]
 EpochsOption = Annotated[
     int | None, typer.Option(help="Passes over a site's rows in each round. Default: the method's.", min=1)

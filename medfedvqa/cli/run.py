@@ -108,6 +108,7 @@ def run(
         Path | None, typer.Option(help="Folder of a store's ledger. Default: STORE.ledger, which ingest creates.")
     ] = None,
     out: options.OutOption = None,
+    start_from: options.StartFromOption = None,
     plugin: PluginOption = None,
     module: ModuleOption = None,
     resume: Annotated[
@@ -154,6 +155,7 @@ def run(
         ledger=ledger,
         cache=cache,
         precision=precision,
+        start_from=start_from,
     )
     if not data and root is None:
         progress.print(f"Note: {DRAWN}", highlight=False, soft_wrap=True)

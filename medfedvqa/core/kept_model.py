@@ -68,6 +68,9 @@ KEPT = "kept"
 model that answers with it, and for each candidate whether it answers each test row right, bool [rows]."""
 ENSEMBLE = ("received", "alone")
 """The candidates that answer together as the candidate `ensemble`."""
+FIRST = "first"
+"""The key of the values that the server sent first, where the job starts from an earlier run's model: from them the
+site also trains alone."""
 
 
 class Keeping:
@@ -84,7 +87,7 @@ class Keeping:
     @cached_property
     def alone(self) -> State:
         """The state of a site that trains for as many rounds without the others and without noise."""
-        return self._plain.trained_alone(self._site, self._rounds)
+        return self._plain.trained_alone(self._site, self._rounds, self._state.get(FIRST))
 
     @cached_property
     def alone_equal(self) -> State:

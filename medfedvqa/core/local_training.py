@@ -172,11 +172,12 @@ class Alone(Method[Config]):
             return unchanged(state), {}
         return super().handle(task, site, state, received, round)
 
-    def trained_alone(self, site: Site, rounds: int) -> State:
-        """The state of a site after this many rounds without any message, from its own setup: of the last or the best
-        round.
+    def trained_alone(self, site: Site, rounds: int, first: Values | None = None) -> State:
+        """The state of a site after this many rounds without any message: of the last or the best round.
+
+        It starts from the values of its own setup, with those in `first` instead.
         """
-        state = self.setup(site)
+        state = self.begun(site, first)
         for number in range(1, rounds + 1):
             if has_stopped(state, self.config.patience):
                 state = unchanged(state)
@@ -185,6 +186,11 @@ class Alone(Method[Config]):
             if self.config.keep == "best":
                 state = remembered(self, site, state, {}, ())
         return recalled(state, {})[0]
+
+    def begun(self, site: Site, first: Values | None) -> State:
+        """The state of a site's setup, with these values instead of its own."""
+        state = self.setup(site)
+        return {**state, "values": {**state["values"], **(first or {})}}
 
     def start(self, site: Site, state: State, received: Tensors, round: int) -> tuple[State, Tensors]:
         """The first round."""

@@ -169,11 +169,11 @@ class Stepwise(Alone[Config]):
         """See `Alone.memory`. Only a stepwise job has any: elsewhere optimisers are new in every round."""
         return super().memory(own) if self.config.is_stepwise else {}
 
-    def trained_alone(self, site: Site, rounds: int) -> State:
+    def trained_alone(self, site: Site, rounds: int, first: Values | None = None) -> State:
         """See `Alone.trained_alone`. In a stepwise job the site takes the server's steps, too."""
         if not self.config.is_stepwise:
-            return super().trained_alone(site, rounds)
-        state, held, memory = self.setup(site), dict[str, Any](), ServerState()
+            return super().trained_alone(site, rounds, first)
+        state, held, memory = self.begun(site, first), dict[str, Any](), ServerState()
         names = self.shared(site.backbone.shape)
         for number in range(1, rounds + 1):
             state, sent = (self.train if held else self.start)(site, state, held, number)

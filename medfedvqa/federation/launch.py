@@ -26,6 +26,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.journal import JOURNAL, Journal
 from medfedvqa.federation.serve import check_sites, score_of, serve_job
 from medfedvqa.federation.server_receipts import SERVER_KEYS, ServerReceipts
+from medfedvqa.federation.shared_model import SharedModel
 from medfedvqa.federation.site_config import DEFAULTS, load_site_config, site_yaml
 from medfedvqa.ingest.ledger_binding import check_binding, default_ledger
 from medfedvqa.models import FeatureStore, card_in, load_backbone
@@ -62,6 +63,8 @@ class Launch:
     """The folder that keeps outputs of the frozen backbone for other runs here, with the engine `local` only."""
     engine: Engine = "local"
     """The engine that the run in `out` was begun with."""
+    start_from: Path | None = None
+    """The file of the model that the sites start from, if they do. The run keeps a copy."""
     data_digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each site's data as the run began, in hex. It is empty where no rerun can be compared."""
 
@@ -130,6 +133,11 @@ class Launch:
         return self.job.dp is None and not self.job.secagg
 
     @property
+    def first_model(self) -> Path:
+        """Where a run that starts from an earlier model keeps its copy, for a resumed run or a rerun."""
+        return self.out / f"{self.job.options['start_from']}.npz"
+
+    @property
     def audit_folders(self) -> dict[str, Path]:
         """The folder of each site's audit log, by site."""
         return {site: self.out / "sites" / site / "audit" for site in self.sites}
@@ -157,8 +165,9 @@ def plan(
     device: str = "cpu",
     cache: Path | None = None,
     precision: Precision = "float32",
+    start_from: Path | None = None,
 ) -> Launch:
-    """Check everything that can be checked without training, and write nothing.
+    """Check everything that can be checked without training, and write nothing. `start_from`: a model's file.
 
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
@@ -172,9 +181,13 @@ def plan(
     job = _with_backbone(job, backbone_files or {}, precision)
     sites = sites or organs(job.data, root)
     check_sites(job, len(sites))
+    if start_from is not None:
+        job = SharedModel.read(start_from).starting(job)
     method = job.build()
     job.exchange()  # refuses a network or a head that does not fit, before anything is written
-    launch = Launch(job, root, out, sites, threads, backbone_files, device, ledger, precision, cache)
+    launch = Launch(
+        job, root, out, sites, threads, backbone_files, device, ledger, precision, cache, start_from=start_from
+    )
     if job.dp is not None and job.data == "store" and root is not None:
         try:
             check_binding(root, launch.ledger_of(sites[0]))
@@ -244,6 +257,8 @@ def run(
     """Run to the end, or to the end of the round in which `stop` returns true. Returns the results."""
     paths = write_sites(launch)
     replace(launch, engine=engine, data_digests=launch.digests() if launch.repeatable else {}).write()
+    if launch.start_from is not None:
+        write_whole(launch.first_model, launch.start_from.read_bytes(), PRIVATE)
     if engine == "local":
         results = _run_here(launch, watch, stop)
     else:

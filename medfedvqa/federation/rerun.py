@@ -86,6 +86,7 @@ def planned_rerun(launch: Launch) -> Iterator[Launch]:
             launch.backbone_files,
             device=launch.device,
             precision=launch.precision,
+            start_from=launch.first_model if launch.job.options.get("start_from") else None,
         )
 
 

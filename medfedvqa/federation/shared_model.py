@@ -15,8 +15,8 @@ from medfedvqa.atomic_files import PRIVATE, write_whole
 from medfedvqa.core import Method
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.job import JobSpec
-from medfedvqa.methods.fedavg import FedAvgConfig
-from medfedvqa.methods.join import JoinConfig, model_digest
+from medfedvqa.methods.fedavg import FedAvgConfig, model_digest
+from medfedvqa.methods.join import JoinConfig
 
 MODEL = "model.npz"
 """The file in a run's folder: the arrays by name, and as the entry `job` the UTF-8 bytes of the job, as JSON."""
@@ -24,7 +24,7 @@ MODELS = "models"
 """The folder in a provisioned server's kit that holds the same files, each named by its model's digest."""
 _JOB = "job"
 _FINISH = 20
-_OTHERS: Mapping[str, Any] = {"evaluated": "shared", "unseen": (), "sampled": None, "patience": None}
+_OTHERS: Mapping[str, Any] = dict(evaluated="shared", unseen=(), sampled=None, patience=None, start_from=None)
 """Options reset in a joining job: they concern only the training of the run's own sites."""
 
 
@@ -40,7 +40,7 @@ class SharedModel:
         """The digest that jobs name the model by."""
         method = self.job.build()
         own = method.config.model if isinstance(method.config, JoinConfig) else None
-        return own or model_digest(method.public_answers or (), self.tensors)
+        return own or model_digest(method.public_answers, self.tensors)
 
     def write(self, *places: Path) -> None:
         """Writes each of these files whole, for the server's account only."""
@@ -81,10 +81,23 @@ class SharedModel:
             raise ConfigError(f"a run of '{self.job.method}' shares no complete model, so no hospital can join it")
         return job
 
+    def starting(self, job: JobSpec) -> JobSpec:
+        """The job, with this model as its start. Raises `ConfigError` if its sites would train another model."""
+        job = job.model_copy(update={"options": {**job.options, "start_from": self.digest}})
+        down = {spec.name: spec.shape for spec in job.exchange().task("start").down}
+        fits = down == {name: array.shape for name, array in self.tensors.items()}
+        same = model_digest(job.build().public_answers, self.tensors) == self.digest
+        if not fits or not same or job.backbone != self.job.backbone:
+            raise ConfigError(
+                "this job trains another model than the run that it should start from: give it the backbone, the "
+                "answers and the options of that run's model"
+            )
+        return job
+
 
 def model_for(method: Method[Any], folder: Path, out: Path) -> Tensors:
     """The model that a job of this method begins with, from `folder` or the run's own one; empty if there is none."""
-    if not isinstance(method.config, JoinConfig):
-        return {}
-    places = (folder / f"{method.config.model}.npz", out / MODEL)
+    config = method.config
+    digest = config.model if isinstance(config, JoinConfig) else getattr(config, "start_from", None)
+    places = (folder / f"{digest}.npz", out / MODEL) if digest else ()
     return next((SharedModel.read(place).tensors for place in places if place.exists()), {})

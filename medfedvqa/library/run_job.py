@@ -14,6 +14,7 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.federation import launch
 from medfedvqa.federation.hub import TaskAnswer
 from medfedvqa.federation.launch import Engine, Launch, plan
+from medfedvqa.federation.shared_model import MODEL
 from medfedvqa.library.data_set import Data
 from medfedvqa.library.run_results import Results
 from medfedvqa.library.training_job import Job, check_site_names
@@ -33,6 +34,7 @@ def run(
     progress: bool | Callable[[TaskAnswer], None] = False,
     threads: int = 1,
     backbone_files: Mapping[str, str | Path] | None = None,
+    start_from: str | Path | None = None,
 ) -> Results:
     """Trains the job on the data set, by default with one site per organ, and returns the results.
 
@@ -40,13 +42,24 @@ def run(
     these sites; all by default. `device`: `cpu`, `cuda`, `cuda:1` or `auto`, or several separated by commas, which
     sites take in turn. `out`: the folder of the run, new or empty; by default a new one below `runs`. `progress`:
     whether to print a line per round, or a function that receives each event. `threads`: processor threads per site.
-    `backbone_files`: the checkpoints of backbones `ARCH@LABEL`.
+    `backbone_files`: the checkpoints of backbones `ARCH@LABEL`. `start_from`: the folder of an earlier run of `fedavg`
+    whose model all sites start from, with the engine `local`.
 
     Everything that can be checked is checked before anything is written. Raises `ConfigError`, `DataError`,
     `BackboneError` or `FederationError`.
     """
     files = {name: Path(path) for name, path in (backbone_files or {}).items()}
-    planned = launch_of(job, data, engine, sites=sites, device=device, out=out, threads=threads, backbone_files=files)
+    planned = launch_of(
+        job,
+        data,
+        engine,
+        sites=sites,
+        device=device,
+        out=out,
+        threads=threads,
+        backbone_files=files,
+        start_from=None if start_from is None else Path(start_from),
+    )
     watch = progress if callable(progress) else RoundLines().watch if progress else lambda event: None
     return Results(planned.out, launch.run(planned, engine_of(engine), watch))
 
@@ -64,6 +77,7 @@ def launch_of(
     ledger: Path | None = None,
     cache: Path | None = None,
     precision: Precision = "float32",
+    start_from: Path | None = None,
 ) -> Launch:
     """The checked launch of a run; writes nothing. Raises `ConfigError`, `DataError`, `BackboneError`."""
     if isinstance(sites, str):
@@ -72,13 +86,16 @@ def launch_of(
     _check_processes(job, data, engine_of(engine))
     if cache is not None and engine != "local":
         raise ConfigError("a cache is for sites in this process: leave it out, or use the engine 'local'")
+    if start_from is not None and engine != "local":
+        raise ConfigError("FLARE's server has its own runs' models: export a job with --start-from, or run it 'local'")
     sites = tuple(sites) or (
         sites_of(data.cut, data.name, data.root, job.spec(data).split.questions) if data.cut != Cut() else ()
     )
     check_site_names(data.name, data.root, tuple(sites))
     folder = new_folder(job.method, data.name) if out is None else Path(out)
-    files = backbone_files
-    return plan(job.spec(data), data.root, folder, tuple(sites), threads, files, ledger, device, cache, precision)
+    model = None if start_from is None else start_from / MODEL
+    machine = (threads, backbone_files, ledger, device, cache, precision)
+    return plan(job.spec(data), data.root, folder, tuple(sites), *machine, start_from=model)
 
 
 def engine_of(name: str) -> Engine:

@@ -9,15 +9,13 @@ hospitals of the same organ trained it. Of a new organ that model knows little: 
 the one that was trained on from the received model as long as the hospital has labelled fewer than `FEW` patients.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from audits import Exchange, Tensors
-from audits.exchange import canonical
 from medfedvqa.bounds import FINGERPRINT, MOST_SITES, Text
 from medfedvqa.core import EVALUATE, Hub, Site, State
 from medfedvqa.core.averaging import Averaging
@@ -29,22 +27,9 @@ from medfedvqa.data import SiteData
 from medfedvqa.data.site_cuts import organ_of
 from medfedvqa.errors import ConfigError, DataError, FederationError
 from medfedvqa.evaluation.history import KEPT_MODELS
-from medfedvqa.methods.fedavg import FedAvgConfig
+from medfedvqa.methods.fedavg import FedAvgConfig, check_held, check_received
 from medfedvqa.models import BackboneShape
 from privacy import DPSettings, Secagg
-
-
-def model_digest(answers: Sequence[str], tensors: Tensors) -> str:
-    """The SHA-256 of a model, see `FINGERPRINT`: of its answers in order, its tensors' names, shapes, types and bytes.
-
-    Pairs with colons, since FLARE (2.9) warns of plain hex digits in a job as of a possible secret.
-    """
-    facts = [[name, array.dtype.str, array.shape] for name, array in sorted(tensors.items())]
-    digest = hashlib.sha256(canonical([list(answers), facts]))
-    for _, array in sorted(tensors.items()):
-        digest.update(array.tobytes())
-    return f"SHA256:{digest.digest().hex(':').upper()}"
-
 
 FEW = 10
 """On SLAKE a model that is trained on is better than one trained alone with 2 and 5 labelled patients of a new organ,
@@ -120,8 +105,7 @@ class Join(Averaging[JoinConfig]):
 
     def serve(self, hub: Hub) -> dict[str, Tensors]:
         """Sends the model to all sites. Raises `ConfigError` if the server has another one, or none."""
-        if not hub.model or model_digest(self.answers or (), hub.model) != self.config.model:
-            raise ConfigError("the server has no model with the digest that the job names: use the server of that run")
+        check_held(self.answers, hub.model, self.config.model)
         replies: dict[str, Tensors] = {}
         for _ in hub.rounds(self.rounds):
             replies = hub.collect(EVALUATE, dict.fromkeys(hub.sites, hub.model))
@@ -142,8 +126,7 @@ class Join(Averaging[JoinConfig]):
         shapes = {name: array.shape for name, array in received.items()}
         if shapes != self.shared(site.backbone.shape):
             raise FederationError("the received model does not fit this site's backbone: use the backbone of the job")
-        if model_digest(self.answers or (), received) != self.config.model:
-            raise FederationError("the received model is not the one that the job names: it was changed on its way")
+        check_received(self.answers, received, self.config.model)
         right = self.answered(site, state, received, site.data.test)
         if not self.config.finish_epochs:
             return scored(state, site.data, right)
