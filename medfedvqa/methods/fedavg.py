@@ -7,6 +7,7 @@ head of one linear layer it is an offset of the logits, to which training adds.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 from pydantic import Field
 
@@ -51,10 +52,8 @@ def check_received(answers: Sequence[str] | None, model: Tensors, digest: str) -
 class FedAvgConfig(NetworkOptions, TrunkOptions, frozen=True):
     """Options; `tuning` chooses the member of the family: classifier, lora, prompt, bias, adapter, blocks or full."""
 
-    start_from: str | None = Field(
-        None,
-        pattern=FINGERPRINT,
-        description="the digest of an earlier run's model from which all sites start; null: from random values",
+    start_from: Annotated[str, Field(pattern=FINGERPRINT)] | None = Field(
+        None, description="the digest of an earlier run's model from which all sites start; null: from random values"
     )
 
 
