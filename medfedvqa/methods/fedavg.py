@@ -52,7 +52,7 @@ def check_received(answers: Sequence[str] | None, model: Tensors, digest: str) -
 class FedAvgConfig(NetworkOptions, TrunkOptions, frozen=True):
     """Options; `tuning` chooses the member of the family: classifier, lora, prompt, bias, adapter, blocks or full."""
 
-    start_from: Annotated[str, Field(pattern=FINGERPRINT)] | None = Field(
+    start_from: Annotated[str, Field(pattern=FINGERPRINT, max_length=102)] | None = Field(
         None, description="the digest of an earlier run's model from which all sites start; null: from random values"
     )
 
