@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from audits import AuditLog, Entry, Event, Isolation, JobRefused, Kind, Outcome, Refusal, read
 from audits.policy import SitePolicy
@@ -19,12 +19,13 @@ from medfedvqa.core.registry import is_built_in
 from medfedvqa.data import is_built_in as is_built_in_reader
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError
-from medfedvqa.federation import approvals
-from medfedvqa.federation.approvals import ApprovalError, JobDecision
 from medfedvqa.federation.job import ANY_DATA, LONGEST, JobSpec, Terms
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import is_bundled, outside_architecture
 from medfedvqa.plugins import Group, PlugInRefused, check, offering
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.approvals import JobDecision
 
 LOCK = "admission.lock"
 DAY = timedelta(days=1)
@@ -98,18 +99,20 @@ class Admission:
             if (self._signature is not None or permit is not None) and not history.admitted:
                 self._remember(history, permit)
 
-    def require_approval(self, used: Collection[str] = ()) -> JobDecision | None:
+    def require_approval(self, used: Collection[str] = ()) -> "JobDecision | None":
         """The person's approval of the job; None if the site requires none.
 
         Raises `JobRefused` if it is missing or withdrawn, also in later rounds. `used`: the permits of other jobs.
         """
         if not self._config.approvers:
             return None
+        from medfedvqa.federation import approvals  # only where persons decide
+
         actor = self._signature.actor if self._signature else ""
         permit, code = approvals.permit(self._config, self._job.definition, actor, used, self._permit)
         if permit is None:
             if code is Refusal.APPROVAL:
-                with suppress(ApprovalError):  # a database that cannot be read refuses every job
+                with suppress(approvals.ApprovalError):  # a database that cannot be read refuses every job
                     approvals.keep_waiting(self._config, self._job, actor)
             self.refuse(code)
         self._permit = permit.permit
@@ -154,7 +157,7 @@ class Admission:
         named = {"job": self._job_id, "method": self._job.method, "actor": actor or None, "policy": policy}
         return named | {"isolation": self._isolation}
 
-    def _remember(self, history: _History, permit: JobDecision | None) -> None:
+    def _remember(self, history: _History, permit: "JobDecision | None") -> None:
         terms = self._job.terms
         fresh = {"nonce": terms.nonce, "expires": terms.expires.isoformat()} if terms else {}
         approved: dict[str, str] = {}

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from medfedvqa.core.on_shares import BEACON, CHECK, COMMIT, COMMITMENT, NONCE, O
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.admission import Admission
 from medfedvqa.federation.aggregation_attempt import as_array, bytes_by_name, from_array, hex_by_name, require_pins
-from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import Draw, Saved, StateFile
 from privacy.secagg.committee import NONCE_BYTES, Beacon, Nonce
+
+if TYPE_CHECKING:
+    from medfedvqa.federation.hub import Reply  # not at a site, which loads no server
 
 COMMITMENTS, NONCES = "commitments", "nonces"
 """The arrays in which the server sends all sites' commitments and nonces to every site."""
@@ -92,7 +95,7 @@ def job_of_draw(job: JobSpec, job_id: str) -> str:
     return f"{job_id} {job.definition} {job.terms.nonce if job.terms else ''}"
 
 
-def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites: Collection[str]) -> Beacon:
+def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, "Reply"]], sites: Collection[str]) -> Beacon:
     """The server's part: it forwards what each site sends to all. A site that does not commit is not in the draw.
 
     Raises `FederationError` if a site that has committed does not open, since a second draw would let it choose between
@@ -111,7 +114,7 @@ def draw(ask: Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]], sites
     return Beacon(tuple(sorted(nonces)), next(iter(beacons.values())))
 
 
-def _answers(replies: Mapping[str, Reply], spec: TensorSpec) -> dict[str, bytes]:
+def _answers(replies: Mapping[str, "Reply"], spec: TensorSpec) -> dict[str, bytes]:
     """The bytes that each site sent, without sites that sent anything else."""
     arrays = {site: np.asarray(reply.tensors.get(spec.name, ())) for site, reply in replies.items()}
     return {site: a.tobytes() for site, a in arrays.items() if (a.shape, a.dtype) == (spec.shape, np.dtype("<i8"))}

@@ -26,7 +26,7 @@ from audits import (
 )
 from medfedvqa.code_identity import ChangedCode, check_unchanged, running_code
 from medfedvqa.core import EPSILON, EVALUATE, Site, Tensors, withheld
-from medfedvqa.data import SiteData, Split, check_reviewed, load_site, reader_function
+from medfedvqa.data import SiteData, Split, load_site, reader_function
 from medfedvqa.devices import memory_in_words, resolved
 from medfedvqa.errors import BackboneError, FederationError, MedfedvqaError
 from medfedvqa.federation.admission import Admission, Signature
@@ -115,6 +115,8 @@ class SiteRuntime:
         # The questions of a private job must not depend on the rows, and so its list of answers must not either.
         answers = self._method.answers_of(dataset.answers)
         if dataset.require_review and dataset.root is not None:
+            from medfedvqa.data import check_reviewed  # only here: other sites load nothing of ingestion
+
             check_reviewed(dataset.root)
         data = self._load_data(dataset.reader, dataset.root, dataset.organ, job.split, job.seed, answers)
         space = PictureSpace(config.pictures.memory_mb * _MIB, config.pictures.disk_mb * _MIB, config.state)

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from audits import Gate, Tensors
 from medfedvqa.core.on_shares import COIN, COIN_COMMITMENT, TUPLE_SEED, seeding, tossing
 from medfedvqa.errors import FederationError
 from medfedvqa.federation.aggregation_attempt import Attempt, as_array, bytes_by_name, from_array, hex_by_name
-from medfedvqa.federation.hub import Reply
 from medfedvqa.federation.site_state import Dealt, Saved, StateFile
 from privacy.secagg import MisdealtError, SecureAggregationError, SiteError, TensorLayout
 from privacy.secagg.channel import joined
@@ -35,6 +34,9 @@ from privacy.secagg.cut_and_choose import (
     set_seed,
 )
 
+if TYPE_CHECKING:
+    from medfedvqa.federation.hub import Reply  # not at a site, which loads no server
+
 COMMITTED, OPENED, UNUSED = "committed", "opened", "unused"
 """The arrays in which the server shows the commitments of all, everything that was opened since, and the previous
 attempt's seeds if its dealing was not used."""
@@ -42,7 +44,7 @@ attempt's seeds if its dealing was not used."""
 _TOSS = "toss of coins"
 """The text to which a coin is bound, in place of a job: a coin serves one toss."""
 
-Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, Reply]]
+Ask = Callable[[str, Mapping[str, Tensors]], Mapping[str, "Reply"]]
 
 
 @dataclass(frozen=True)
