@@ -88,6 +88,17 @@ def test_a_hospital_that_does_not_allow_it_refuses_and_receives_nothing(
     assert not any(entry.tensors for entry in log)
 
 
+def test_hospitals_train_again_from_the_servers_own_copy(federation: Phantoms, trained: Path, tmp_path: Path) -> None:
+    """A further job starts from the model that they trained before: it comes down first, by the job's digest."""
+    model = SharedModel.read(trained / MODEL)
+    job_id = federation.run(model.starting(JOB), tmp_path / "job", *TRAINING)
+    assert federation.status(job_id) == "FINISHED:COMPLETED"
+    for name in TRAINING:
+        first = next(entry for entry in federation.log(name, job_id) if entry.tensors)
+        assert (first.task, first.outcome) == ("start", Outcome.ACCEPTED)
+        assert {tensor.name for tensor in first.tensors} == {*model.tensors}
+
+
 def test_a_server_that_no_longer_has_the_model_says_so(federation: Phantoms, trained: Path, tmp_path: Path) -> None:
     """Whoever keeps the server deletes the file to end what can be joined; the job ends with a sentence."""
     for path in (federation.kits / SERVER / MODELS).iterdir():
