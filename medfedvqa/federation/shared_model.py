@@ -82,7 +82,11 @@ class SharedModel:
         return job
 
     def starting(self, job: JobSpec) -> JobSpec:
-        """The job, with this model as its start. Raises `ConfigError` if its sites would train another model."""
+        """The job, with this model as its start. Raises `ConfigError` if its sites would train another model, or if its
+        method starts from none.
+        """
+        if "start_from" not in type(job.build().config).model_fields:
+            raise ConfigError(f"jobs of '{job.method}' start from no earlier model: use `fedavg`")
         job = job.model_copy(update={"options": {**job.options, "start_from": self.digest}})
         down = {spec.name: spec.shape for spec in job.exchange().task("start").down}
         fits = down == {name: array.shape for name, array in self.tensors.items()}

@@ -55,10 +55,10 @@ def started(earlier: Path, tiny_backbone: Path, tmp_path: Path) -> Callable[...,
     return planned
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same(model: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two models have the same tensors to 1e-5."""
-    assert one.keys() == other.keys()
-    return all(torch.allclose(torch.as_tensor(v), torch.as_tensor(other[n]), atol=1e-5) for n, v in one.items())
+    assert model.keys() == other.keys()
+    return all(torch.allclose(torch.as_tensor(v), torch.as_tensor(other[n]), atol=1e-5) for n, v in model.items())
 
 
 @pytest.mark.parametrize("secagg", [False, "masks"])
@@ -131,6 +131,11 @@ def test_a_model_of_another_backbone_is_refused_though_its_layers_fit(earlier: P
     elsewhere = SharedModel(model.job.model_copy(update={"backbone": "medclip2-vqarad"}), model.tensors)
     with pytest.raises(ConfigError, match="trains another model"):
         elsewhere.starting(job())
+
+
+def test_other_methods_name_the_method_that_starts_from_a_model(earlier: Path) -> None:
+    with pytest.raises(ConfigError, match="use `fedavg`"):
+        SharedModel.read(earlier / MODEL).starting(job({"rounds": 1}, method="prompt_pfl"))
 
 
 def test_what_a_site_trains_alone_starts_from_the_model_too(

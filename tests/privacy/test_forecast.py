@@ -75,7 +75,7 @@ def test_the_published_figures_of_few_numbers_are_what_was_measured() -> None:
     lines = [json.loads(line) for line in (DOCS / "measured" / "few-numbers.jsonl").read_text().splitlines()]
     few, free = [(eps, "shared, components") for eps in (8.0, 3.0, 1.0)], [(None, "alone"), (None, ALL_STEPS)]
     started, low_rank = "shared, components, started", "shared, components, rank 8"
-    figures, shown = list[str](), 0
+    figures, counted = list[str](), 0
     for sites, cells in (
         ("slake:3", [*few, (8.0, "shared"), *free]),
         ("vqa-rad:2", [*few, (8.0, "shared"), *free]),
@@ -85,11 +85,11 @@ def test_the_published_figures_of_few_numbers_are_what_was_measured() -> None:
         for epsilon, arm in cells:
             chosen = [line for line in lines if (line["sites"], line["epsilon"], line["arm"]) == (sites, epsilon, arm)]
             figures.append(f"{100 * mean_right(chosen):.1f}")
-            shown += len(chosen)
+            counted += len(chosen)
     page = (DOCS / "benchmark.md").read_text(encoding="utf-8")
     paragraph = page[page.index("A [head of few numbers]") : page.index("(measured/few-numbers.jsonl)")]
     assert re.findall(r"\d\d\.\d", paragraph) == figures
-    assert shown == len(lines)
+    assert counted == len(lines)
 
 
 @given(st.floats(1e-3, 1e3), st.integers(2, 200), st.floats(1, 1e4), st.integers(1, 10**7))
