@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from privacy.errors import SettingsError
 
 if TYPE_CHECKING:
     from privacy.recorder import Recorder
+
+RAMP = 2.0**-7
+"""In a private step the derivative of ReLU rises from 0 at zero to 1 at this input, linearly."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +383,38 @@ def _reduced(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     along = [d for d in range(1, gradient.dim()) if full_shape[d] == 1 and gradient.shape[d] != 1]
     return (gradient.sum(along) if along else gradient).reshape(len(gradient), -1)
 
+
+class _Ramped(torch.autograd.Function):
+    """ReLU, with a derivative that rises linearly over [0, `RAMP`]."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward((inputs / RAMP).clamp(0, 1))
+        return inputs.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        slope: torch.Tensor = ctx.saved_tensors[0]
+        return gradient * slope
+
+
+def ramped_relu(inputs: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    """ReLU without a jump in its derivative.
+
+    Patients of one pass share matrix products, so that one patient more changes the rounding of the others' numbers.
+    At a jump, that could switch a unit of another patient on or off, and move the gradient by more than rounding.
+    """
+    output: torch.Tensor = _Ramped.apply(inputs)
+    return inputs.copy_(output) if inplace else output
+
+
+RELUS: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        **dict.fromkeys((torch.relu, torch.Tensor.relu, F.relu), ramped_relu),
+        **dict.fromkeys((torch.relu_, torch.Tensor.relu_, F.relu_), partial(ramped_relu, inplace=True)),
+    }
+)
+"""What takes the place of each form of ReLU in a private step."""
 
 RULES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from privacy.clipping import GradientContribution, Lookups, Products, Segments, Separate, current_owners, merge
 from privacy.errors import SettingsError
-from privacy.layer_rules import RULES, LayerUse, Lookup, Outer, Range, RowGradients
+from privacy.layer_rules import RELUS, RULES, LayerUse, Lookup, Outer, Range, RowGradients
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if function in RELUS and torch.is_grad_enabled():
+            return RELUS[function](*args, **(kwargs or {}))
         rule = RULES.get(function) if torch.is_grad_enabled() else None
         if rule is None or not any(isinstance(a, torch.Tensor) and id(a) in self._ranges for a in _flat(args, kwargs)):
             return function(*args, **(kwargs or {}))

@@ -149,6 +149,12 @@ def single(backbone: ClipBackbone) -> ClipBackbone:
     return replace(backbone, clip=copy.deepcopy(backbone.clip).float())
 
 
+@pytest.fixture
+def sharp_relu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ReLU with its exact derivative in private steps, too, for tests that compare gradients with plain torch's."""
+    monkeypatch.setattr("privacy.layer_rules.RAMP", 2.0**-120)
+
+
 ASKED = (("is it bright", "yes"), ("is it dark", "no"), ("which side", "left"), ("what is this", "something odd"))
 PARTS = ("train", "train", "train", "validate", "test", "test")
 

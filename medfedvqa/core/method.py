@@ -249,7 +249,12 @@ class Method(ABC, Generic[Config]):
     @property
     def privacy(self) -> Privacy | None:
         """The settings and the noise of private training; None without differential privacy."""
-        return None if self.dp is None else Privacy(self.dp, self.noise)
+        return None if self.dp is None else Privacy(self.dp, self.noise, self.jumps)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the private loss has a gradient that jumps somewhere, as at a maximum; see `Privacy.pass_size`."""
+        return False
 
     def plan(self) -> tuple[PlannedTask, ...]:
         """The charges of a whole job to each patient, task by task. Tasks that charge nothing are left out."""

@@ -284,6 +284,10 @@ class PictureNetwork(AnswerModel):
         return {}
 
     @property
+    def jumps(self) -> bool:
+        return True  # many have layers that take maxima, and a network of one's own may have any layer
+
+    @property
     def image_size(self) -> int:
         return self.spec.pixels
 

@@ -27,6 +27,11 @@ class AnswerModel(ABC):
         """The depth of the tuned parts in the backbone, by tower; empty for a model without a tuned backbone."""
 
     @property
+    def jumps(self) -> bool:
+        """Whether the gradient jumps somewhere, at a maximum for example. That of ReLU does not in private steps."""
+        return False
+
+    @property
     def image_size(self) -> int | None:
         """The side of the pictures that the cache takes, pixels; None: the backbone's."""
         return None

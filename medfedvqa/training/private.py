@@ -41,6 +41,17 @@ class Privacy:
 
     settings: DPSettings
     noise: NoiseLevels
+    jumps: bool = False
+    """Whether the gradient of the method's loss or of the model jumps somewhere."""
+
+    @property
+    def pass_size(self) -> int:
+        """The most patients in a pass.
+
+        Patients of one pass affect the rounding of each other's numbers. Where a gradient jumps, rounding could decide
+        on which side a patient's numbers are, so each patient has a pass alone there.
+        """
+        return 1 if self.jumps else self.settings.physical_patients
 
 
 @dataclass(frozen=True)
@@ -82,11 +93,10 @@ class PrivateGradients:
 
         Returns the noisy sums by name, in whole steps of their grid.
         """
-        settings, noise = self.privacy.settings, self.privacy.noise
+        settings, noise, size = self.privacy.settings, self.privacy.noise, self.privacy.pass_size
         step = self._step(values)
-        for first in range(0, len(sample.patients), settings.physical_patients):
-            chunk = sample.patients[first : first + settings.physical_patients]
-            self._add(step, values, loss, chunk, sample.streams)
+        for first in range(0, len(sample.patients), size):
+            self._add(step, values, loss, sample.patients[first : first + size], sample.streams)
         if step.unbounded:
             logger.warning("%d patients without a finite gradient contributed nothing to a step", step.unbounded)
         noisy = step.finish(noise.gradients, settings.expected_patients, self.site.randomness)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Any
 
@@ -126,7 +126,9 @@ class Trainer:
         self._gradients = (
             PlainGradients(self._rows, self.train_rows, config)
             if privacy is None
-            else PrivateGradients(site, self._rows, self.train_rows, config, privacy)
+            else PrivateGradients(
+                site, self._rows, self.train_rows, config, replace(privacy, jumps=privacy.jumps or model.jumps)
+            )
         )
 
     def train(

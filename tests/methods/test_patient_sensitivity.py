@@ -83,11 +83,11 @@ each_case, each_large_case = cases(CASES), cases(LARGE)
 each_rate = pytest.mark.parametrize("rate", [1.0, 0.5])
 
 
-def check(moves: list[Move]) -> None:
-    """The claim, for one patient's moves."""
+def check(moves: list[Move], alone: bool) -> None:
+    """The claim, for one patient's moves. `alone`: each patient has a pass alone, so that not even rounding differs."""
     for move in moves:
         assert move.distance <= 1.0
-        assert move.others_moved <= ROUNDING * move.others
+        assert move.others_moved <= (1e-12 if alone else ROUNDING * move.others)
         assert move.others_alike
 
 
@@ -106,7 +106,7 @@ def check_all(neighbours: Neighbours, name: str, options: Options, rate: float) 
     reference, everybody = neighbours.run(method, watched=patients), neighbours.contents()
     moves = {patient: neighbours.moves(method, reference, patient) for patient in patients}
     for patient, each in moves.items():
-        check(each)
+        check(each, method.jumps)
         assert neighbours.contents(patient) == {key: rows for key, rows in everybody.items() if key != patient}
     assert max(move.distance for each in moves.values() for move in each if move.drawn) > 0.01
     assert any(not move.drawn for each in moves.values() for move in each)
@@ -211,7 +211,7 @@ def test_a_patient_moves_a_step_by_at_most_the_clipping_norm_with_any_options(
         reference = neighbours.run(method, watched=[patient])
     except (ConfigError, SettingsError):
         reject()
-    check(neighbours.moves(method, reference, patient))
+    check(neighbours.moves(method, reference, patient), method.jumps)
 
 
 SIDES = ("left", "right")

@@ -57,6 +57,7 @@ def initial(model: PictureNetwork, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MONAI)
+@pytest.mark.usefixtures("sharp_relu")
 def test_each_patients_gradient_of_a_monai_network_is_that_of_its_own_pictures(name: str) -> None:
     """As back-propagation of the patient's rows alone gives it, layer by layer."""
     model = network(name, MONAI[name])

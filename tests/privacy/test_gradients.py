@@ -103,6 +103,7 @@ def drawn_patients(sizes: Sequence[int], seed: int, scale: float = 1.0) -> list[
 
 @settings(max_examples=examples(30))
 @given(SIZES, st.floats(1e-3, 100), st.integers(0, 1000))
+@pytest.mark.usefixtures("sharp_relu")
 def test_a_clipped_patient_is_its_gradient_cut_to_the_bound(sizes: list[int], clip: float, seed: int) -> None:
     """The gradient of all its rows together by ordinary back-propagation, shortened to C, and left alone below."""
     values = random_values(seed)

@@ -146,6 +146,7 @@ def each_of(parts: list[Any], value: torch.Tensor, patients: int) -> torch.Tenso
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=examples(12))
 @given(counts=st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any), seed=st.integers(0, 1000))
+@pytest.mark.usefixtures("sharp_relu")
 def test_each_patients_gradient_is_that_of_its_own_items(name: str, counts: list[int], seed: int) -> None:
     """As ordinary back-propagation in double precision gives it patient by patient, to 1e-5, and its norm is bounded.
 
@@ -315,3 +316,30 @@ def test_layers_of_frozen_values_run_as_they_are() -> None:
         with owned(torch.tensor([0, 0, 1, 1])):
             result = F.linear(hidden, values["w"])
     assert torch.equal(result, F.linear(F.linear(items, frozen), values["w"]))
+
+
+RELU_FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "function": torch.relu,
+    "method": torch.Tensor.relu,
+    "functional": F.relu,
+    "module": torch.nn.ReLU(),
+    "in place": lambda x: x.clone().relu_(),
+    "module in place": lambda x: torch.nn.ReLU(inplace=True)(x.clone()),
+}
+
+
+@pytest.mark.parametrize("form", RELU_FORMS)
+def test_rounding_switches_no_relu_of_a_private_step_on_or_off(form: str) -> None:
+    """A patient more in the pass changes others' numbers by rounding, here 1e-8: their gradients move as little.
+
+    The derivative rises linearly; ReLU itself is exact.
+    """
+    values, ramp = {"b": torch.zeros(1, requires_grad=True)}, 2.0**-7
+    inputs = torch.tensor([[-1.0], [-1e-8], [0.0], [1e-8], [ramp / 2], [ramp], [2.0]])
+    recorder = Recorder(list(values.values()))
+    with owned(torch.arange(len(inputs))), recorder:
+        outputs = RELU_FORMS[form](F.linear(inputs, torch.ones(1, 1), values["b"]))
+        parts, _ = recorder.contributions(outputs.sum(), len(inputs), {})
+    assert torch.equal(outputs, inputs.clamp(min=0))
+    slopes = each_of(parts, values["b"], len(inputs)).flatten().float()
+    torch.testing.assert_close(slopes, torch.tensor([0.0, 0.0, 0.0, 1e-8 / ramp, 0.5, 1.0, 1.0]), rtol=1e-6, atol=0)

@@ -84,6 +84,7 @@ def trunk(request: pytest.FixtureRequest) -> Backbone:
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda case: case if isinstance(case, str) else None)
 @pytest.mark.parametrize("clip", [1e-2, 1e3])
+@pytest.mark.usefixtures("sharp_relu")
 def test_one_pass_gives_each_patient_the_contribution_that_it_has_alone(
     site: Callable[..., Site], trunk: Backbone, name: str, options: dict[str, Any], clip: float
 ) -> None:

@@ -81,6 +81,7 @@ def flat(values: Values) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "options"), KINDS, ids=lambda case: case if isinstance(case, str) else None)
 @pytest.mark.parametrize("clip", [1e-2, 30.0])
+@pytest.mark.usefixtures("sharp_relu")
 def test_every_kind_of_tuning_has_the_gradient_of_opacus_by_patient(
     site: Callable[..., Site], name: str, options: dict[str, Any], clip: float
 ) -> None:

@@ -60,6 +60,11 @@ class FedP3(Preserving[FedP3Config]):
     def _filters(self) -> bool:
         return self.config.preserve == "pairs" and self.config.filter != "all"
 
+    @property
+    def jumps(self) -> bool:
+        """Rounding could choose other answers to compare, or turn the sign of a difference; see `Method.jumps`."""
+        return self.config.preserve == "pairs"
+
     def _check_filter(self, answers: tuple[str, ...] | None) -> None:
         """Raises `ConfigError` where the filter would leave nothing out."""
         if self._filters and answers is not None and len(answers) <= self.config.top:
