@@ -14,7 +14,7 @@ from medfedvqa.cli.options import JsonOption, SiteFile, config_of
 from medfedvqa.cli.plugins import PluginOption, allow_plugins
 from medfedvqa.cli.run import NO_CHOICES, Choices, with_job_options
 from medfedvqa.cli.terminal import Terminal, plain, sentence
-from medfedvqa.errors import ConfigError, DataError
+from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.federation.approvals import Waiting
@@ -208,6 +208,7 @@ def approver_command(
 
 
 def _facts(config: "SiteConfig", waiting: "Waiting", job: "JobSpec") -> list[tuple[str, str]]:
+    from medfedvqa.federation.approvals import forecast
     from medfedvqa.federation.job_budget import look_into
     from medfedvqa.version import code_digest
     from privacy import spent
@@ -236,32 +237,7 @@ def _facts(config: "SiteConfig", waiting: "Waiting", job: "JobSpec") -> list[tup
             with closing(look_into(config)) as ledger:
                 before = ledger.together(config.policy.delta, reserved=True).epsilon
         facts.append(("budget", f"{before:.4g} of {limit:g} are spent or reserved before this job"))
-    return [*facts, ("forecast", _forecast(config, job))]
-
-
-def _forecast(config: "SiteConfig", job: "JobSpec") -> str:
-    """A sentence on how much of the gain in accuracy the noise would leave, if all sites were like this one.
-
-    Counts the site's patients.
-    """
-    from medfedvqa.data import load_site
-    from privacy.errors import AccountingError
-    from privacy.forecast import kept, noise_over_signal, trained_numbers
-
-    place, method = config.data, job.build()
-    try:
-        answers = method.answers_of(place.answers)
-        train = load_site(place.reader, place.root, place.organ, job.split, job.seed, answers).train
-        sites, patients = len(job.terms.sites) if job.terms else job.least_sites, len({*train.patients.tolist()})
-        events = [event for task in method.plan() for event in task.events]
-        ratio = noise_over_signal(events, trained_numbers(job.exchange()), sites, patients)
-    except (DataError, AccountingError) as error:
-        return f"none: {error}"
-    least, most = kept(ratio)
-    return (
-        f"with {sites} sites like this one, which has {patients} patients in training, the noise is {ratio:.2g} times "
-        f"as long as the patients' steps can be: {least:.0%} to {most:.0%} of what the sites gain together is left"
-    )
+    return [*facts, ("forecast", forecast(config, job))]
 
 
 def _state(config: "SiteConfig", job: "Waiting") -> str:

@@ -19,7 +19,7 @@ from audits import AuditKey, Note, NoteError, Refusal, VerifierKey, canonical
 from audits.bounded_files import read_bounded
 from audits.database import Database
 from medfedvqa.bounds import SiteName
-from medfedvqa.errors import ConfigError, SiteDatabaseError
+from medfedvqa.errors import ConfigError, DataError, SiteDatabaseError
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_database import SITE_DATABASE, site_database
@@ -176,6 +176,31 @@ def waiting_job(config: SiteConfig, name: str) -> Waiting:
             f"the names of {len(matches)} waiting jobs begin like this: `medfedvqa jobs pending` lists them"
         )
     return matches[0]
+
+
+def forecast(config: SiteConfig, job: JobSpec) -> str:
+    """A sentence on how much of the gain in accuracy the noise would leave, if all sites were like this one.
+
+    Counts the site's patients.
+    """
+    from medfedvqa.data import load_site
+    from privacy.errors import AccountingError
+    from privacy.forecast import kept, noise_over_signal, trained_numbers
+
+    place, method = config.data, job.build()
+    try:
+        answers = method.answers_of(place.answers)
+        train = load_site(place.reader, place.root, place.organ, job.split, job.seed, answers).train
+        sites, patients = len(job.terms.sites) if job.terms else job.least_sites, len({*train.patients.tolist()})
+        events = [event for task in method.plan() for event in task.events]
+        ratio = noise_over_signal(events, trained_numbers(job.exchange()), sites, patients)
+    except (DataError, AccountingError) as error:
+        return f"none: {error}"
+    least, most = kept(ratio)
+    return (
+        f"with {sites} sites like this one, which has {patients} patients in training, the noise is {ratio:.2g} times "
+        f"as long as the patients' steps can be: {least:.0%} to {most:.0%} of what the sites gain together is left"
+    )
 
 
 def _texts(config: SiteConfig, query: str) -> list[str]:

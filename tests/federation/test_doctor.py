@@ -33,7 +33,10 @@ from audits import Event, make_secret
 from audits import log as audit_log
 from medfedvqa.cli import app
 from medfedvqa.federation.aggregation_attempt import load_identity
-from privacy import Ledger
+from medfedvqa.federation.approvals import forecast, keep_waiting
+from medfedvqa.federation.job import JobSpec
+from medfedvqa.federation.site_database import SITE_DATABASE
+from privacy import DPSettings, Ledger
 
 Change = Callable[[Path], object]
 
@@ -305,3 +308,17 @@ def test_a_site_that_lets_its_rows_process_have_a_network_is_warned(site_kit: Pa
     assert "isolation" in {check["name"] for check in checks_of(site_kit) if check["state"] == "ok"}
     edit_site(site_kit, isolation="none")
     assert {*problems(site_kit, state="warning")} == {"isolation"}
+
+
+def test_what_the_noise_of_a_waiting_job_would_leave_is_shown(kit: Path, quick_job: Callable[..., JobSpec]) -> None:
+    """Of each private job that waits for a person; more patients' worth of noise leaves less."""
+    config, job = edit_site(kit), quick_job(answers="closed", finish_epochs=0)
+    private = [job.model_copy(update={"dp": DPSettings(epsilon=epsilon)}) for epsilon in (8.0, 0.5)]
+    for waiting in (job, *private):
+        keep_waiting(config, waiting, "somebody")
+    shown = {check["name"]: check["value"] for check in checks_of(kit) if "forecast" in check["name"]}
+    assert shown == {f"forecast of job {each.definition[:12]}": forecast(config, each) for each in private}
+    assert all("of what the sites gain together is left" in text for text in shown.values())
+    assert len({*shown.values()}) == 2
+    (config.state / SITE_DATABASE).write_bytes(b"\0\xff" * 5000)
+    assert "waiting jobs" in problems(kit, state="warning")

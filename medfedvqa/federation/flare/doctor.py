@@ -21,6 +21,7 @@ from audits.secrets import SECRET_BYTES
 from medfedvqa.data import READERS, check_reviewed, is_built_in, read, reader_function
 from medfedvqa.devices import problem_of
 from medfedvqa.errors import ConfigError, DataError, MedfedvqaError
+from medfedvqa.federation.approvals import forecast, waiting_jobs
 from medfedvqa.federation.flare.doctor_checks import (
     KEY,
     NEW_KIT,
@@ -55,6 +56,7 @@ from medfedvqa.federation.flare.kit_contents import (
     resources,
 )
 from medfedvqa.federation.flare.site_health import budget_and_jobs, clock, log_check, process_check, read_log
+from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.live_processes import live_processes
 from medfedvqa.federation.site_config import SiteConfig, load_site_config
 from medfedvqa.plugins import PlugInRefused, allow, installed
@@ -145,6 +147,7 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
     yield _isolation(config)
     yield _plug_ins(config)
     yield from _data(config)
+    yield from _forecasts(config)
     yield _device(config.device)
     yield from _keys(config)
     yield from _peers(config)
@@ -236,6 +239,23 @@ def _data(config: SiteConfig) -> Iterator[Check]:
         (organ not in data.organs, other, "name one of them as `organ` in local/site.yml"),
         (not closed, "the data set has no closed questions on the organ", "name another organ, or another root"),
     )
+
+
+def _forecasts(config: SiteConfig) -> Iterator[Check]:
+    """How much of the gain in accuracy would be left of each private job that waits for a person's decision.
+
+    Other checks report folders that cannot be listed.
+    """
+    if not (listable(config.state) and listable(config.audit)):
+        return
+    try:
+        jobs = {waiting.name: JobSpec.from_dict(waiting.job) for waiting in waiting_jobs(config)}
+        forecasts = {name: forecast(config, job) for name, job in jobs.items() if job.dp is not None}
+    except MedfedvqaError as error:
+        yield Check("waiting jobs", str(error), "look at them with `medfedvqa jobs pending`", warning=True)
+        return
+    for name, text in forecasts.items():
+        yield Check(f"forecast of job {name}", value=text)
 
 
 def _root(root: Path | None) -> Check:
