@@ -311,7 +311,7 @@ def test_a_site_that_lets_its_rows_process_have_a_network_is_warned(site_kit: Pa
 
 
 def test_what_the_noise_of_a_waiting_job_would_leave_is_shown(kit: Path, quick_job: Callable[..., JobSpec]) -> None:
-    """Of each private job that waits for a person; more patients' worth of noise leaves less."""
+    """Of each private job that waits for a person, by its own epsilon; a job without privacy has no line."""
     config, job = edit_site(kit), quick_job(answers="closed", finish_epochs=0)
     private = [job.model_copy(update={"dp": DPSettings(epsilon=epsilon)}) for epsilon in (8.0, 0.5)]
     for waiting in (job, *private):

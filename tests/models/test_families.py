@@ -126,6 +126,7 @@ KINDS = ("prompt", "adapter", "lora", "bias", "blocks", "full")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EACH)
+@pytest.mark.usefixtures("sharp_relu")
 def test_each_patients_gradient_is_that_of_its_rows_alone(name: str, kind: str) -> None:
     """For every kind of tuning of every family, to 1e-4 of the largest number.
 
