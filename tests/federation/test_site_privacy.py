@@ -228,6 +228,7 @@ def test_without_that_flag_the_same_job_with_the_same_seed_gives_other_bytes(
     assert not np.isclose(one["prompt.image"], two["prompt.image"], rtol=1e-3).all()
 
 
+@pytest.mark.usefixtures("sharp_relu")
 def test_a_private_step_without_noise_and_bound_is_the_plain_one(sites: Sites, private_job: Job) -> None:
     """The model's prompts and head get the gradient of the summed loss: clipping and noise are all that differs."""
     config, job = sites("chest")["chest"], private_job(dropout=0.0)
