@@ -310,15 +310,20 @@ def test_a_site_that_lets_its_rows_process_have_a_network_is_warned(site_kit: Pa
     assert {*problems(site_kit, state="warning")} == {"isolation"}
 
 
-def test_what_the_noise_of_a_waiting_job_would_leave_is_shown(kit: Path, quick_job: Callable[..., JobSpec]) -> None:
-    """Of each private job that waits for a person, by its own epsilon; a job without privacy has no line."""
+def test_what_the_noise_of_a_waiting_job_would_leave_is_a_line(kit: Path, quick_job: Callable[..., JobSpec]) -> None:
+    """Of each private job that waits for a person, by its own epsilon; a job without privacy has no line, and none has
+    one where the data cannot be read.
+    """
     config, job = edit_site(kit), quick_job(answers="closed", finish_epochs=0)
     private = [job.model_copy(update={"dp": DPSettings(epsilon=epsilon)}) for epsilon in (8.0, 0.5)]
     for waiting in (job, *private):
         keep_waiting(config, waiting, "somebody")
-    shown = {check["name"]: check["value"] for check in checks_of(kit) if "forecast" in check["name"]}
-    assert shown == {f"forecast of job {each.definition[:12]}": forecast(config, each) for each in private}
-    assert all("of what the sites gain together is left" in text for text in shown.values())
-    assert len({*shown.values()}) == 2
+    forecasts = {check["name"]: check["value"] for check in checks_of(kit) if "forecast" in check["name"]}
+    assert forecasts == {f"forecast of job {each.definition[:12]}": forecast(config, each) for each in private}
+    assert all("of what the sites gain together is left" in text for text in forecasts.values())
+    assert len({*forecasts.values()}) == 2
+    edit_site(kit, reader="store", root="..")
+    assert not [check for check in checks_of(kit) if "forecast" in check["name"]] and "data" in problems(kit)
+    edit_site(kit)
     (config.state / SITE_DATABASE).write_bytes(b"\0\xff" * 5000)
     assert "waiting jobs" in problems(kit, state="warning")

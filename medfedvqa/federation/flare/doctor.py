@@ -146,8 +146,10 @@ def _of_config(kit: Path, config: SiteConfig, running: bool) -> Iterator[Check]:
     yield space((config.state, config.audit, config.ledger))
     yield _isolation(config)
     yield _plug_ins(config)
-    yield from _data(config)
-    yield from _forecasts(config)
+    data = list(_data(config))
+    yield from data
+    if all(check.ok for check in data):
+        yield from _forecasts(config)
     yield _device(config.device)
     yield from _keys(config)
     yield from _peers(config)
