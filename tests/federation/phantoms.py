@@ -15,6 +15,7 @@ from audits import Entry, Event, read
 from audits.log_files import segments
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import SERVER
+from medfedvqa.federation.flare.reaper import vault_processes
 from medfedvqa.federation.flare.recipe import export_job
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig, load_site_config, site_yaml
@@ -40,6 +41,11 @@ def wait_for(condition: Callable[[], object], pause: float = 0.1) -> None:
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(pause)
+
+
+def vault_of(kit: Path) -> psutil.Process:
+    """The process of a site's vault that lasts. What it forks has its command line, and once ids wrap smaller ones."""
+    return min(vault_processes([str(kit)]), key=lambda process: process.create_time())
 
 
 class Phantoms(LoopbackFederation):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from phantoms import PATIENCE, Phantoms, short_job, wait_for
+from phantoms import PATIENCE, Phantoms, short_job, vault_of, wait_for
 from plug_in import built, forget_plug_ins, unpacked
 
 from audits import Event, verify
 from medfedvqa import plugins
 from medfedvqa.federation.flare.provision import SERVER
-from medfedvqa.federation.flare.reaper import vault_processes
 
 pytestmark = pytest.mark.slow
 SITES = ("chest", "head", "abdomen")
@@ -71,7 +70,7 @@ def listening(tmp_path: Path) -> Iterator[dict[str, Any]]:
 def note_of(federation: Phantoms, listening: dict[str, Any], job: str) -> dict[str, Any]:
     """What the attempts need to know of this machine."""
     others = dict(zip(SITES, (*SITES[1:], SITES[0]), strict=True))
-    vaults = {site: vault_processes([str(federation.kits / site)])[0].pid for site in SITES}
+    vaults = {site: vault_of(federation.kits / site).pid for site in SITES}
     couriers = {site: federation.processes(site, job=False)[0].pid for site in SITES}
     processes = {site: {"the courier": couriers[site], "another vault": vaults[others[site]]} for site in SITES}
     (server,) = federation.processes(SERVER, job=False)

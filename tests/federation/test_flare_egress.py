@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from leaks import ASKED, ROGUE, SECRET
-from phantoms import PATIENCE, short_job, wait_for
+from phantoms import PATIENCE, short_job, vault_of, wait_for
 from tapped import TappedFederation
 from taps import add_component, disarm
 
 from audits import Entry, Event, Outcome, read, verify
 from audits.byte_ledger import reconcile
 from medfedvqa.federation.flare.provision import SERVER
-from medfedvqa.federation.flare.reaper import vault_processes
 from medfedvqa.federation.flare.recipe import export_job
 
 CLEAN = "head"
@@ -87,8 +86,7 @@ def attacked(federation: AskedFederation, job_folder: Path) -> Attacked:
     federation.noted("rogue"), federation.noted("server")
     networks = {}
     for name in SITES:
-        vault = min(vault_processes([str(federation.kits / name)]), key=lambda process: process.create_time())
-        proc = Path("/proc", str(vault.pid))
+        proc = Path("/proc", str(vault_of(federation.kits / name).pid))
         networks[name] = (proc / "net" / "dev").read_text(), (proc / "status").read_text()
     return Attacked(federation, job_id, status, federation.seen(), networks)
 
