@@ -10,6 +10,7 @@ import pytest
 
 from privacy import SampledGaussian
 from privacy.ledger import BudgetRefused, ChargeState, Ledger, LedgerError, Limits, PlannedTask
+from privacy.ledger_journal import Head
 
 DELTA = 1e-3
 LIMITS = Limits(max_epsilon=10, delta=DELTA)
@@ -109,15 +110,33 @@ def test_a_restored_older_copy_is_noticed_by_a_noted_head(ledger: Ledger, opened
 
 
 @pytest.mark.parametrize(
-    "record",
-    [{"format": 0, "event": "later"}, {"format": 1, "event": "begun", "job": "b"}, {"format": 1, "no": "event"}],
+    ("event", "changes"),
+    [
+        ("begun", {"format": 0}),
+        ("begun", {"event": 1}),
+        ("begun", {"epsilon_after": "4"}),
+        ("opened", {}),
+        ("bound", {"store": "1" * 64}),
+        ("reserved", {"job": "b", "cohort": "0" * 32}),
+        ("reserved", {"job": "b", "site": "abdomen"}),
+        ("begun", {"job": "b"}),
+        ("begun", {"round": 2}),
+        ("charged", {"round": 2}),
+        ("freed", {"job": "b"}),
+    ],
 )
-def test_records_that_make_no_sense_are_refused(ledger: Ledger, opened: Opener, record: dict[str, str | int]) -> None:
-    """A chain that is sound but tells no story is not half understood."""
+def test_records_that_make_no_sense_are_refused(
+    simple_accountant: None, opened: Opener, event: str, changes: dict[str, str | int]
+) -> None:
+    """A chain that is sound but tells no story is not half understood, also where each record has its event's form."""
+    ledger = opened(store="0" * 64)
+    ledger.bind()
     spend(ledger, "a", ["p"], 4)
+    rows = {row.record["event"]: row.record for row in ledger._journal.rows(Head())}
+    rows["freed"] = {key: value for key, value in rows["charged"].items() if key not in ("task", "round")}
     with ledger._journal.appending() as append:
-        append(record)
-    with pytest.raises(LedgerError, match="record 6 .* does not follow from those before it"):
+        append({**rows[event], "event": event, **changes})
+    with pytest.raises(LedgerError, match="record 7 .* does not follow from those before it"):
         opened()
 
 
