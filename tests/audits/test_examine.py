@@ -169,6 +169,15 @@ def test_damaged_and_foreign_checkpoints_are_found(place: Path) -> None:
     assert {states(judged(place))[name] for name in ("tree", "signature")} == {VerdictState.BROKEN}
 
 
+@pytest.mark.parametrize("size", [7, 9])
+def test_no_stranger_makes_a_log_look_forked_or_cut(place: Path, size: int) -> None:
+    """A checkpoint in the log's name by another key, of other entries or of more: the key is what is found."""
+    stranger = key_of(place, "stranger").named(origin_of("chest"))
+    NoteFile(place / "head" / "stranger.note").append([signed_checkpoint(stranger, size, bytes(32))])
+    broken = [name for name, state in states(judged(place)).items() if state is not VerdictState.SHOWN]
+    assert broken == ["key"]
+
+
 def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:
     """The verdicts are those of a log that is whole; without the hashes nothing can be said."""
     made(tmp_path, 1500)

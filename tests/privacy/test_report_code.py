@@ -13,7 +13,7 @@ from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.report.document import compose
 from medfedvqa.report.page import page
-from privacy.report import Report, SourceReport, join, read_report, report_bytes, verify_report
+from privacy.report import Report, ReportError, SourceReport, join, read_report, report_bytes, verify_report
 from privacy.report.report_files import JSON
 
 Sites = Callable[..., dict[str, SiteConfig]]
@@ -100,3 +100,11 @@ def test_sites_of_one_job_agree_on_project_and_plug_ins_and_need_not_on_dependen
     reports = [reported([CODE]), reported([JobCode(other)], site="head")]
     joined = join(SourceReport(report, "ab" * 32) for report in reports)
     assert {item.what: item.state for item in joined.agreements}["code"] == state
+
+
+def test_a_report_is_joined_with_those_of_other_sites_only(reported: Callable[..., Report]) -> None:
+    """Not alone, and not with one of the same site, also where others are given with it."""
+    one, same, other = (SourceReport(reported([CODE], site=site), "ab" * 32) for site in ("chest", "chest", "head"))
+    for sources in ([], [one], [one, same], [one, same, other]):
+        with pytest.raises(ReportError, match="reports of two or more sites, one of each"):
+            join(sources)
