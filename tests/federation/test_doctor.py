@@ -311,14 +311,17 @@ def test_a_site_that_lets_its_rows_process_have_a_network_is_warned(site_kit: Pa
 
 
 def test_what_the_noise_of_a_waiting_job_would_leave_is_a_line(kit: Path, quick_job: Callable[..., JobSpec]) -> None:
-    """Of each private job that waits for a person, by its own epsilon; a job without privacy has no line, and none has
-    one where the data cannot be read.
+    """Of each private job that waits for a person, by its own epsilon; a job without privacy has no line, one whose
+    method is no longer installed has a warning, and none has one where the data cannot be read.
     """
     config, job = edit_site(kit), quick_job(answers="closed", finish_epochs=0)
     private = [job.model_copy(update={"dp": DPSettings(epsilon=epsilon)}) for epsilon in (8.0, 0.5)]
-    for waiting in (job, *private):
+    gone = private[0].model_copy(update={"method": "gone"})
+    for waiting in (job, gone, *private):
         keep_waiting(config, waiting, "somebody")
-    forecasts = {check["name"]: check["value"] for check in checks_of(kit) if "forecast" in check["name"]}
+    assert f"forecast of job {gone.definition[:12]}" in problems(kit, state="warning")
+    lines = [check for check in checks_of(kit) if "forecast" in check["name"] and check["state"] == "ok"]
+    forecasts = {check["name"]: check["value"] for check in lines}
     assert forecasts == {f"forecast of job {each.definition[:12]}": forecast(config, each) for each in private}
     assert all("of what the sites gain together is left" in text for text in forecasts.values())
     assert len({*forecasts.values()}) == 2

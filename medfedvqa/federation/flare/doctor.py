@@ -250,14 +250,19 @@ def _forecasts(config: SiteConfig) -> Iterator[Check]:
     """
     if not (listable(config.state) and listable(config.audit)):
         return
+    look = "look at it with `medfedvqa jobs pending`"
     try:
-        jobs = {waiting.name: JobSpec.from_dict(waiting.job) for waiting in waiting_jobs(config)}
-        forecasts = {name: forecast(config, job) for name, job in jobs.items() if job.dp is not None}
+        jobs = waiting_jobs(config)
     except MedfedvqaError as error:
-        yield Check("waiting jobs", str(error), "look at them with `medfedvqa jobs pending`", warning=True)
+        yield Check("waiting jobs", str(error), look, warning=True)
         return
-    for name, text in forecasts.items():
-        yield Check(f"forecast of job {name}", value=text)
+    for waiting in jobs:
+        name = f"forecast of job {waiting.name}"
+        try:
+            if (job := JobSpec.from_dict(waiting.job)).dp is not None:
+                yield Check(name, value=forecast(config, job))
+        except MedfedvqaError as error:  # such as a method that is no longer installed
+            yield Check(name, str(error), look, warning=True)
 
 
 def _root(root: Path | None) -> Check:
