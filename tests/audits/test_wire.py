@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from audits import AuditLog, Entry, Event, Kind, LogError, NewerFormat, Outcome, Protection, TensorRecord, read
 from audits.byte_ledger import (
     ENVELOPE,
+    HEADER,
     LIMITS,
     LOG_BYTES,
     PER_TENSOR,
+    PREFIX,
     FrameCount,
     Reconciler,
     ResultCount,
@@ -47,7 +49,7 @@ def entries(*windows: WireWindow, released: int = 1) -> Iterator[Entry]:
         sent = {"tensors": (TENSOR,), "nbytes": 24, "outcome": Outcome.SENT, "peer": "server", "round": 1}
         yield Entry(**common, seq=seq, event=Event.RELEASE, task="train", **sent)
     for seq, window in enumerate(windows, released):
-        job = {"job": "job" if window.process == "job" else None}
+        job = {"job": None if window.process == "site" else "job"}
         yield Entry(**{**common, **job}, seq=seq, event=Event.WIRE, wire=window.record())
 
 
@@ -154,7 +156,29 @@ def test_shares_for_other_sites_must_be_sealed_and_declared() -> None:
     """Mail needs a release to the sites, and no more than was sealed may leave."""
     mail = count(Traffic.MAIL, 100, 1100)
     assert unexplained(replace(JOB, sent=(SENT, mail), mailed=100), SITE) == [100]
-    assert unexplained(replace(JOB, sent=(SENT, mail), mailed=90), SITE) == [10, 100]
+    for more in (1, 10):
+        assert unexplained(replace(JOB, sent=(SENT, mail), mailed=100 - more), SITE) == [more, 100]
+
+
+def test_a_result_is_no_longer_than_the_job_encoded_and_a_header_than_such_may_be() -> None:
+    """By a byte."""
+    for more in (0, 1):
+        sent = count(Traffic.RESULT, ENCODED + more, FRAME)
+        assert unexplained(replace(JOB, sent=(sent,)), replace(SITE, sent=(sent,))) == [more] * more
+        header = PREFIX + 2 * HEADER + more
+        sent = count(Traffic.RESULT, ENCODED, ENCODED + header)
+        assert unexplained(replace(JOB, sent=(sent,))) == [header] * more
+
+
+def test_a_vault_s_results_and_mail_are_what_left_it() -> None:
+    """It has no frames of a network: what it encoded and sealed counts, and mail needs a release as elsewhere."""
+    vault = replace(JOB, process="vault", sent=())
+    assert reconcile(entries(vault)).left == {
+        "values of released tensors": 24,
+        "encoding of task results": ENCODED - 24,
+    }
+    assert reconcile(entries(replace(vault, mailed=100))).left[Traffic.MAIL] == 100
+    assert (unexplained(vault), unexplained(replace(vault, mailed=100))) == ([], [100])
 
 
 def test_counts_whose_beginning_expired_are_no_finding() -> None:
