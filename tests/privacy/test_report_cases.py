@@ -24,7 +24,9 @@ from privacy import DPSettings, Ledger, Limits, PlannedTask, SampledGaussian, sp
 from privacy.report import (
     CohortAttestation,
     ReportError,
+    ReportEvidence,
     Sections,
+    read_report,
     registry_entry,
     report_bytes,
     report_of,
@@ -48,6 +50,61 @@ def sections(config: SiteConfig, job: str | None = None) -> Sections:
 
 def rules(found: Sections) -> dict[str, str]:
     return {item.rule: item.state for item in found.verdicts.rules}
+
+
+@pytest.fixture(scope="module")
+def example() -> ReportEvidence:
+    return read_report(
+        (Path(__file__).parents[2] / "docs" / "examples" / "report" / "chest" / JSON).read_bytes()
+    ).evidence
+
+
+@pytest.fixture(scope="module")
+def example_rules(example: ReportEvidence) -> dict[str, str]:
+    return rules(sections_of(example))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "found"),
+    [
+        ("policy", {"max_epsilon": 100.0, "epsilon_limit": 100.0}, {"within limits": "shown", "allowed": "not shown"}),
+        ("policy", {"max_epsilon": 0.1, "epsilon_limit": 0.1}, {"within limits": "broken", "allowed": "not shown"}),
+        ("policy", {"max_epsilon_per_job": 0.1}, {"within limits": "broken", "allowed": "not shown"}),
+        ("policy", {"methods": ("fedavg",)}, {"allowed": "broken"}),
+        ("policy", {"recipients": ("sites",)}, {"allowed": "broken"}),
+        ("policy", {"kinds": ("statistic", "public")}, {"allowed": "broken"}),
+        ("run", {"sites": ("chest", "head")}, {"on shares": "broken"}),
+    ],
+    ids=str,
+)
+def test_what_the_policy_of_now_or_too_few_sites_make_of_a_job_is_a_rule_of_the_report(
+    example: ReportEvidence, example_rules: dict[str, str], part: str, changes: dict[str, Any], found: dict[str, str]
+) -> None:
+    """Charges beyond a limit, releases that are no longer allowed; a stricter policy that all of it keeps to."""
+    changed = getattr(example, part).model_copy(update=changes)
+    after = rules(sections_of(example.model_copy(update={part: changed})))
+    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == found
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "found"),
+    [
+        ("integrity", "broken", {"whole log": "broken"}),
+        ("completeness", "broken", {"whole log": "broken"}),
+        ("completeness", "not shown", {"whole log": "not shown"}),
+        ("consistency", "broken", {"agreement": "broken"}),
+        (None, "", {"whole log": "not shown", "agreement": "not shown"}),
+    ],
+)
+def test_what_was_found_in_the_log_is_a_rule_of_the_report(
+    example: ReportEvidence, example_rules: dict[str, str], verdict: str | None, state: str, found: dict[str, str]
+) -> None:
+    """One part that is broken or open, or a log that nobody verified."""
+    parts = list(example.examined if verdict else ())
+    for place in [number for number, part in enumerate(parts) if part.verdict == verdict][:1]:
+        parts[place] = parts[place].model_copy(update={"state": state})
+    after = rules(sections_of(example.model_copy(update={"examined": tuple(parts)})))
+    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == found
 
 
 def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites: Sites, quick_job: Job) -> None:
