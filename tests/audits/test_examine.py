@@ -187,8 +187,8 @@ def test_the_site_s_own_key_alone_shows_that_a_log_was_forked_or_cut(
     key = key_of(place, signer).named(origin_of("chest"))
     NoteFile(place / "head" / "more.note").append([signed_checkpoint(key, size, bytes(32))])
     parts = [part for _, verdict in judged(place).verdicts() for part in verdict.parts]
-    ((name, said),) = [(part.name, part.said) for part in parts if part.state is not VerdictState.SHOWN]
-    assert name == finding[0] and said.startswith(finding[1])
+    ((name, sentence),) = [(part.name, part.said) for part in parts if part.state is not VerdictState.SHOWN]
+    assert name == finding[0] and sentence.startswith(finding[1])
 
 
 def test_expired_entries_do_not_break_what_is_left(tmp_path: Path) -> None:

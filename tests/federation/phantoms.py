@@ -44,7 +44,7 @@ def wait_for(condition: Callable[[], object], pause: float = 0.1) -> None:
 
 
 def vault_of(kit: Path) -> psutil.Process:
-    """The process of a site's vault that lasts. What it forks has its command line, and once ids wrap smaller ones."""
+    """The process of a site's vault that lasts; what it forks has the same command line, and may have a smaller id."""
     return min(vault_processes([str(kit)]), key=lambda process: process.create_time())
 
 

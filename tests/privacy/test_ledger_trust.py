@@ -114,6 +114,9 @@ def test_a_restored_older_copy_is_noticed_by_a_noted_head(ledger: Ledger, opened
     [
         ("begun", {"format": 0}),
         ("begun", {"event": 1}),
+        ("begun", {"event": None}),
+        ("begun", {"attempt": None}),
+        ("begun", {"event": "later", "format": 0}),
         ("begun", {"epsilon_after": "4"}),
         ("opened", {}),
         ("bound", {"store": "1" * 64}),
@@ -126,16 +129,18 @@ def test_a_restored_older_copy_is_noticed_by_a_noted_head(ledger: Ledger, opened
     ],
 )
 def test_records_that_make_no_sense_are_refused(
-    simple_accountant: None, opened: Opener, event: str, changes: dict[str, str | int]
+    simple_accountant: None, opened: Opener, event: str, changes: dict[str, str | int | None]
 ) -> None:
-    """A chain that is sound but tells no story is not half understood, also where each record has its event's form."""
+    """A chain that is sound but tells no story is not half understood, also where each record has its event's form.
+    None: the member is left out.
+    """
     ledger = opened(store="0" * 64)
     ledger.bind()
     spend(ledger, "a", ["p"], 4)
     rows = {row.record["event"]: row.record for row in ledger._journal.rows(Head())}
-    rows["freed"] = {key: value for key, value in rows["charged"].items() if key not in ("task", "round")}
+    rows["freed"] = rows["charged"] | {"event": "freed", "task": None, "round": None}
     with ledger._journal.appending() as append:
-        append({**rows[event], "event": event, **changes})
+        append({name: value for name, value in (rows[event] | changes).items() if value is not None})
     with pytest.raises(LedgerError, match="record 7 .* does not follow from those before it"):
         opened()
 

@@ -65,7 +65,7 @@ def example_rules(example: ReportEvidence) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "found"),
+    ("part", "changes", "states"),
     [
         ("policy", {"max_epsilon": 100.0, "epsilon_limit": 100.0}, {"within limits": "shown", "allowed": "not shown"}),
         ("policy", {"max_epsilon": 0.1, "epsilon_limit": 0.1}, {"within limits": "broken", "allowed": "not shown"}),
@@ -78,16 +78,16 @@ def example_rules(example: ReportEvidence) -> dict[str, str]:
     ids=str,
 )
 def test_what_the_policy_of_now_or_too_few_sites_make_of_a_job_is_a_rule_of_the_report(
-    example: ReportEvidence, example_rules: dict[str, str], part: str, changes: dict[str, Any], found: dict[str, str]
+    example: ReportEvidence, example_rules: dict[str, str], part: str, changes: dict[str, Any], states: dict[str, str]
 ) -> None:
     """Charges beyond a limit, releases that are no longer allowed; a stricter policy that all of it keeps to."""
     changed = getattr(example, part).model_copy(update=changes)
     after = rules(sections_of(example.model_copy(update={part: changed})))
-    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == found
+    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == states
 
 
 @pytest.mark.parametrize(
-    ("verdict", "state", "found"),
+    ("verdict", "state", "states"),
     [
         ("integrity", "broken", {"whole log": "broken"}),
         ("completeness", "broken", {"whole log": "broken"}),
@@ -97,14 +97,15 @@ def test_what_the_policy_of_now_or_too_few_sites_make_of_a_job_is_a_rule_of_the_
     ],
 )
 def test_what_was_found_in_the_log_is_a_rule_of_the_report(
-    example: ReportEvidence, example_rules: dict[str, str], verdict: str | None, state: str, found: dict[str, str]
+    example: ReportEvidence, example_rules: dict[str, str], verdict: str | None, state: str, states: dict[str, str]
 ) -> None:
     """One part that is broken or open, or a log that nobody verified."""
-    parts = list(example.examined if verdict else ())
-    for place in [number for number, part in enumerate(parts) if part.verdict == verdict][:1]:
+    parts = list(example.examined) if verdict else []
+    if verdict:
+        place = [part.verdict for part in parts].index(verdict)
         parts[place] = parts[place].model_copy(update={"state": state})
     after = rules(sections_of(example.model_copy(update={"examined": tuple(parts)})))
-    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == found
+    assert {rule: state for rule, state in after.items() if state != example_rules[rule]} == states
 
 
 def test_a_running_jobs_report_is_provisional_and_says_what_is_yet_to_come(sites: Sites, quick_job: Job) -> None:

@@ -250,11 +250,11 @@ def _forecasts(config: SiteConfig) -> Iterator[Check]:
     """
     if not (listable(config.state) and listable(config.audit)):
         return
-    look = "look at it with `medfedvqa jobs pending`"
+    remedy = "see `medfedvqa jobs pending`"
     try:
         jobs = waiting_jobs(config)
     except MedfedvqaError as error:
-        yield Check("waiting jobs", str(error), look, warning=True)
+        yield Check("waiting jobs", str(error), remedy, warning=True)
         return
     for waiting in jobs:
         name = f"forecast of job {waiting.name}"
@@ -262,7 +262,7 @@ def _forecasts(config: SiteConfig) -> Iterator[Check]:
             if (job := JobSpec.from_dict(waiting.job)).dp is not None:
                 yield Check(name, value=forecast(config, job))
         except MedfedvqaError as error:  # such as a method that is no longer installed
-            yield Check(name, str(error), look, warning=True)
+            yield Check(name, str(error), remedy, warning=True)
 
 
 def _root(root: Path | None) -> Check:
