@@ -3,33 +3,37 @@
     python tests/mutants.py --count 200 --seed 0
 
 A change is drawn among the places where a comparison, a sum, a number, a condition, a `raise` or a returned value
-stands. The fast tests of its package run on a copy of the project, those nearest to it first: which import its file, or
-name most of what it defines. A change that no test notices is printed with its place; it is a test to write, or code
-that nobody needs.
+stands. On a copy of the project those fast tests of the packages run that reach the changed line. A change that no test
+notices is printed with its place; it is a test to write, or code that nobody needs.
 """
 
 import argparse
 import ast
+import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 import pytest
+from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("audits", "privacy", "medfedvqa/vault")
 """The packages whose code is changed."""
 NEAREST = 5
-"""Files of tests that are run first."""
-LIMIT = 600
-"""Seconds, after which a change that makes the tests hang counts as noticed."""
+"""Files of tests that are asked last, because a line may run in another process than the test."""
+LIMIT, MEMORY = 300, 8 << 30
+"""Seconds and bytes, beyond which a change that makes the tests hang, or fill the memory, counts as noticed."""
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
@@ -42,6 +46,7 @@ class Mutant:
     """One change: the text between two offsets of a line, and what takes its place."""
 
     path: Path
+    """In the project."""
     first: tuple[int, int]
     """Line from 0, and the offset within it in bytes."""
     last: tuple[int, int]
@@ -57,7 +62,7 @@ class Mutant:
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
     """All changes of a file, none of which touches a docstring, an annotation or an import for types."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             for statement in function.body:
@@ -95,58 +100,76 @@ def changed(node: ast.AST) -> ast.AST | None:
     return None
 
 
-def tests_of(path: Path, root: Path) -> tuple[list[str], list[str]]:
-    """The files of tests that are nearest to a file of the project, and the others of its package.
+class Reach:
+    """Which tests reach which line, by one run of the unchanged project under coverage."""
 
-    Nearest are those of the package that import the file, then those that name most of what it defines; a test that
-    imports a file which imports it counts as if it named two things more.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    def __init__(self, root: Path) -> None:
+        """Runs the fast tests of the packages in a copy of the project.
+
+        Raises:
+            SystemExit: One of them fails without any change.
+        """
+        self._root = root
+        folders = [folder for package in PACKAGES if (folder := root / "tests" / Path(package).name).is_dir()]
+        options = ["-n", str(os.cpu_count()), "--dist", "loadfile", "--cov-context=test", "--cov-report="]
+        if fails([*options, *(f"--cov={package}" for package in PACKAGES), *map(str, folders)], root, limit=None):
+            raise SystemExit("a test fails without any change: mend it first")
+        self._data = CoverageData(str(root / ".coverage"))
+        self._data.read()
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Tests that reach the changed lines, those first whose file is named after the changed one.
+
+        Where a line is reached while a fixture is set up, all tests of the file may need it.
+        """
+        contexts = self._data.contexts_by_lineno(str(self._root / mutant.path))
+        tests = set()
+        for line in range(mutant.first[0] + 1, mutant.last[0] + 2):
+            for context in filter(None, contexts.get(line, [])):
+                test, phase = context.rsplit("|", 1)
+                tests.add(test if phase == "run" else test.split("::")[0])
+        stem = mutant.path.stem
+        return sorted(tests, key=lambda test: (stem not in test, test))
+
+
+def nearest(path: Path, root: Path) -> list[str]:
+    """The files of tests that import a file of the project, then those that name most of what it defines."""
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     word = re.compile(rf"\b({'|'.join(sorted(names | {path.stem}))})\b")
-    folders = path.relative_to(root).parent.parts
+    imported = f"from {'.'.join(path.with_suffix('').parts)} import"
 
-    def is_near(test: Path, text: str, file: Path) -> bool:
-        return file.stem in test.stem or imported(file) in text
-
-    def imported(file: Path) -> str:
-        return f"from {'.'.join(file.relative_to(root).with_suffix('').parts)} import"
-
-    files = [other for package in PACKAGES for other in (root / package).rglob("*.py") if other.name != "__init__.py"]
-    importers = [other for other in files if imported(path) in other.read_text(encoding="utf-8")]
-
-    def is_in_package(test: Path) -> bool:
-        return test.relative_to(root / "tests").parts[0] in folders
-
-    def distance(test: Path) -> tuple[bool, bool, int, int]:
+    def distance(test: Path) -> tuple[bool, int]:
         text = test.read_text(encoding="utf-8")
-        shared = sum(folder in test.relative_to(root / "tests").as_posix() for folder in folders)
-        indirect = 2 * any(is_near(test, text, importer) for importer in importers)
-        names = len({*word.findall(text)})
-        return not is_near(test, text, path), not is_in_package(test), -shared, -names - indirect
+        return imported not in text, -len({*word.findall(text)})
 
-    ranked = sorted(sorted((root / "tests").rglob("test_*.py")), key=distance)
-    nearest, others = ranked[:NEAREST], [test for test in ranked[NEAREST:] if is_in_package(test)]
-    return [str(test.relative_to(root)) for test in nearest], [str(test.relative_to(root)) for test in others]
+    files = sorted(sorted((root / "tests").rglob("test_*.py")), key=distance)
+    return [str(test.relative_to(root)) for test in files[:NEAREST]]
 
 
-def is_noticed(mutant: Mutant, root: Path) -> bool:
-    """Whether a test fails, or hangs, once a copy of the project has the change, which is then taken back."""
-    text = mutant.path.read_text(encoding="utf-8")
+def is_noticed(mutant: Mutant, tests: list[str], copies: Queue[Path]) -> bool:
+    """Whether a test fails, or hangs, once a copy of the project has the change, which is then taken back.
+
+    First the tests are asked that reach the line, then the nearest files: the line may run in another process.
+    """
+    root = copies.get()
+    path = root / mutant.path
+    text = path.read_text(encoding="utf-8")
     try:
-        mutant.path.write_text(mutant.applied(text), encoding="utf-8")
-        return any(fails(tests, root) for tests in tests_of(mutant.path, root) if tests)
+        path.write_text(mutant.applied(text), encoding="utf-8")
+        return any(fails(["-x", *some], root) for some in (tests, nearest(mutant.path, root)) if some)
     finally:
-        mutant.path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        copies.put(root)
 
 
-def fails(tests: list[str], root: Path) -> bool:
-    """Whether one of these files of tests fails, or hangs."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not release"]
+def fails(arguments: list[str], root: Path, limit: float | None = LIMIT) -> bool:
+    """Whether one of these tests fails, or hangs for more than `limit` seconds."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not release"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(root), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            [*command, *tests], cwd=root, env=environment, capture_output=True, timeout=LIMIT, check=False
+            [*command, *arguments], cwd=root, env=environment, capture_output=True, timeout=limit, check=False
         )
         return done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
     return True
@@ -159,28 +182,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=float, default=0.85, help="share that must be noticed")
     given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    paths = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    every = list(dict.fromkeys(mutant for path in paths for mutant in mutants_of(path)))
+    drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "main"
-        root.parent.chmod(0o755)  # a test of the vault runs the project by another account
+        Path(folder).chmod(0o755)  # a test of the vault runs the project by another account
         ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "site")
-        shutil.copytree(ROOT, root, ignore=ignored)
-        every = [m for package in PACKAGES for path in sorted((root / package).rglob("*.py")) for m in mutants_of(path)]
-        drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
-        needed = {test for path in {m.path for m in drawn} for tests in tests_of(path, root) for test in tests}
-        folders = {Path(test).parts[1] for test in needed}
-        if any(fails([test for test in sorted(needed) if Path(test).parts[1] == folder], root) for folder in folders):
-            raise SystemExit("a test fails without any change: mend it first")
-        noticed = 0
-        for number, mutant in enumerate(drawn, 1):
-            if is_noticed(mutant, root):
-                noticed += 1
-            else:
-                line = mutant.path.read_text(encoding="utf-8").splitlines()[mutant.first[0]].strip()
-                place = f"{mutant.path.relative_to(root)}:{mutant.first[0] + 1}"
-                print(f"{place}: `{line}` with {mutant.after!r}: no test noticed", flush=True)
-            print(f"{number} of {len(drawn)}: {noticed} noticed", file=sys.stderr, flush=True)
-    print(f"{noticed} of {len(drawn)} changes noticed ({noticed / len(drawn):.0%}), of {len(every)} that there are")
-    if noticed < given.least * len(drawn):
+        copies: Queue[Path] = Queue()
+        for number in range(os.cpu_count() or 1):
+            copies.put(Path(shutil.copytree(ROOT, Path(folder) / str(number) / "main", ignore=ignored)))
+        reach = Reach(copies.queue[0])
+        noticed = []
+        with ThreadPoolExecutor(copies.qsize()) as pool:
+            results = pool.map(lambda mutant: is_noticed(mutant, reach.tests(mutant), copies), drawn)
+            for number, (mutant, result) in enumerate(zip(drawn, results, strict=True), 1):
+                noticed.append(result)
+                if not result:
+                    line = (ROOT / mutant.path).read_text(encoding="utf-8").splitlines()[mutant.first[0]].strip()
+                    print(f"{mutant.path}:{mutant.first[0] + 1}: `{line}` with {mutant.after!r}: no test noticed")
+                print(f"{number} of {len(drawn)}: {sum(noticed)} noticed", file=sys.stderr, flush=True)
+    print(f"{sum(noticed)} of {len(drawn)} changes noticed ({sum(noticed) / len(drawn):.0%}), of {len(every)}")
+    if sum(noticed) < given.least * len(drawn):
         raise SystemExit(1)
 
 

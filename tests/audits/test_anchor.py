@@ -27,6 +27,7 @@ from audits.checkpoint import TAIL, NoteFile, signed_checkpoint
 from audits.errors import ForkFound, ProofFromElsewhere
 from audits.retention import ExpiryResult, expire
 from audits.tree import consistent
+from audits.witness import MAX_EVIDENCE
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(audits.__file__).parents[1])}
 
@@ -374,3 +375,13 @@ def test_a_log_knows_checkpoints_that_are_not_its_own(watched: Watched) -> None:
     assert not watched.log.contradicts(watched.first)
     for size, root in ((9, bytes(32)), (4, bytes(32))):
         assert watched.log.contradicts(signed_checkpoint(key_of(watched.place), size, root))
+
+
+def test_the_evidence_of_forks_cannot_fill_a_disk(watched: Watched) -> None:
+    """Who has a log's key can sign any number of them: a hundred are kept, and each once."""
+    for number in range(MAX_EVIDENCE + 5):
+        forked = signed_checkpoint(key_of(watched.place), 5, number.to_bytes(32))
+        for _ in range(2):
+            with pytest.raises(ForkFound):
+                watched.witness.cosign(forked)
+    assert len(watched.evidence()) == MAX_EVIDENCE

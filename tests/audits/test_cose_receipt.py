@@ -15,7 +15,7 @@ from small_logs import filled, key_of, opened, sealed
 
 from audits import LogError, NoteError, VerifierKey
 from audits.checkpoint import SUCCESSIONS, signed_succession
-from audits.entry_proof import Receipt, cbor, check_receipt, issue
+from audits.entry_proof import Receipt, _Cursor, cbor, check_receipt, issue
 
 ENTRIES = 11
 
@@ -197,3 +197,10 @@ def test_a_site_with_a_new_key_signs_for_what_the_old_one_signed(place: Path, tm
     (tmp_path / "audit" / SUCCESSIONS).write_text(f"{signed_succession(old, new, 3)}\n")
     receipt, entry = issue(tmp_path / "audit", 2, new)
     assert check_receipt(receipt, entry, [new.public])["seq"] == 2
+
+
+@pytest.mark.parametrize("encoded", [b"\x41a", b"\x1c"])
+def test_a_number_of_another_type_or_of_a_reserved_length_is_refused(encoded: bytes) -> None:
+    """RFC 8949, section 3: major type 0 in the first three bits, and no lengths 28 to 30."""
+    with pytest.raises(ValueError):
+        _Cursor(encoded).head(0)

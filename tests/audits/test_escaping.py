@@ -19,6 +19,8 @@ from audits.escaping import (
     for_pdf,
     for_syslog,
     for_terminal,
+    number,
+    quantity,
     tag,
     visible,
 )
@@ -143,3 +145,14 @@ def test_no_text_becomes_longer_than_its_medium_takes() -> None:
     for letter in ("\x1b", "\U000e0001", "a", "é"):
         assert len(for_terminal(letter * 10_000, 50)) <= 50
         assert len(for_fhir(letter * (FHIR_STRING + 1))) <= FHIR_STRING
+
+
+def test_a_number_agrees_with_its_noun() -> None:
+    """By the noun's own plural, if it has one."""
+    assert [quantity(number, "entry", "entries") for number in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+    assert [quantity(number, "byte") for number in (1, 21)] == ["1 byte", "21 bytes"]
+
+
+def test_an_invisible_character_has_four_digits_up_to_the_end_of_the_first_plane() -> None:
+    """And eight beyond it."""
+    assert (number("\uffff"), number("\U00010000")) == ("\\uffff", "\\U00010000")

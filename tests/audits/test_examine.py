@@ -1,5 +1,6 @@
 """Three verdicts on one log: what each finds of tampering, and what it does not vouch for."""
 
+import fcntl
 import json
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from audits import Event, LogError, Outcome, VerdictState, Witness, examine, fin
 from audits.byte_ledger import FrameCount, Traffic, WireWindow
 from audits.checkpoint import NoteFile, signed_checkpoint
 from audits.examination import sites_of
+from audits.log_files import RUNNING
 from audits.verifier import Walk
 
 
@@ -94,6 +96,20 @@ def test_the_bytes_on_the_network_are_held_against_what_is_known_of_them(
     log.append(Event.WIRE, wire=counted(payload))
     assert states(examine(tmp_path / "audit", "chest"))["wire"] is state
     log.close()
+
+
+def test_a_job_that_a_living_process_works_on_needs_no_word_of_anybody(tmp_path: Path) -> None:
+    """The process locks the job's file beside the log."""
+    with closing(opened(tmp_path)) as log:
+        log.append(Event.OPEN, job="j")
+        (tmp_path / "audit" / RUNNING).mkdir()
+        with open(tmp_path / "audit" / RUNNING / "j", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (part,) = [part for part in examine(tmp_path / "audit", "chest").completeness.parts if part.name == "jobs"]
+    assert (part.state, part.said) == (
+        VerdictState.SHOWN,
+        "1 job is running; every job that was opened is closed, or said to be running",
+    )
 
 
 def test_counts_that_are_none_are_found(tmp_path: Path) -> None:

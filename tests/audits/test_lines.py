@@ -1,5 +1,6 @@
 """The fast reader of lines admits exactly what the definition admits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from small_logs import BLANK, rehashed, sealed
 from tiers import examples
 
 from audits import LogError
-from audits.entry import parse_any, read_line
+from audits.entry import MOST_DEPTH, bounded, parse_any, read_line
 from audits.exchange import canonical
 
 TENSOR = {
@@ -99,3 +100,12 @@ def test_a_line_of_a_higher_format_is_newer_to_both_readers() -> None:
     """It is no entry that this version knows, and no damage either."""
     line = rehashed(sealed(BLANK | PLACE).replace(b'"format":1,', b'"format":10,'))
     assert not alike(line) and accepted(read_line, line).newer
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_nesting_is_bounded(wrap: Callable[[Any], Any]) -> None:
+    """A value of a line may be as deep as the limit and no deeper, so that no reader runs out of stack."""
+    value: Any = 1
+    for _ in range(MOST_DEPTH):
+        value = wrap(value)
+    assert bounded(value) and not bounded(wrap(value)) and not bounded([1, wrap(value)])

@@ -1,5 +1,6 @@
 """Which lines of a log expire: those that others' signed times, or a person's date, show to be old enough."""
 
+import json
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_a_person_may_give_the_date(hospital: Hospital) -> None:
     assert "by the date" in str(last.reason) and verify(hospital.place / "audit").ok
     result = states(examine(hospital.place / "audit", "chest", network=False))
     assert result["retention"] is VerdictState.NOT_SHOWN and result["chain"] is VerdictState.SHOWN
+    assert "by a date that a person gave" in json.dumps(examine(hospital.place / "audit", "chest").record())
 
 
 def test_the_date_has_to_be_the_machines_and_not_before_others(hospital: Hospital) -> None:

@@ -354,6 +354,16 @@ def test_a_taken_port_is_a_sentence(server: AuditServer, run: Path) -> None:
         serve(run, server.server_port)
 
 
+def test_a_site_that_has_sent_nothing_has_totals_of_nothing(tmp_path: Path) -> None:
+    """Neither messages nor bytes, in either direction."""
+    AuditLog(tmp_path, "chest").append(Event.OPEN, **JOB)
+    index: Any = Index({"chest": tmp_path})
+    index.refresh()
+    (facts,) = index.sites()
+    assert (facts.entries, facts.released, facts.bytes_out, facts.received, facts.bytes_in) == (1, 0, 0, 0, 0)
+    index.close()
+
+
 def test_memory_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the entries take no more memory for the index, a page in its middle and one entry."""
     monkeypatch.setattr("os.fsync", lambda file: None)

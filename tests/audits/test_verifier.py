@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import peak
-from small_logs import BLANK, sealed
+from small_logs import BLANK, made, sealed
 from tiers import examples
 
 from audits import (
@@ -22,6 +22,7 @@ from audits import (
     JobContext,
     Kind,
     LogError,
+    NewerFormat,
     ReleaseRefused,
     SitePolicy,
     TaskSpec,
@@ -30,7 +31,7 @@ from audits import (
     read,
     verify,
 )
-from audits.verifier import TensorTotal, describe, totals
+from audits.verifier import TensorTotal, Walk, describe, totals
 
 
 def chain(entries: int) -> list[bytes]:
@@ -236,3 +237,23 @@ def test_logs_are_found_in_a_runs_output_and_in_a_sites_own_folder(run: Path) ->
     sites = run / "sites"
     assert find_logs(run) == {"chest": sites / "chest" / "audit", "head": sites / "head" / "audit"}
     assert find_logs(sites / "head" / "audit") == {"head": sites / "head" / "audit"}
+
+
+def test_an_entry_of_a_newer_format_is_not_passed_over(tmp_path: Path) -> None:
+    """Reading stops there and says where."""
+    made(tmp_path)
+    file = tmp_path / "audit" / "log.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[2] = sealed(json.loads(lines[2]) | {"format": 99})
+    file.write_bytes(b"".join(lines))
+    with pytest.raises(NewerFormat, match="entry 2"):
+        list(read(tmp_path / "audit"))
+
+
+def test_a_log_whose_first_line_cannot_be_read_counts_from_0(tmp_path: Path) -> None:
+    """Iterating says what is wrong with it, at entry 0."""
+    made(tmp_path)
+    file = tmp_path / "audit" / "log.jsonl"
+    file.write_bytes(b"{}" + file.read_bytes())
+    walk = Walk(tmp_path / "audit")
+    assert walk.first_entry() == 0 and list(walk) == [] and walk.verdict().first_bad == 0

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import dp_accounting
@@ -279,3 +280,15 @@ def test_unfit_deltas_are_refused(delta: float) -> None:
         calibrate(1.0, delta, lambda noise: [SampledGaussian(1.0, noise)])
     with pytest.raises(AccountingError):
         fitting(1.0, delta, [], [])
+
+
+def test_calibrated_noise_scales_with_the_unit_that_it_is_given_in() -> None:
+    """Down to a hundredth, from which the search begins."""
+
+    def plan(noise: float, unit: float) -> list[DPEvent]:
+        return [SampledGaussian(rate=1.0, noise=noise * unit, steps=1)]
+
+    noise = calibrate(1.0, 1e-5, partial(plan, unit=1.0))
+    assert 1 < noise < 10 and calibrate(1.0, 1e-5, partial(plan, unit=100.0)) == pytest.approx(noise / 100)
+    with pytest.raises(AccountingError):
+        calibrate(1.0, 1e-5, partial(plan, unit=1e-4))

@@ -344,3 +344,11 @@ def test_threads_never_exceed_the_limit(ledger: Ledger, opened: Opener, shared: 
     with ThreadPoolExecutor(6) as pool:
         assert sum(pool.map(reserve, range(6))) == 10
     assert epsilons(ledger) == [(10, 10)]
+
+
+def test_only_the_jobs_own_charges_are_given_back(ledger: Ledger, opened: Opener) -> None:
+    """What others spent on the same patients stays, also once the ledger is read again."""
+    spend(ledger, "a", ["p", "q"], 2)
+    spend(ledger, "b", ["p", "q"], 3)
+    assert ledger.take_back("b") == 1 and epsilons(ledger) == [(2, 2)]
+    assert epsilons(opened()) == [(2, 2)] and ledger.holds("a") and not ledger.holds("b")

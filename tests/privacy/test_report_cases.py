@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from audits import AuditKey, AuditLog, Event, JobRefused, VerdictState, origin_of
+from audits import AuditKey, AuditLog, Entry, Event, JobRefused, Protection, VerdictState, origin_of
+from audits.exchange import SITES
 from audits.retention import expire
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.in_process import LocalEngine
@@ -33,8 +35,10 @@ from privacy.report import (
     sections_of,
     verify_report,
 )
+from privacy.report.facts import ReportFacts
 from privacy.report.replay import Replay, quote_ledger
 from privacy.report.report_files import JSON
+from privacy.report.verdicts import verdicts
 from privacy.report.verify import CODE
 from privacy.settings import Governance
 
@@ -336,3 +340,46 @@ def test_counts_under_laplace_noise_are_named_in_claim_mechanism_and_settings(
     noisier = report.evidence.run.model_copy(update={"dp": {**report.evidence.run.dp, "mechanisms": []}})
     other = sections_of(report.evidence.model_copy(update={"run": noisier}))
     assert rules(other)["settings"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("binding", "state", "sentence"),
+    [
+        (None, "not shown", "nothing ties the data to this site's ledger"),
+        ({"bound": True, "compared": True}, "not shown", "nothing ties the data to this site's ledger"),
+        ({"from_store": True, "compared": True}, "not shown", "nothing ties the store to this site's ledger"),
+        ({"from_store": True, "bound": True}, "not shown", "under another key, was not looked at"),
+        ({"from_store": True, "bound": True, "compared": True}, "shown", "no ledger beside it has these patients"),
+    ],
+)
+def test_a_second_ledger_is_ruled_out_only_by_all_three_facts(
+    example: ReportEvidence, binding: dict[str, bool] | None, state: str, sentence: str
+) -> None:
+    """The data come from a store, store and ledger name each other, and the ledgers beside it were compared."""
+    changed = binding if binding is None else example.binding.model_copy(update=binding) if example.binding else None
+    found = sections_of(example.model_copy(update={"binding": changed})).verdicts.rules
+    (verdict,) = (item for item in found if item.rule == "one budget")
+    assert verdict.state == state and sentence in verdict.said
+
+
+@pytest.mark.parametrize(
+    ("peer", "protection", "state", "sentence"),
+    [
+        ("server", Protection.DP_MASKED, "shown", "only shares and masked values left"),
+        (SITES, Protection.DP, "not shown", "entry 6 has tensors of this site's own that were not shared"),
+        ("server", Protection.DP, "not shown", "the job aggregates in clear"),
+    ],
+)
+def test_a_sum_on_shares_is_known_by_its_recipient_or_its_masks(
+    example: ReportEvidence, peer: str, protection: Protection, state: str, sentence: str
+) -> None:
+    """Masked values go to the server, shares to other sites."""
+    facts = ReportFacts.of(example)
+
+    def altered(entry: Entry) -> Entry:
+        tensors = tuple(replace(tensor, protection=protection) for tensor in entry.tensors)
+        return replace(entry, peer=peer, tensors=tensors) if entry.peer == SITES else entry
+
+    found = verdicts(replace(facts, entries=tuple(map(altered, facts.entries))))["rules"]
+    (verdict,) = (item for item in found if item["rule"] == "on shares")
+    assert verdict["state"] == state and sentence in verdict["said"]

@@ -108,3 +108,12 @@ def test_a_report_is_joined_with_those_of_other_sites_only(reported: Callable[..
     for sources in ([], [one], [one, same], [one, same, other]):
         with pytest.raises(ReportError, match="reports of two or more sites, one of each"):
             join(sources)
+
+
+def test_one_disagreement_breaks_the_joined_report(reported: Callable[..., Report]) -> None:
+    """Its own state is what a reader looks at first."""
+    report = reported([CODE])
+    other = report.changed({"identity.site": "head"})
+    differing = other.changed({"identity.method": "fedavg"})
+    states = [join(SourceReport(one, "ab" * 32) for one in (report, second)).state for second in (other, differing)]
+    assert states == ["shown", "broken"]

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audits.byte_ledger import WireWindow
 from medfedvqa.vault.frames import MOST_BODY, MOST_HEAD, FrameRefused, Wire
+from medfedvqa.vault.tasks import SentBytes, _AttemptMail
 
 TASK = {"kind": "task", "task": "train", "round": 1, "arrays": []}
 PREFIX = struct.Struct("<4sIQ")
@@ -128,3 +131,49 @@ def test_a_damaged_frame_is_refused_or_is_another_frame_of_the_grammar(place: in
         return
     assert not cut and type(came.fields["task"]) is str and type(came.fields["round"]) is int
     assert all(array.dtype.name in ("float32", "float64", "int64", "uint8") for array in came.arrays.values())
+
+
+def test_the_longest_head_and_the_most_dimensions_pass_and_nothing_beyond(ends: tuple[Wire, Wire]) -> None:
+    """The limits are the same for who sends and who receives."""
+    sender, receiver = ends
+    array = np.ones((1,) * 8, np.float32)
+    sender.send("task", {"prompt": array}, task="train", round=1)
+    assert receiver.receive("task").arrays["prompt"].shape == array.shape
+    with pytest.raises(FrameRefused, match="dimensions"):
+        sender.send("task", {"prompt": array[None]}, task="train", round=1)
+    name = "t" * (MOST_HEAD - len(json.dumps({**TASK, "task": ""})))
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.send, "task", task=name, round=1)
+        with pytest.raises(FrameRefused, match="strict JSON"):  # which takes no text as long as that
+            receiver.receive("task")
+        sent.result()
+    with pytest.raises(FrameRefused, match="longer than a frame may be"):
+        sender.send("task", task=name + "t", round=1)
+
+
+@pytest.mark.parametrize(("attempt", "site"), [("1", "head"), ("2", "abdomen")])
+def test_mail_of_another_attempt_or_site_is_never_taken_for_the_mail_that_was_asked_for(
+    ends: tuple[Wire, Wire], attempt: str, site: str
+) -> None:
+    """Nor is silence: each counts as mail that did not come in time."""
+    vault, courier = ends
+    mail = _AttemptMail(vault, SentBytes(), "1")
+    courier.send("mail", data=b"share", attempt=attempt, site=site)
+    with pytest.raises(TimeoutError):
+        mail.receive("abdomen", 0.1)
+    courier.send("silence")
+    with pytest.raises(TimeoutError):
+        mail.receive("abdomen", 0.1)
+    courier.send("mail", data=b"share", attempt="1", site="abdomen")
+    assert mail.receive("abdomen", 0.1) == b"share"
+
+
+def test_counts_of_a_process_are_numbered_from_0_without_a_gap() -> None:
+    """So that a window that is missing in the log is noticed; a process that sent nothing writes none."""
+    windows: list[WireWindow] = []
+    sent = SentBytes(windows.append)
+    sent.log(last=True)
+    for number in range(3):
+        sent.answer("train", number, {"prompt": np.zeros(3, np.float32)}, b"audit", 400)
+        sent.log(last=number == 2)
+    assert [(window.number, window.last) for window in windows] == [(0, False), (1, False), (2, True)]

@@ -155,3 +155,10 @@ def test_the_chi_squared_divergence_is_that_of_two_laplace_variables_one_apart(s
         lambda x: math.exp((abs(x - 1) - 2 * abs(x)) / scale) / (2 * scale), -60 * scale, 60 * scale, points=[0, 1]
     )
     assert Laplace(scale, 3).mu_squared == pytest.approx(3 * (ratio[0] - 1), rel=1e-6)
+
+
+def test_the_deviation_is_that_of_the_noise() -> None:
+    """Which reports and forecasts state: the square root of the mean square of many draws."""
+    mechanism, randomness = Laplace(2.0), RepeatableRandomness(3)
+    drawn = mechanism.noisy([0] * 20_000, randomness)
+    assert mechanism.deviation == pytest.approx(np.sqrt(np.mean(np.square(drawn))), rel=0.03)
