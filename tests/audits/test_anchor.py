@@ -291,6 +291,11 @@ def test_a_witness_cosigns_what_continues_and_remembers_it(watched: Watched) -> 
     assert watched.restarted().cosign(note) and len(watched.evidence()) == 1
 
 
+def test_neither_the_entries_nor_their_hashes_are_for_every_account(watched: Watched) -> None:
+    """What others may read is published beside them."""
+    assert [(watched.place / "audit" / name).stat().st_mode & 0o007 for name in ("log.jsonl", "tree")] == [0, 0]
+
+
 def test_a_checkpoint_that_is_told_again_is_no_fork(watched: Watched) -> None:
     """A site that was killed before it answered is sent the same task again, with the proof from an earlier size."""
     filled(watched.log, 3)

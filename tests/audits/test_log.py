@@ -77,12 +77,6 @@ def test_entries_read_back_equal(folder: Path, log: AuditLog) -> None:
     assert list(read(folder)) == appended
 
 
-def test_neither_the_entries_nor_their_hashes_are_for_every_account(folder: Path, log: AuditLog) -> None:
-    """What others may read is published beside them."""
-    log.append(Event.OPEN, job="job-1")
-    assert [(folder / name).stat().st_mode & 0o007 for name in ("log.jsonl", "tree")] == [0, 0]
-
-
 def test_times_are_utc_with_microseconds_beside_a_steady_clock(log: AuditLog) -> None:
     """`time` ends in Z and is now; `monotonic` never goes back."""
     before = datetime.now(UTC)
