@@ -1,4 +1,4 @@
-"""The grammar of the socket: what it carries, bit for bit, and what it refuses, whoever sends it."""
+"""The grammar of the socket: what it carries, bit for bit, what it refuses, whoever sends it, and what follows."""
 
 import json
 import socket
@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audits import JobRefused, Refusal
 from audits.byte_ledger import WireWindow
 from medfedvqa.vault.frames import MOST_BODY, MOST_HEAD, FrameRefused, Wire
-from medfedvqa.vault.tasks import SentBytes, _AttemptMail
+from medfedvqa.vault.tasks import JobTasks, SentBytes, _AttemptMail
 
 TASK = {"kind": "task", "task": "train", "round": 1, "arrays": []}
 PREFIX = struct.Struct("<4sIQ")
@@ -177,3 +178,37 @@ def test_counts_of_a_process_are_numbered_from_0_without_a_gap() -> None:
         sent.answer("train", number, {"prompt": np.zeros(3, np.float32)}, b"audit", 400)
         sent.log(last=number == 2)
     assert [(window.number, window.last) for window in windows] == [(0, False), (1, False), (2, True)]
+
+
+class Failing:
+    """In place of a job's runtime: each task fails, and what the log is given is kept."""
+
+    private = False
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.entries = error, list[Refusal]()
+
+    def answer(self, *_: Any) -> None:
+        raise self.error
+
+    def refuse(self, code: Refusal, _: str) -> None:
+        self.entries.append(code)
+        raise JobRefused(code)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "entries"),
+    [
+        (JobRefused(Refusal.BUDGET), Refusal.BUDGET, []),
+        (ValueError("pat-007"), Refusal.FAILED, [Refusal.FAILED]),
+    ],
+)
+def test_a_failure_is_logged_once_and_the_server_gets_its_code(
+    ends: tuple[Wire, Wire], error: Exception, code: Refusal, entries: list[Refusal]
+) -> None:
+    """A refusal is in the log before it is raised; of any other error only the vault knows."""
+    vault, courier = ends
+    runtime = Failing(error)
+    courier.send("task", task="train", round=1)
+    JobTasks(lambda: runtime, SentBytes()).answer(vault, vault.receive("task"))  # type: ignore[arg-type, return-value]
+    assert courier.receive("refused").fields == {"code": code.value} and runtime.entries == entries
