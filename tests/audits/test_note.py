@@ -173,3 +173,9 @@ def test_an_absent_file_holds_no_note_and_a_damaged_one_is_an_error(tmp_path: Pa
     (tmp_path / "bad").write_text("x\n— a b\n\n")
     with pytest.raises(NoteError):
         list(NoteFile(tmp_path / "bad"))
+
+
+def test_a_file_of_notes_that_has_an_empty_line_alone_is_empty(tmp_path: Path) -> None:
+    """As a crash may leave it."""
+    (tmp_path / "notes").write_text("\n")
+    assert list(NoteFile(tmp_path / "notes")) == []

@@ -51,8 +51,9 @@ def test_the_report_lists_what_the_log_names(reported: Callable[..., Report], tm
     assert rule(report) == "shown" and "acme-federated" in page(compose(report))
     (tmp_path / JSON).write_bytes(report_bytes(report))
     assert read_report(report_bytes(report)) == report
-    states = {part.name: str(part.state) for part in verify_report(tmp_path).parts}
-    assert states["figures"] == states["proofs"] == "shown"
+    parts = {part.name: part for part in verify_report(tmp_path).parts}
+    assert str(parts["figures"].state) == str(parts["proofs"].state) == "shown"
+    assert "no other party cosigned the log" in parts["proofs"].said
 
 
 def test_a_report_from_before_the_log_named_code_stays_as_it_is(
