@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -18,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from logs import HOSTILE, JOB, fix_clocks, peak, serve, write_logs
 
-from audits import AuditLog, Event, LogError, find_logs, read
+from audits import AuditLog, Event, LogError, Outcome, find_logs, read
 from audits.checkpoint import origin_of
 from audits.retention import expire
 from audits.signed_note import AuditKey
@@ -269,6 +270,10 @@ def test_many_tensors_are_turned_over_by_pages(ask: Ask, run: Path) -> None:
     seq = log.append(Event.RECEIVE, **JOB, tensors=first.tensors * 120).seq
     texts = [ask(f"entry?site=chest&seq={seq}&page={page}").text for page in (1, 2, 3)]
     assert [text.count('data-label="Tensor"') for text in texts] == [50, 50, 20]
+    named = tuple(replace(first.tensors[0], name=f"tensor {number}") for number in range(60))
+    log.append(Event.RECEIVE, **JOB, outcome=Outcome.ACCEPTED, tensors=named)
+    pages = [ask(f"tensors?site=chest&page={page}").text for page in (1, 2)]
+    assert all(sum(f"{tensor.name}<" in text for text in pages) == 1 for tensor in named)
 
 
 def test_sums_are_those_of_the_log(ask: Ask) -> None:

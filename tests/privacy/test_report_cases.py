@@ -363,22 +363,24 @@ def test_a_second_ledger_is_ruled_out_only_by_all_three_facts(
 
 
 @pytest.mark.parametrize(
-    ("peer", "protection", "state", "sentence"),
+    ("peer", "protection", "named", "state", "sentence"),
     [
-        ("server", Protection.DP_MASKED, "shown", "only shares and masked values left"),
-        (SITES, Protection.DP, "not shown", "entry 6 has tensors of this site's own that were not shared"),
-        ("server", Protection.DP, "not shown", "the job aggregates in clear"),
+        ("server", Protection.DP_MASKED, True, "shown", "only shares and masked values left"),
+        (SITES, Protection.DP, True, "not shown", "entry 6 has tensors of this site's own that were not shared"),
+        ("server", Protection.DP, True, "not shown", "the job aggregates in clear"),
+        (SITES, Protection.DP_MASKED, False, "not shown", "no entry and no settings name the sites"),
     ],
 )
-def test_a_sum_on_shares_is_known_by_its_recipient_or_its_masks(
-    example: ReportEvidence, peer: str, protection: Protection, state: str, sentence: str
+def test_a_sum_on_shares_is_known_by_its_recipient_or_its_masks_and_needs_the_names_of_the_sites(
+    example: ReportEvidence, peer: str, protection: Protection, named: bool, state: str, sentence: str
 ) -> None:
     """Masked values go to the server, shares to other sites."""
-    facts = ReportFacts.of(example)
+    facts = ReportFacts.of(example if named else example.model_copy(update={"run": None}))
 
     def altered(entry: Entry) -> Entry:
         tensors = tuple(replace(tensor, protection=protection) for tensor in entry.tensors)
-        return replace(entry, peer=peer, tensors=tensors) if entry.peer == SITES else entry
+        changed = replace(entry, peer=peer, tensors=tensors) if entry.peer == SITES else entry
+        return changed if named else replace(changed, sharing=None)
 
     found = verdicts(replace(facts, entries=tuple(map(altered, facts.entries))))["rules"]
     (verdict,) = (item for item in found if item["rule"] == "on shares")
