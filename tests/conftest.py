@@ -37,8 +37,7 @@ from medfedvqa.models.bundled import build
 from medfedvqa.papers.networks import albef_files, vault_files
 from medfedvqa.papers.networks.albef_files import AlbefBackbone
 from medfedvqa.papers.networks.vault_files import VaultBackbone
-from medfedvqa.papers.networks.vilt import ViltBackbone
-from medfedvqa.papers.networks.vilt_files import ARCHITECTURES
+from medfedvqa.papers.networks.vilt import ARCHITECTURES, ViltBackbone
 from medfedvqa.research.pretraining.train import write_weights
 from medfedvqa.training import Site
 from privacy import RepeatableRandomness

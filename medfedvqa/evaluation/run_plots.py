@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.evaluation.accuracy_table import Entry, Results, Statistics, answering, categories_of, rows_of
-from medfedvqa.evaluation.history import History
-from medfedvqa.evaluation.reliability_test import tested_weights
+from medfedvqa.evaluation.history import History, tested_weights
 from medfedvqa.figures import (
     BLACK,
     BLUE,

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from medfedvqa.models.answer_head import HEAD, AskedQuestions, Fusion, HeadConfig, QuestionInput
+    from medfedvqa.models.answer_head import (
+        HEAD,
+        AskedQuestions,
+        Fusion,
+        HeadConfig,
+        QuestionInput,
+        divergence,
+        prompt_distance,
+        weight_penalty,
+    )
     from medfedvqa.models.backbone import (
         NOTHING_TO_TUNE,
         Architecture,
@@ -33,7 +42,6 @@ if TYPE_CHECKING:
     )
     from medfedvqa.models.clip import ClipBackbone
     from medfedvqa.models.families import IMAGE, TEXT
-    from medfedvqa.models.losses import divergence, prompt_distance, weight_penalty
     from medfedvqa.models.paired import PairedModel, check_apart
     from medfedvqa.models.picture_space import FeatureStore, PictureSpace
     from medfedvqa.models.picture_stream import PictureStream, Stacked

@@ -20,12 +20,14 @@ from medfedvqa.models.block_readers import attention_of
 from medfedvqa.models.checkpoints import Weights, digest, fill
 from medfedvqa.models.library_towers import adapted, tuned_block
 from medfedvqa.models.prompts import attention_to_patches, by_head
-from medfedvqa.papers.networks.bert_blocks import bert_block, embedded, self_attended
 from medfedvqa.papers.networks.fused_files import (
     BERT_BASE,
     BERT_QUERIES_VALUES,
+    bert_block,
     bert_names,
+    embedded,
     low_rank_parts,
+    self_attended,
     transformers_module,
     word_pieces,
 )

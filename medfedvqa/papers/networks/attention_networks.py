@@ -20,7 +20,7 @@ from medfedvqa.models.families import IMAGE
 from medfedvqa.models.picture_stream import DistinctQuestions, PictureStream, distinct, streamed
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
-from medfedvqa.papers.networks.recurrent import lstm
+from medfedvqa.papers.networks.trunk_networks import lstm
 from privacy import Chance, owned
 
 ENCODED = (1, 16, 32, 64, 64)

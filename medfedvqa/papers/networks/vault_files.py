@@ -15,21 +15,29 @@ from torch import nn
 from medfedvqa.models.backbone import UNTUNED, BackboneShape, TowerShape, TowerTuning
 from medfedvqa.models.backbones import Family
 from medfedvqa.models.checkpoints import digest, fill
-from medfedvqa.papers.networks.bert_blocks import bert_block, embedded
 from medfedvqa.papers.networks.fused_files import (
     BERT_BASE,
     BERT_QUERIES_VALUES,
+    bert_block,
     bert_names,
     check_configuration,
+    embedded,
     low_rank_parts,
     transformers_module,
     weights_in,
     word_pieces,
 )
 from medfedvqa.papers.networks.joint import JOINT, JointBackbone, JointRows, present
-from medfedvqa.papers.networks.vilt import embedded_patches, embedded_words, encoded, looked
-from medfedvqa.papers.networks.vilt_files import ARCHITECTURES as VILT_ARCHITECTURES
-from medfedvqa.papers.networks.vilt_files import QUERIES_VALUES, build_vilt, vilt_names
+from medfedvqa.papers.networks.vilt import ARCHITECTURES as VILT_ARCHITECTURES
+from medfedvqa.papers.networks.vilt import (
+    QUERIES_VALUES,
+    build_vilt,
+    embedded_patches,
+    embedded_words,
+    encoded,
+    looked,
+    vilt_names,
+)
 
 # VAuLT as a backbone: ViLT, whose words are the last states of a BERT (G. Chochlakis et al., arXiv 2208.09021, 2022).
 #

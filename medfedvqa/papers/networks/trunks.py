@@ -1,6 +1,6 @@
 """A trunk on a frozen backbone, which provides a picture's regions and the embeddings of a question's words.
 
-Regions are the grid of the picture tower's places, or those of the site's own files (`region_files`).
+Regions are the grid of the picture tower's places, or those of the site's own files (`site_files`).
 
 Methods see it as a backbone with a single tower that is tuned as a whole.
 
@@ -37,12 +37,7 @@ from medfedvqa.models.backbone import (
 )
 from medfedvqa.models.families import IMAGE, has_places
 from medfedvqa.models.picture_stream import NumberedQuestions, PictureStream, Stacked
-from medfedvqa.papers.networks.trunks.ban import Ban
-from medfedvqa.papers.networks.trunks.butd import Butd
-from medfedvqa.papers.networks.trunks.mcan import Mcan
-from medfedvqa.papers.networks.trunks.mfb import Mfb
-from medfedvqa.papers.networks.trunks.mmnas import Mmnas
-from medfedvqa.papers.networks.trunks.parts import Trunk
+from medfedvqa.papers.networks.trunk_networks import Ban, Butd, Mcan, Mfb, Mmnas, Trunk
 
 TRUNKS: Mapping[TrunkName, tuple[Callable[[int, int, int], Trunk], int]] = MappingProxyType(
     {
