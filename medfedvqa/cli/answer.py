@@ -85,7 +85,7 @@ def _report_writer(path: Path, picture: bytes) -> Callable[[str, Answers, "Propo
 
 
 def _serve(answerer: "Answerer", port: int) -> None:
-    from medfedvqa.answering.page import AnswerServer
+    from medfedvqa.answering.answerer import AnswerServer
 
     terminal = Terminal()
     with AnswerServer(answerer, port) as server, contextlib.suppress(KeyboardInterrupt):
@@ -170,8 +170,7 @@ def groups(
     """
     from rich.table import Table
 
-    from medfedvqa.answering.accuracy_by_group import by_group
-    from medfedvqa.answering.kept_run import load_kept
+    from medfedvqa.answering.kept_run import by_group, load_kept
 
     figures = by_group(load_kept(run, site, job), load_kept(baseline, site, baseline_job) if baseline else None)
     if as_json:

@@ -15,8 +15,8 @@ from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.research.benchmark.grid import Grid
-    from medfedvqa.research.benchmark.regimes import Regime
     from medfedvqa.research.benchmark.results_file import Result
+    from medfedvqa.research.benchmark.single_run import Regime
     from medfedvqa.research.benchmark.statistics import Comparison
     from medfedvqa.research.benchmark.systems import System
 
@@ -111,7 +111,7 @@ def planned_grid(
     from medfedvqa.devices import resolved
     from medfedvqa.library.training_job import backbone_for
     from medfedvqa.research.benchmark.grid import Grid
-    from medfedvqa.research.benchmark.regimes import Regime
+    from medfedvqa.research.benchmark.single_run import Regime
     from medfedvqa.research.benchmark.systems import BUDGET
 
     device = resolved(device)
@@ -155,8 +155,7 @@ def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: 
 def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> None:
     """Write the table and the plot, and show the averages."""
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.research.benchmark.benchmark_table import markdown
+    from medfedvqa.research.benchmark.benchmark_table import draw_convergence, markdown
     from medfedvqa.research.benchmark.statistics import compared
 
     comparison = compared(results)
@@ -240,7 +239,7 @@ def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) ->
 
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM
-    from medfedvqa.research.benchmark.benchmark_plots import draw_scale
+    from medfedvqa.research.benchmark.benchmark_table import draw_scale
     from medfedvqa.research.benchmark.grid import results
     from medfedvqa.research.benchmark.statistics import average, compared
 

@@ -187,8 +187,7 @@ def _write(
     """Run what is missing, write the page or the pictures, and show the page. `left_out`: sites that do not run."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.cli.benchmark import complete
-    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.research.benchmark.benchmark_table import listed
+    from medfedvqa.research.benchmark.benchmark_table import draw_convergence, listed
     from medfedvqa.research.benchmark.grid import data_of, results
     from medfedvqa.research.benchmark.statistics import compared
     from medfedvqa.research.reproduce import pictures, tables

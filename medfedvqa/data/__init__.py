@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 from audits.lazy_imports import at_first_use
 
-# Imported at once: the function has its module's name, and the module would take its place here.
-from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
-
 if TYPE_CHECKING:
     from medfedvqa.data.images import views
     from medfedvqa.data.pictures import Pictures, PictureViews, Source
@@ -23,7 +20,17 @@ if TYPE_CHECKING:
         reader_function,
         register_reader,
     )
-    from medfedvqa.data.schema import Row, VQAData
+    from medfedvqa.data.schema import (
+        PARTS,
+        Part,
+        PartitionRows,
+        Questions,
+        Row,
+        Split,
+        VQAData,
+        is_part,
+        partition,
+    )
     from medfedvqa.data.site_cuts import load_site
     from medfedvqa.data.site_data import Examples, SiteData, batches, build_site, numbered, united
     from medfedvqa.data.store_reader import check_reviewed

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from audits.lazy_imports import at_first_use
 
 if TYPE_CHECKING:
-    from medfedvqa.evaluation.accuracy import Proportion, percent
+    from medfedvqa.evaluation.accuracy import FIRST, Proportion, ServerScore, percent
     from medfedvqa.evaluation.accuracy_table import write_table
     from medfedvqa.evaluation.history import (
         History,
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     )
     from medfedvqa.evaluation.results import add_contribution, add_scores, results_schema, write_results
     from medfedvqa.evaluation.run_plots import draw_plots
-    from medfedvqa.evaluation.server_score import FIRST, ServerScore
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)
 

@@ -13,7 +13,7 @@ import numpy as np
 from audits import Tensors
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.server_score import ServerScore
+from medfedvqa.evaluation.accuracy import ServerScore
 from privacy import Secagg
 
 

@@ -13,7 +13,7 @@ from medfedvqa.core.averaging import Averaging, AveragingConfig
 from medfedvqa.core.method import Answering, Probe, State, tensors_of
 from medfedvqa.data import Examples, SiteData, fold
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.server_score import FIRST
+from medfedvqa.evaluation.accuracy import FIRST
 from medfedvqa.models import HEAD, IMAGE, TEXT, PairedModel, Values
 from medfedvqa.training import RowLoss, Rows, Site, Trainer
 

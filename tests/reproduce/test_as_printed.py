@@ -9,7 +9,7 @@ import pytest
 from medfedvqa.core import method_type
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.printed import Place
-from medfedvqa.research.benchmark.regimes import Regime
+from medfedvqa.research.benchmark.single_run import Regime
 from medfedvqa.research.benchmark.systems import systems_named
 from medfedvqa.research.reproduce.catalogue import PAPERS
 from medfedvqa.research.reproduce.entries import FACT, PaperTable, Trunks

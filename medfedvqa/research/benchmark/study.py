@@ -11,8 +11,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 from medfedvqa.research.benchmark.benchmark_table import ABSENT, cell, gain_cell, p_cell, table
 from medfedvqa.research.benchmark.grid import Grid
-from medfedvqa.research.benchmark.regimes import EVERY, Regime, has_joiners
 from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.single_run import EVERY, Regime, has_joiners
 from medfedvqa.research.benchmark.statistics import Comparison, Gain, SeedSummary, average, compared, gain, holm, paired
 
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
