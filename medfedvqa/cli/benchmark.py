@@ -106,7 +106,7 @@ def planned_grid(
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.data.image_classes import classes
+    from medfedvqa.data.labelled import classes
     from medfedvqa.data.site_cuts import Cut, sites_of
     from medfedvqa.devices import resolved
     from medfedvqa.library.training_job import backbone_for

@@ -30,7 +30,7 @@ def check_command(
     """Describe the questions, captions or table of patients in a folder, before any training: form, languages, parts,
     missing pictures, questions in two parts, answers.
     """
-    from medfedvqa.data import slake
+    from medfedvqa.data.published_files import other_languages
     from medfedvqa.public_answers import fold
 
     console = Terminal()
@@ -46,7 +46,7 @@ def check_command(
     _counts(console, f"{layout.rows} by site", (row.organ for row in rows))
     if not data_set.features:
         _counts(console, "languages", (_script(row.question) for row in rows))
-    if layout.reader == "slake" and (skipped := slake.other_languages(root)):
+    if layout.reader == "slake" and (skipped := other_languages(root)):
         console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
     pictures = f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {patients}"
     features = f"features: {len(data_set.features)}, {', '.join(map(plain, data_set.features))}; patients: {patients}"
@@ -97,7 +97,7 @@ def _listed(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def _script(text: str) -> str:
-    from medfedvqa.data.slake import HAN
+    from medfedvqa.data.published_files import HAN
 
     return "Chinese" if HAN.search(text) else "English, or another in letters"
 

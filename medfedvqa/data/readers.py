@@ -19,7 +19,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         **{layout.reader: layout.place for layout in LAYOUTS},
         "store": "medfedvqa.data.store_reader:read",
-        "image-classes": "medfedvqa.data.image_classes:read",
+        "image-classes": "medfedvqa.data.labelled:read",
     }
 )
 """By reader, the `module:name` of the function that reads a set from its folder, in a published layout or as the store

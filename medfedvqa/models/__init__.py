@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     )
     from medfedvqa.models.clip import ClipBackbone
     from medfedvqa.models.families import IMAGE, TEXT
+    from medfedvqa.models.paired import PairedModel, check_apart
     from medfedvqa.models.picture_space import FeatureStore, PictureSpace
     from medfedvqa.models.picture_stream import PictureStream, Stacked
     from medfedvqa.models.prompts import PromptShape
-    from medfedvqa.models.tuned import AnswerModel, PairedModel, TunedModel, check_apart, check_head
+    from medfedvqa.models.tuned import AnswerModel, TunedModel, check_head
     from medfedvqa.models.tuning import OTHER, PROMPT, Shapes, TuningConfig, Values, adapters
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)

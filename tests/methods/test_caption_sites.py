@@ -16,7 +16,7 @@ from medfedvqa.core.registry import method_names, method_type
 from medfedvqa.data import Row, Split, VQAData, build_site, united
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import HEAD, Backbone, load_backbone
-from medfedvqa.models.tuned import PROJECTION
+from medfedvqa.models.paired import PROJECTION
 from medfedvqa.papers import public_outputs
 from medfedvqa.papers.caption_sites import contrast_of
 from medfedvqa.papers.methods.feddat import FROZEN, LOCAL

@@ -21,7 +21,7 @@ from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import HEAD, OTHER, AnswerModel, PairedModel, Values, check_apart, divergence
-from medfedvqa.models.tuned import PROJECTION
+from medfedvqa.models.paired import PROJECTION
 from medfedvqa.papers.caption_sites import CaptionSites, contrast_of, similarities
 from medfedvqa.training import Rows, Site, Trainer
 from privacy import Chance, DPSettings, Secagg
