@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 TABLE = "benchmark.md"
 
 
-def renamed_budget(pairs: list[str] | None) -> None:
-    """Raises `ConfigError`: the `--budget` of version 0.1 is now `--rounds`, `--local-epochs` and `-O`."""
-    for pair in pairs or ():
-        name, _, value = pair.partition("=")
-        flags = {"rounds": "--rounds", "local_epochs": "--local-epochs"}
-        right = f"{flags[name]} {value}" if name in flags else f"-O {pair}"
-        raise ConfigError(f"'--budget {pair}' is no longer an option: write {right}")
-
-
 def benchmark(
     methods: Annotated[str, typer.Option(help="Systems or methods, separated by commas. Default: all.")] = "",
     data: options.DataOption = "",
@@ -47,7 +38,6 @@ def benchmark(
     unseen: Annotated[
         str, typer.Option(help="Sites, separated by commas, that never train, and only test the others' last mean.")
     ] = "",
-    budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Compare accuracy at these numbers of sites, such as 5,10,25, on the phantom set.")
     ] = "",

@@ -98,7 +98,10 @@ def read_vqa_rad(root: Path) -> VQAData:
     Five images have two to four case addresses whose last digits count up, as a spreadsheet fills them. Cases that
     share an image are therefore one patient; else a split by case would put an image on both sides.
     """
-    raws = [(raw, split) for split, path in _rad_files(root).items() for raw in read_rows(path)]
+    files = {"": root / RAD_QUESTIONS}  # the published file has the parts of its rows in them
+    if not files[""].is_file() and (root / RAD_PARTS["train"]).is_file():
+        files = {split: root / name for split, name in RAD_PARTS.items()}
+    raws = [(raw, split) for split, path in files.items() for raw in read_rows(path)]
     # Some copies leave out every case: then the picture is the unit. Where only some rows lack it, they are refused.
     known = any(isinstance(raw, dict) and raw.get(RAD_FIELDS["case"]) for raw, _ in raws)
     folder = root / next((name for name in RAD_IMAGES if (root / name).is_dir()), RAD_IMAGES[0])
@@ -106,13 +109,6 @@ def read_vqa_rad(root: Path) -> VQAData:
     patients = _joined((row.patient, row.image) for row in rows)
     rows = [replace(row, patient=patients[row.patient]) for row in rows]
     return VQAData("vqa-rad", tuple(RAD_ORGANS.values()), rows)
-
-
-def _rad_files(root: Path) -> dict[str, Path]:
-    """The files of rows, by their part; the published file has the parts of its rows in them."""
-    if not (root / RAD_QUESTIONS).is_file() and (root / RAD_PARTS["train"]).is_file():
-        return {split: root / name for split, name in RAD_PARTS.items()}
-    return {"": root / RAD_QUESTIONS}
 
 
 def _rad_row(raw: dict[str, object], index: int, folder: Path, split: str, has_cases: bool) -> Row:

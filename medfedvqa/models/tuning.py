@@ -174,7 +174,7 @@ class TuningConfig:
 
     def _in_block(self, shape: BackboneShape, tower: str, block: int) -> Shapes:
         facts = shape.towers[tower]
-        width = facts.block_width(block)
+        width = facts.widths[block] if facts.widths else facts.width
         match self.kind:
             case "adapter":
                 narrow = max(1, width // self.reduction)

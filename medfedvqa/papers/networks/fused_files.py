@@ -109,8 +109,7 @@ def _tokenized(tokenizer: Any, context: int, questions: list[str]) -> torch.Tens
 
 def embedded(bert: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Token ids [n, positions], -1 beyond a question's end, to [n, positions, width]."""
-    hidden: torch.Tensor = bert.embeddings(input_ids=tokens.clamp(min=0))
-    return hidden
+    return bert.embeddings(input_ids=tokens.clamp(min=0))
 
 
 def bert_block(
@@ -136,8 +135,7 @@ def bert_block(
         return normalised
     # An adapter returns its input plus its addition.
     added = tuning.adapters[index](normalised) - normalised
-    output: torch.Tensor = block.output.LayerNorm(raw + added + attended)
-    return output
+    return block.output.LayerNorm(raw + added + attended)
 
 
 def self_attended(

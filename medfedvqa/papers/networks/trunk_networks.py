@@ -65,8 +65,7 @@ class Attention(nn.Module):
             scores = scores + prior
         scores = masked(scores, present if present is None else present[:, None, None])
         attended = (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
-        output: torch.Tensor = self.out(attended)
-        return output
+        return self.out(attended)
 
 
 class AttentionUnit(nn.Module):
@@ -84,8 +83,7 @@ class AttentionUnit(nn.Module):
         prior: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Attention`."""
-        output: torch.Tensor = self.norm(states + self.attention(states, others, present, prior))
-        return output
+        return self.norm(states + self.attention(states, others, present, prior))
 
 
 class FeedForwardUnit(nn.Module):
@@ -97,8 +95,7 @@ class FeedForwardUnit(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.norm(states + self.layers(states))
-        return output
+        return self.norm(states + self.layers(states))
 
 
 class AttentionPooling(nn.Module):
@@ -205,8 +202,7 @@ class GatedTanh(nn.Module):
         self.value, self.gate = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.value(inputs).tanh() * self.gate(inputs).sigmoid()
-        return output
+        return self.value(inputs).tanh() * self.gate(inputs).sigmoid()
 
 
 class Butd(Trunk):
@@ -271,8 +267,7 @@ class BilinearGlimpse(nn.Module):
     def forward(self, words: torch.Tensor, regions: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The glimpse, [rows, width]. `weights`: its map, [rows, words, regions]."""
         looked = weights @ self.regions(regions).relu()
-        output: torch.Tensor = self.out((self.words(words).relu() * looked).sum(dim=1))
-        return output
+        return self.out((self.words(words).relu() * looked).sum(dim=1))
 
 
 class Ban(Trunk):
@@ -378,8 +373,7 @@ class _EncoderLayer(nn.Module):
         self.attend, self.forward_unit = AttentionUnit(width), FeedForwardUnit(width)
 
     def forward(self, words: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.forward_unit(self.attend(words, words, present))
-        return output
+        return self.forward_unit(self.attend(words, words, present))
 
 
 class _DecoderLayer(nn.Module):
@@ -393,8 +387,7 @@ class _DecoderLayer(nn.Module):
         self, regions: torch.Tensor, words: torch.Tensor, present: torch.Tensor, existing: torch.Tensor | None
     ) -> torch.Tensor:
         regions = self.guide(self.attend(regions, regions, existing), words, present)
-        output: torch.Tensor = self.forward_unit(regions)
-        return output
+        return self.forward_unit(regions)
 
 
 class Mcan(Trunk):
@@ -494,8 +487,7 @@ class RelationUnit(nn.Module):
         there are, bool [rows, n].
         """
         prior = self.prior(relations).relu().clamp(min=_LEAST_PRIOR).log()
-        output: torch.Tensor = self.unit(regions, regions, existing, prior[:, between].permute(0, 3, 1, 2))
-        return output
+        return self.unit(regions, regions, existing, prior[:, between].permute(0, 3, 1, 2))
 
 
 def relations_of(regions: Regions) -> tuple[torch.Tensor, torch.Tensor]:

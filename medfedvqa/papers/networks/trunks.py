@@ -190,10 +190,8 @@ class TrunkBackbone(Backbone):
 
 
 def _features(network: Any, batch: TrunkBatch) -> torch.Tensor:
-    features: torch.Tensor = network(batch.regions, batch.words.values, batch.words.present)[0]
-    return features
+    return network(batch.regions, batch.words.values, batch.words.present)[0]
 
 
 def _attention(network: Any, batch: TrunkBatch) -> torch.Tensor:
-    weights: torch.Tensor = network(batch.regions, batch.words.values, batch.words.present)[1]
-    return weights
+    return network(batch.regions, batch.words.values, batch.words.present)[1]

@@ -51,8 +51,7 @@ class VaultBackbone(JointBackbone):
 
     @property
     def table(self) -> nn.Embedding:
-        table: nn.Embedding = self.network.bert.embeddings.word_embeddings
-        return table
+        return self.network.bert.embeddings.word_embeddings
 
     def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
         return embedded_patches(network.vilt, pixels)
@@ -136,8 +135,7 @@ def load_vault(name: str, architecture: str, folder: Path, device: str) -> Vault
 
 def _build(facts: Mapping[str, Any]) -> nn.Module:
     def bert(library: Any) -> nn.Module:
-        model: nn.Module = library.BertModel(library.BertConfig(**facts["bert"]), add_pooling_layer=False)
-        return model
+        return library.BertModel(library.BertConfig(**facts["bert"]), add_pooling_layer=False)
 
     return nn.ModuleDict({"bert": transformers_module(bert), "vilt": build_vilt(facts["vilt"])})
 

@@ -27,8 +27,7 @@ class ViltBackbone(JointBackbone):
 
     @property
     def table(self) -> nn.Embedding:
-        table: nn.Embedding = self.network.embeddings.text_embeddings.word_embeddings
-        return table
+        return self.network.embeddings.text_embeddings.word_embeddings
 
     def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
         return embedded_patches(network, pixels)
@@ -71,15 +70,13 @@ def embedded_patches(vilt: Any, pixels: torch.Tensor) -> torch.Tensor:
     embeddings = vilt.embeddings
     patches: torch.Tensor = embeddings.patch_embeddings.projection(pixels).flatten(2).transpose(1, 2)
     patches = torch.cat([embeddings.cls_token.expand(len(patches), -1, -1), patches], dim=1)
-    placed: torch.Tensor = patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
-    return placed
+    return patches + embeddings.position_embeddings + embeddings.token_type_embeddings.weight[PATCHES]
 
 
 def embedded_words(vilt: Any, **words: torch.Tensor) -> torch.Tensor:
     """Embeds words, given as `input_ids` or `inputs_embeds`; returns [n, positions, width]."""
     placed = vilt.embeddings.text_embeddings(**words)
-    typed: torch.Tensor = placed + vilt.embeddings.token_type_embeddings.weight[WORDS]
-    return typed
+    return placed + vilt.embeddings.token_type_embeddings.weight[WORDS]
 
 
 def encoded(
@@ -91,8 +88,7 @@ def encoded(
     tokens = _tokens(vilt, tuning.prompts, last)
     hidden = _block(vilt.encoder.layer[last], hidden, visible, tokens, True, tuning.updates.get(last))
     hidden = tuning.adapters[last](hidden) if last in tuning.adapters else hidden
-    pooled: torch.Tensor = vilt.pooler(vilt.layernorm(hidden))
-    return pooled
+    return vilt.pooler(vilt.layernorm(hidden))
 
 
 def _below(
@@ -133,8 +129,7 @@ def _block(
     queries, keys, values, visible = _heads(block, hidden, visible, prompts, pool, update)
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible).transpose(1, 2).flatten(2)
     hidden = (hidden[:, :1] if pool else hidden) + block.attention.output.dense(attended)
-    output: torch.Tensor = hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
-    return output
+    return hidden + block.output.dense(block.intermediate(block.layernorm_after(hidden)))
 
 
 def _heads(

@@ -60,12 +60,6 @@ def with_server_models(comparison: Comparison) -> dict[str, Sequence[RunOutcome]
     }
 
 
-def server_lines(comparison: Comparison) -> list[list[str]]:
-    """The lines under `HEAD`, as means over seeds."""
-    systems = with_server_models(comparison).items()
-    return [[for_markdown(label), str(len(runs)), *_cells(runs)] for label, runs in systems]
-
-
 def _cells(runs: Sequence[RunOutcome]) -> list[str]:
     scores = [ServerScore(**run.server) for run in runs]
     recalls = [f"{100 * fmean(each):.1f}" for each in zip(*(score.recalls for score in scores), strict=True)]
@@ -106,9 +100,10 @@ def settings_and_systems(comparison: Comparison) -> str:
 
 def server_models(comparison: Comparison) -> list[str]:
     """The table of the server's own models, with a heading and notes; empty if no server has a model."""
-    if not with_server_models(comparison):
-        return []
-    return ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
+    lines = [
+        [for_markdown(label), str(len(runs)), *_cells(runs)] for label, runs in with_server_models(comparison).items()
+    ]
+    return ["## The server's own model", table(SERVER_HEAD, lines), READING] if lines else []
 
 
 def corrected(comparison: Comparison) -> dict[str, float]:
@@ -425,7 +420,9 @@ def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) ->
         if validated:
             curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
     lines = {
-        label: SystemCurves(range(1, 1 + len(runs[0])), runs) for label, runs in curves.items() if _equally_long(runs)
+        label: SystemCurves(range(1, 1 + len(runs[0])), runs)
+        for label, runs in curves.items()
+        if len({len(curve) for curve in runs}) == 1
     }
     if not lines:
         return None
@@ -485,11 +482,6 @@ def _in_panels(lines: Mapping[str, SystemCurves], across: str) -> "Figure":
     figure.supxlabel(across)
     figure.supylabel(SHARE)
     return figure
-
-
-def _equally_long(curves: Curves) -> bool:
-    """Whether all curves have the same length."""
-    return len({len(curve) for curve in curves}) == 1
 
 
 def _mean(curves: Curves) -> list[float]:

@@ -279,12 +279,12 @@ class Regime:
 
     def pooled(self, sites: Mapping[str, SiteData]) -> dict[str, SiteData]:
         """The data for one model of all rows: unseen sites lose their training and validation rows."""
-        return {site: tested_only(data) if site in self.unseen else data for site, data in sites.items()}
-
-
-def tested_only(data: SiteData) -> SiteData:
-    """The site with its test rows alone."""
-    return replace(data, train=rows_of(data.train, ()), validate=rows_of(data.validate, ()))
+        return {
+            site: replace(data, train=rows_of(data.train, ()), validate=rows_of(data.validate, ()))
+            if site in self.unseen
+            else data
+            for site, data in sites.items()
+        }
 
 
 def fewer_rows(data: SiteData, share: float) -> SiteData:

@@ -128,7 +128,11 @@ def sentences(found: Sequence[Finding]) -> list[str]:
     texts = []
     for regime, part in by_regime.items():
         groups = {sign: [each for each in part if each.alone.sign == sign] for sign in words}
-        listed = [f"{_listed(group)} {_is(group)} {words[sign]}" for sign, group in groups.items() if group]
+        listed = [
+            f"{_listed(group)} {'is' if len(group) == 1 else 'are'} {words[sign]}"
+            for sign, group in groups.items()
+            if group
+        ]
         texts.append(f"With {regime}: {'; '.join(listed)}.")
     better = [each for each in found if each.alone.sign == 1]
     if not found:
@@ -148,10 +152,6 @@ def sentences(found: Sequence[Finding]) -> list[str]:
 
 def _listed(group: Sequence[Finding]) -> str:
     return ", ".join(f"{each.system} ({_points(each.alone)})" for each in group)
-
-
-def _is(group: Sequence[Finding]) -> str:
-    return "is" if len(group) == 1 else "are"
 
 
 def _points(difference: SystemDifference) -> str:

@@ -129,7 +129,8 @@ def _benchmark(root: Path, name: str, side: int) -> Iterator[tuple[Picture, torc
     by_image: defaultdict[Path, list[Row]] = defaultdict(list)
     for row in BENCHMARKS[name](root).rows:
         by_image[row.image].append(row)
-    modality = _slake_modalities(root) if name == "slake" else {}
+    files = [root / f"{split}.json" for split in SLAKE_SPLITS] if name == "slake" else []
+    modality = {row["img_name"]: f"{row['modality']} image" for file in files for row in read_rows(file)}
     for image, rows in by_image.items():
         kind = modality.get(f"{image.parent.name}/{image.name}", "radiology image")
         questions = tuple((fold(row.question), fold(row.answer)) for row in rows)
@@ -142,11 +143,6 @@ def _benchmark(root: Path, name: str, side: int) -> Iterator[tuple[Picture, torc
         )
         pixels = load_image(image, side, rows[0].index)[0]
         yield words, (pixels * 255).round().to(torch.uint8)
-
-
-def _slake_modalities(root: Path) -> dict[str, str]:
-    files = (root / f"{split}.json" for split in SLAKE_SPLITS)
-    return {row["img_name"]: f"{row['modality']} image" for file in files for row in read_rows(file)}
 
 
 ORIENTATIONS = 8
