@@ -225,7 +225,6 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
 
 def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
     """Run the grid at each number of sites, and plot accuracy by number of sites. Raises `ConfigError`."""
-    from dataclasses import replace
 
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM

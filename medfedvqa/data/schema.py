@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeGuard, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from medfedvqa.bounds import MOST_SEED
 from medfedvqa.errors import ConfigError, DataError
@@ -144,11 +144,6 @@ class PartitionRows:
     train: tuple[Row, ...] = field(repr=False)
     validate: tuple[Row, ...] = field(repr=False)
     test: tuple[Row, ...] = field(repr=False)
-
-
-def is_part(name: str) -> TypeGuard[Part]:
-    """Whether this is the name of a part."""
-    return name in PARTS
 
 
 def partition(data: VQAData, organ: str, split: Split) -> PartitionRows:

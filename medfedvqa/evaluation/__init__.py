@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from audits.lazy_imports import at_first_use
+from audits.lazy_imports import at_first_use, places
 
 if TYPE_CHECKING:
     from medfedvqa.evaluation.accuracy import FIRST, Proportion, ServerScore, percent
@@ -20,23 +20,4 @@ if TYPE_CHECKING:
     from medfedvqa.evaluation.run_plots import draw_plots
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)
-
-__all__ = [
-    "FIRST",
-    "History",
-    "Proportion",
-    "RoundRecord",
-    "RunFacts",
-    "Score",
-    "ServerScore",
-    "Transcript",
-    "add_contribution",
-    "add_scores",
-    "draw_plots",
-    "load_transcript",
-    "percent",
-    "results_schema",
-    "save_transcript",
-    "write_results",
-    "write_table",
-]
+__all__ = sorted(places(__file__))

@@ -51,7 +51,7 @@ ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "r
 PLACES: Mapping[str, str] = MappingProxyType(
     {
         "vilt": "medfedvqa.papers.networks.vilt:VILT",
-        "vault": "medfedvqa.papers.networks.vault_files:VAULT",
+        "vault": "medfedvqa.papers.networks.vilt:VAULT",
         "albef": "medfedvqa.papers.networks.albef_files:ALBEF",
         "words": "medfedvqa.papers.networks.site_files:WordVectorBackbone",
         "regions": "medfedvqa.papers.networks.site_files:RegionBackbone",

@@ -20,18 +20,21 @@ from medfedvqa.models.block_readers import attention_of
 from medfedvqa.models.checkpoints import Weights, digest, fill
 from medfedvqa.models.library_towers import adapted, tuned_block
 from medfedvqa.models.prompts import attention_to_patches, by_head
-from medfedvqa.papers.networks.fused_files import (
+from medfedvqa.papers.networks.joint import (
     BERT_BASE,
     BERT_QUERIES_VALUES,
+    JOINT,
+    JointBackbone,
+    JointRows,
     bert_block,
     bert_names,
     embedded,
     low_rank_parts,
+    present,
     self_attended,
     transformers_module,
     word_pieces,
 )
-from medfedvqa.papers.networks.joint import JOINT, JointBackbone, JointRows, present
 
 # ALBEF as a backbone: a ViT, and a BERT whose upper half attends to its patches (J. Li et al., NeurIPS 2021).
 #

@@ -1,4 +1,4 @@
-"""ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021)."""
+"""ViLT as a backbone: one tower that reads a question and a picture together (W. Kim et al., ICML 2021); and VAuLT."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,8 +13,22 @@ from medfedvqa.models.backbone import UNTUNED, BackboneShape, TowerShape, TowerT
 from medfedvqa.models.backbones import Family
 from medfedvqa.models.checkpoints import Weights, digest, fill
 from medfedvqa.models.prompts import JoinedPrompts, Tokens, attention_to_patches, by_head, projected
-from medfedvqa.papers.networks.fused_files import check_configuration, transformers_module, weights_in, word_pieces
-from medfedvqa.papers.networks.joint import JOINT, JointBackbone, JointRows, present
+from medfedvqa.papers.networks.joint import (
+    BERT_BASE,
+    BERT_QUERIES_VALUES,
+    JOINT,
+    JointBackbone,
+    JointRows,
+    bert_block,
+    bert_names,
+    check_configuration,
+    embedded,
+    low_rank_parts,
+    present,
+    transformers_module,
+    weights_in,
+    word_pieces,
+)
 
 WORDS, PATCHES = 0, 1
 """The indices of the embeddings that mark a token as a word or as a patch."""
@@ -158,7 +172,7 @@ def _heads(
 QUERIES_VALUES = "attention.attention.query.weight", "attention.attention.value.weight"
 """The weights in a block that low-rank updates are for."""
 
-ARCHITECTURES: dict[str, Mapping[str, Any]] = {
+VILT_ARCHITECTURES: dict[str, Mapping[str, Any]] = {
     "vilt-b32": {
         "vocab_size": 30522, "type_vocab_size": 2, "modality_type_vocab_size": 2, "max_position_embeddings": 40,
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
@@ -171,7 +185,7 @@ ARCHITECTURES: dict[str, Mapping[str, Any]] = {
 
 def vilt_shape(architecture: str) -> BackboneShape:
     """The shape of a ViLT of this architecture."""
-    facts = ARCHITECTURES[architecture]
+    facts = VILT_ARCHITECTURES[architecture]
     width = facts["hidden_size"]
     parts = tuple((part, 0, width) for part in QUERIES_VALUES)
     tower = TowerShape(facts["num_hidden_layers"], width, facts["num_attention_heads"], "encoder.layer", parts)
@@ -187,7 +201,7 @@ def vilt_shape(architecture: str) -> BackboneShape:
 
 def load_vilt(name: str, architecture: str, folder: Path, device: str) -> ViltBackbone:
     """Loads a ViLT from a folder of this machine. Raises `BackboneError`; no message holds a path."""
-    facts, shape = ARCHITECTURES[architecture], vilt_shape(architecture)
+    facts, shape = VILT_ARCHITECTURES[architecture], vilt_shape(architecture)
     weights = weights_in(name, folder, ("config.json", "vocab.txt"))
     check_configuration(name, architecture, folder / "config.json", facts)
     vilt = build_vilt(facts)
@@ -209,4 +223,113 @@ def vilt_names(weights: Weights) -> Weights:
     return weights
 
 
-VILT = Family(ARCHITECTURES, vilt_shape, load_vilt)
+VILT = Family(VILT_ARCHITECTURES, vilt_shape, load_vilt)
+
+
+# VAuLT backbones by name: a folder with ViLT's files, and in it a folder `bert` with those of a BERT.
+#
+# Both hold `model.safetensors` (or `pytorch_model.bin`) and `config.json`, as transformers saves them, and `bert` the
+# `vocab.txt` as well: words are its pieces.
+
+# VAuLT as a backbone: ViLT, whose words are the last states of a BERT (G. Chochlakis et al., arXiv 2208.09021, 2022).
+#
+# One tower, `joint`: BERT's blocks, which see the question alone, and then ViLT's.
+
+
+class VaultBackbone(JointBackbone):
+    """A frozen module with `bert`, a `BertModel` of transformers, and `vilt`, a `ViltModel`."""
+
+    title = "VAuLT"
+
+    @property
+    def table(self) -> nn.Embedding:
+        return self.network.bert.embeddings.word_embeddings
+
+    def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
+        return embedded_patches(network.vilt, pixels)
+
+    def question_start(self, network: Any, tokens: torch.Tensor, first: int) -> torch.Tensor:
+        hidden, lengths = embedded(network.bert, tokens), (tokens >= 0).sum(dim=1)
+        return self._read(network, hidden, lengths, 0, first, UNTUNED)
+
+    def pooled(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        starts = self._words_and_patches(network, rows, tuning)
+        return encoded(network.vilt, *starts, rows.lengths, tuning.counted_from(len(network.bert.encoder.layer)))
+
+    def looked(self, network: Any, rows: JointRows, tuning: TowerTuning) -> torch.Tensor:
+        starts = self._words_and_patches(network, rows, tuning)
+        return looked(network.vilt, *starts, rows.lengths, tuning.counted_from(len(network.bert.encoder.layer)))
+
+    def _words_and_patches(
+        self, network: Any, rows: JointRows, tuning: TowerTuning
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input of ViLT's first block."""
+        pictures, questions = rows.pictures, rows.questions[:, : int(rows.lengths.max())]
+        if rows.first < 0:
+            pictures, questions = embedded_patches(network.vilt, pictures), embedded(network.bert, questions)
+        if rows.first < len(network.bert.encoder.layer):
+            questions = self._read(network, questions, rows.lengths, max(rows.first, 0), self.layers, tuning)
+        return questions, pictures
+
+    def _read(
+        self, network: Any, hidden: torch.Tensor, lengths: torch.Tensor, first: int, end: int, tuning: TowerTuning
+    ) -> torch.Tensor:
+        """Takes BERT's states from before `first` to before `end`, or to ViLT's embeddings if `end` is beyond BERT."""
+        blocks, visible = network.bert.encoder.layer, present(lengths, hidden.shape[1])
+        for index in range(first, min(end, len(blocks))):
+            hidden = bert_block(blocks[index], hidden, visible, tuning, index, self.layers)
+        return embedded_words(network.vilt, inputs_embeds=hidden) if end >= len(blocks) else hidden
+
+
+VAULT_ARCHITECTURES: dict[str, Mapping[str, Any]] = {
+    "vault-b32": {"vilt": VILT_ARCHITECTURES["vilt-b32"], "bert": BERT_BASE},
+}
+"""The arguments of transformers' `ViltConfig` and `BertConfig`; both are of one width."""
+
+
+def vault_shape(architecture: str) -> BackboneShape:
+    """The shape of a VAuLT of this architecture: BERT's blocks, then ViLT's."""
+    facts = VAULT_ARCHITECTURES[architecture]
+    vilt, bert = facts["vilt"], facts["bert"]
+    width, counts = vilt["hidden_size"], (bert["num_hidden_layers"], vilt["num_hidden_layers"])
+    names = tuple(
+        f"{part}.encoder.layer.{index}"
+        for part, count in zip(("bert", "vilt"), counts, strict=True)
+        for index in range(count)
+    )
+    parts = low_rank_parts(width, *BERT_QUERIES_VALUES), low_rank_parts(width, *QUERIES_VALUES)
+    by_block = counts[0] * (parts[0],) + counts[1] * (parts[1],)
+    return BackboneShape(
+        {JOINT: TowerShape(sum(counts), width, vilt["num_attention_heads"], names=names, by_block=by_block)},
+        embed=0,
+        image_size=vilt["image_size"],
+        context=vilt["max_position_embeddings"],
+        words=width,
+        build=partial(build_vault, facts),
+        aside=("vilt.embeddings.text_embeddings.word_embeddings.weight",),
+    )
+
+
+def load_vault(name: str, architecture: str, folder: Path, device: str) -> VaultBackbone:
+    """Loads a VAuLT from a folder of this machine. Raises `BackboneError`; no message holds a path."""
+    facts, shape, bert = VAULT_ARCHITECTURES[architecture], vault_shape(architecture), folder / "bert"
+    weights = weights_in(name, folder, ("config.json",))
+    bert_weights = weights_in(name, bert, ("config.json", "vocab.txt"), "the folder 'bert' in that")
+    check_configuration(name, architecture, folder / "config.json", facts["vilt"])
+    check_configuration(name, architecture, bert / "config.json", {"model_type": "bert", **facts["bert"]})
+    network: Any = build_vault(facts)
+    fill(network.vilt, name, architecture, weights, vilt_names)
+    fill(network.bert, name, architecture, bert_weights, bert_names)
+    tokenize = word_pieces(name, bert / "vocab.txt", shape.context, facts["bert"]["vocab_size"])
+    network = network.to(device).float().eval().requires_grad_(False)
+    return VaultBackbone(name, network, tokenize, shape, None, digest(network))
+
+
+def build_vault(facts: Mapping[str, Any]) -> nn.Module:
+    def bert(library: Any) -> nn.Module:
+        return library.BertModel(library.BertConfig(**facts["bert"]), add_pooling_layer=False)
+
+    return nn.ModuleDict({"bert": transformers_module(bert), "vilt": build_vilt(facts["vilt"])})
+
+
+VAULT = Family(VAULT_ARCHITECTURES, vault_shape, load_vault)
