@@ -3,14 +3,6 @@
 Regions are the grid of the picture tower's places, or those of the site's own files (`site_files`).
 
 Methods see it as a backbone with a single tower that is tuned as a whole.
-
-| name                         | width | source                                               |
-|------------------------------|-------|------------------------------------------------------|
-| `mfb`                        | 1,024 | Z. Yu et al., ICCV 2017, with co-attention           |
-| `butd`                       | 512   | P. Anderson et al., CVPR 2018                        |
-| `ban`                        | 1,024 | J.-H. Kim et al., NeurIPS 2018, eight glimpses       |
-| `mcan-small`, `mcan-large`   | 512, 1,024 | Z. Yu et al., CVPR 2019                         |
-| `mmnas-small`, `mmnas-large` | 512, 1,024 | Z. Yu et al., ACM MM 2020                       |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +31,13 @@ from medfedvqa.models.families import IMAGE, has_places
 from medfedvqa.models.picture_stream import NumberedQuestions, PictureStream, Stacked
 from medfedvqa.papers.networks.trunk_networks import Ban, Butd, Mcan, Mfb, Mmnas, Trunk
 
+# | name                         | width | source                                               |
+# |------------------------------|-------|------------------------------------------------------|
+# | `mfb`                        | 1,024 | Z. Yu et al., ICCV 2017, with co-attention           |
+# | `butd`                       | 512   | P. Anderson et al., CVPR 2018                        |
+# | `ban`                        | 1,024 | J.-H. Kim et al., NeurIPS 2018, eight glimpses       |
+# | `mcan-small`, `mcan-large`   | 512, 1,024 | Z. Yu et al., CVPR 2019                         |
+# | `mmnas-small`, `mmnas-large` | 512, 1,024 | Z. Yu et al., ACM MM 2020                       |
 TRUNKS: Mapping[TrunkName, tuple[Callable[[int, int, int], Trunk], int]] = MappingProxyType(
     {
         "mfb": (Mfb, 1024),
