@@ -19,10 +19,6 @@ import argparse
 import functools
 import json
 import multiprocessing
-import os
-import resource
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -154,9 +150,9 @@ def _outlines(line: DrawnLine) -> Array:
     return np.asarray(mask)
 
 
-def film(path: Path, generator: np.random.Generator, sizes: tuple[int, ...] = SIZES) -> Array:
-    """The picture of this path, enlarged or reduced to one of these sizes, with grain, uint8 [height, width]."""
-    grey, size = _grey(path), int(generator.choice(sizes))
+def film(path: Path, generator: np.random.Generator) -> Array:
+    """The picture of this path, enlarged or reduced to one of `SIZES`, with grain, uint8 [height, width]."""
+    grey, size = _grey(path), int(generator.choice(SIZES))
     factor = size / max(grey.shape)
     grey = cv2.resize(grey, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC if factor > 1 else cv2.INTER_AREA)
     grain = generator.normal(size=grey.shape) * float(generator.choice(GRAIN))
@@ -218,15 +214,13 @@ Drawn = tuple[DrawnLine, float, Array]
 """A line, the contrast that it reached, and its pixels in the film, bool."""
 
 
-def drawn_film(
-    number: int, paths: list[Path], seed: int, sizes: tuple[int, ...] = SIZES, count: int | None = None
-) -> tuple[Array, Array, list[Drawn], set[str]]:
+def drawn_film(number: int, paths: list[Path], seed: int) -> tuple[Array, Array, list[Drawn], set[str]]:
     """A film without and with its lines, uint8; the lines; and the forms of identifiers in the patients' headers."""
     generator = np.random.default_rng([seed, number])
-    plain = film(paths[int(generator.integers(len(paths)))], generator, sizes)
+    plain = film(paths[int(generator.integers(len(paths)))], generator)
     picture, taken, lines, forms = plain.copy(), np.zeros(plain.shape, bool), list[Drawn](), set[str]()
     first = number * MOST_LINES
-    for index in range(first, first + (count or max(picture.shape) // SPACING)):
+    for index in range(first, first + max(picture.shape) // SPACING):
         line, header = DrawnLine.drawn_by(index, generator)
         cover = letters(line)
         where = place_of(line, cover, taken, generator)
@@ -367,37 +361,6 @@ def print_identifiers(lines: list[dict[str, Any]]) -> None:
             print(f"  films of {size} pixels: {1 / np.mean(seconds):.2f} a second and process")
 
 
-def costs(sets: dict[str, list[Path]], count: int, seed: int) -> None:
-    """Print processor seconds of pictures as they are and of films of 2,048 pixels with three lines, and memory."""
-    films = [path for paths in sets.values() for path in paths]
-    work = {
-        title: [_grey(paths[number]) for number in np.random.default_rng(seed).permutation(len(paths))[:count]]
-        for title, paths in sets.items()
-    }
-    work["films of 2,048 pixels"] = [drawn_film(number, films, seed, (2048,), 3)[1] for number in range(count // 2)]
-    for title, pictures in work.items():
-        seconds = []
-        for picture in pictures:
-            started = time.process_time()
-            try:
-                _finder().clean(picture, Options.side)
-            except Quarantined:
-                continue
-            finally:
-                seconds.append(time.process_time() - started)
-        print(f"  {title}: mean {np.mean(seconds):.2f}, median {np.median(seconds):.2f} seconds of {len(seconds)}")
-    print(f"  most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB", flush=True)
-
-
-def compare(checkouts: list[Path], arguments: argparse.Namespace) -> None:
-    """Print the costs of the finders of several checkouts of this project, one after the other."""
-    for checkout in checkouts:
-        print(f"{checkout.name}:", flush=True)
-        command = [sys.executable, __file__, str(arguments.data), "--costs", str(arguments.costs)]
-        environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, "--seed", str(arguments.seed)], env=environment, check=True)
-
-
 def _share(lines: list[dict[str, Any]]) -> float:
     return sum(line["outcome"] != "left" for line in lines) / max(1, len(lines))
 
@@ -427,14 +390,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, help="write every result there, and continue what is there")
     parser.add_argument("--show", action="store_true", help="print what was read in central boxes: patient data")
-    parser.add_argument("--costs", type=int, help="measure seconds and memory alone, of this many pictures of each set")
-    parser.add_argument("--checkouts", type=Path, nargs="*", help="with --costs: checkouts whose finders are compared")
     arguments = parser.parse_args()
     sets = picture_sets(arguments.data)
-    if arguments.checkouts:
-        return compare(arguments.checkouts, arguments)
-    if arguments.costs:
-        return costs(sets, arguments.costs, arguments.seed)
     run = functools.partial(measured, workers=arguments.workers, journal=arguments.out)
     for title, paths in sets.items():
         order = np.random.default_rng(arguments.seed).permutation(len(paths))[: arguments.images].tolist()

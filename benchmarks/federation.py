@@ -12,6 +12,11 @@ Memory is the largest proportional and resident set size (PSS, RSS) of a site's 
 counts what processes share in parts; the vault's process for a job shares most of what the vault has imported. A vault
 that starts maps more of its libraries than it keeps.
 Targets: at most 0.3 s per round; at most 650 MB for a site's vault with its job, and 80 MB for the courier.
+
+With `--sharing` it measures what a rule of sharing costs in a provisioned federation, in clear and on shares: mixtures
+and means of prompts, where sites train one small batch a round, and heads on frozen features, averaged step by step. A
+round's seconds are the server's wall clock.
+Targets for 3 sites on two cores: at most 1.5 s a round for a mixture on shares, 0.3 s for a mean, 0.2 s for a step.
 """
 
 import argparse
@@ -29,13 +34,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from audits import Event, Refusal, read
 from medfedvqa.core.on_shares import masked
-from medfedvqa.data import organs
+from medfedvqa.data import organs, phantom
 from medfedvqa.federation.flare.loopback import LoopbackFederation
 from medfedvqa.federation.flare.provision import prepare_simulation
 from medfedvqa.federation.flare.reaper import reap
@@ -58,6 +65,13 @@ SIMULATED = "simulate_job"  # the simulator's name for every job
 ROLES = {"worker_process": "courier", "simulator_worker": "courier", "client_train": "site", "medfedvqa.vault": "vault"}
 """By a part of the command line, what a process of a site is."""
 HOUR = 3600.0  # seconds
+_PROMPTS = {"local_unit": "batches", "local_epochs": 1, "batch_rows": 8, "hidden": 16, "length": 24}
+SHARING: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "mixture": ("prompt_pfl", _PROMPTS | {"local_baseline": False}),
+    "mean": ("fedavg", _PROMPTS | {"tuning": "prompt", "own": "head"}),
+    "step of a head": ("fedavg", {"tuning": "classifier", "schedule": "stepwise"}),
+}
+"""The method and options of each rule of sharing."""
 
 
 def training_seconds(job: str, audits: Mapping[str, Path], in_turn: bool = False) -> dict[int, float]:
@@ -212,6 +226,37 @@ def simulated(launch: Launch, folder: Path) -> Iterator[Measured]:
         yield name, start(SIMULATED, began, audits), overheads(SIMULATED, out, audits), peaks
 
 
+def sharing(count: int, rounds: int, folder: Path) -> Iterator[tuple[str, float, float, float, float]]:
+    """For each rule: median seconds of a round, those beyond training, and bytes up and down per site and round."""
+
+    def job_of(rule: str, secagg: bool) -> JobSpec:
+        method, options = SHARING[rule]
+        facts = {"method": method, "options": {**options, "rounds": rounds}, "data": "phantom", "secagg": secagg}
+        return JobSpec.from_dict(facts)
+
+    # A job on shares makes the keys that all of them use.
+    launch = Launch(job_of("mixture", True), None, folder / "sites", phantom.organs(count))
+    paths = write_sites(launch)
+    for path in paths.values():
+        path.write_text(path.read_text(encoding="utf-8").replace("[prompt_pfl]", "[prompt_pfl, fedavg]"))
+    with LoopbackFederation(folder, paths) as federation:
+        for number, (rule, secagg) in enumerate(product(SHARING, (False, True))):
+            export_job(job_of(rule, secagg), folder / str(number))
+            job_id = federation.submit(folder / str(number))
+            federation.wait(job_id, HOUR)
+            results = json.loads((federation.results(job_id) / "results.json").read_text(encoding="utf-8"))
+            training = training_seconds(job_id, launch.audit_folders)
+            records = [record for record in results["rounds"] if record["round"] in training]
+            traffic = [each for record in records for each in record["bytes"].values()]
+            yield (
+                f"{rule} {'on shares' if secagg else 'in clear'}",
+                statistics.median(record["seconds"] for record in records),
+                statistics.median(record["seconds"] - training[record["round"]] for record in records),
+                statistics.mean(each["up"] for each in traffic),
+                statistics.mean(each["down"] for each in traffic),
+            )
+
+
 ENGINES = {"one process": in_process, "vaults": over_vaults, "provisioned": provisioned, "simulator": simulated}
 
 
@@ -222,9 +267,17 @@ def main() -> None:
     parser.add_argument("--data", default="phantom", help="vqa-rad, slake or phantom")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--sharing", type=int, metavar="SITES", help="what sharing costs this many phantom sites")
     arguments = parser.parse_args()
     if arguments.rounds < 2:
         parser.error("the first round, which also loads, is left out: give --rounds at least 2")
+    if arguments.sharing:
+        print("| sites | | s a round | of these beyond training | bytes up per site | bytes down per site |")
+        with tempfile.TemporaryDirectory() as folder:
+            for rule, *figures in sharing(arguments.sharing, arguments.rounds, Path(folder).resolve()):
+                cells = "{:.2f} | {:.2f} | {:,.0f} | {:,.0f}".format(*figures)
+                print(f"| {arguments.sharing} | {rule} | {cells} |", flush=True)
+        return
     options = {"rounds": arguments.rounds, "local_epochs": 1, "local_baseline": False}
     facts = {"method": "prompt_pfl", "data": arguments.data, "options": options}
     job = JobSpec.from_dict({**facts, "backbone": bundled_for(arguments.data)})

@@ -8,7 +8,7 @@ letters of more than 18 pixels, which the network sees reduced, do not count.
 
 `misses` draws the films of `burned_in_text.py`. A line is missed if less than half of its pixels lie in cells that may
 hold text or beside one. It also prints the share of films and pictures without drawn lines that is searched for
-nothing, and the same for a gate without weights, by the top hat of strokes.
+nothing.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
-from medfedvqa.ingest.text_gate import CELL, LEVELS, TextGate, evened
+from medfedvqa.ingest.text_gate import CELL, TextGate, evened
 
 SETS, OF_A_SET = ("kermany_cxr", "brain_tumor_mr", "iqoth_chest_ct", "mhh_covid_cxr"), 600
 WIDE_FONTS = (
@@ -245,55 +245,38 @@ def write(model: nn.Sequential, out: Path) -> None:
     onnx.save(model_proto, str(out))
 
 
-def stroke_cells(picture: Array, least: float = 4.0) -> Array:
-    """Cells near which strokes are dense: the mean over a level or upright row of the top hat of what is thin."""
-    rows, columns = (-(-length // CELL) for length in picture.shape)
-    cells = np.zeros((rows, columns), np.uint8)
-    for level in LEVELS[:3]:
-        view = cv2.resize(picture, None, fx=1 / level, fy=1 / level, interpolation=cv2.INTER_AREA)
-        kinds = (cv2.MORPH_TOPHAT, cv2.MORPH_BLACKHAT)
-        hats = np.max([cv2.morphologyEx(view, kind, np.ones((5, 5), np.uint8)) for kind in kinds], axis=0)
-        strokes = hats.clip(0, 60).astype(np.float32)
-        dense = np.maximum(cv2.blur(strokes, (25, 5)), cv2.blur(strokes, (5, 25))) > least
-        marks = cv2.resize(dense.astype(np.float32), (columns, rows), interpolation=cv2.INTER_AREA) > 0
-        cells[marks] = 1
-    return cells
-
-
 def misses(data: Path, films: int, seed: int) -> None:
-    """Print the misses of both gates, and what each lets the finder search."""
+    """Print the gate's misses, and what it lets the finder search."""
     sets = picture_sets(data)
     paths = [path for part in sets.values() for path in part]
-    gate, wide = TextGate(), np.ones((3, 3), np.uint8)
-    ways = {"network": lambda picture: gate(picture), "strokes": stroke_cells}
-    missed, searched = {way: list[tuple[int, float, bool]]() for way in ways}, {way: list[float]() for way in ways}
+    gate = TextGate()
+    missed, searched = list[tuple[int, float, bool]](), list[float]()
     seconds, pixels = 0.0, 0
+
+    def searched_cells(picture: Array) -> Array:
+        return cv2.dilate(np.minimum(gate(picture), 1), np.ones((3, 3), np.uint8))
+
     for number in range(films):
         plain, picture, lines, _ = drawn_film(number, paths, seed)
-        for way, cells_of in ways.items():
-            started = time.process_time()
-            cells = cv2.dilate(np.minimum(cells_of(picture), 1), wide)
-            if way == "network":
-                seconds, pixels = seconds + time.process_time() - started, pixels + picture.size
-            searched[way].append(float(cv2.dilate(np.minimum(cells_of(plain), 1), wide).mean()))
-            for line, reached, mask in lines:
-                y, x = np.nonzero(mask)
-                missed[way].append((line.height, reached, bool(cells[y // CELL, x // CELL].mean() < 0.5)))
-    for way, lines in missed.items():
-        for title, part in {
-            "8 pixels and 30 levels or more": [line for line in lines if line[0] >= 8 and line[1] >= 30],
-            "8 pixels, fainter": [line for line in lines if line[0] >= 8 and line[1] < 30],
-            "6 pixels": [line for line in lines if line[0] == 6],
-            "4 pixels": [line for line in lines if line[0] == 4],
-        }.items():
-            print(f"{way}, {title}: {sum(line[2] for line in part)} of {len(part)} missed")
-        print(f"{way}: of films without lines {np.mean(searched[way]):.1%} is searched")
-    print(f"network: {1e6 * seconds / pixels:.3f} processor seconds for a million pixels")
+        started = time.process_time()
+        cells = searched_cells(picture)
+        seconds, pixels = seconds + time.process_time() - started, pixels + picture.size
+        searched.append(float(searched_cells(plain).mean()))
+        for line, reached, mask in lines:
+            y, x = np.nonzero(mask)
+            missed.append((line.height, reached, bool(cells[y // CELL, x // CELL].mean() < 0.5)))
+    for title, part in {
+        "8 pixels and 30 levels or more": [line for line in missed if line[0] >= 8 and line[1] >= 30],
+        "8 pixels, fainter": [line for line in missed if line[0] >= 8 and line[1] < 30],
+        "6 pixels": [line for line in missed if line[0] == 6],
+        "4 pixels": [line for line in missed if line[0] == 4],
+    }.items():
+        print(f"{title}: {sum(line[2] for line in part)} of {len(part)} missed")
+    print(f"of films without lines {np.mean(searched):.1%} is searched")
+    print(f"{1e6 * seconds / pixels:.3f} processor seconds for a million pixels")
     for title, part in sets.items():
-        for way, cells_of in ways.items():
-            chosen = [cv2.imread(str(path), 0) for path in part[1::16]]
-            shares = [cv2.dilate(np.minimum(cells_of(picture), 1), wide).mean() for picture in chosen]
-            print(f"{way}, {title} as it is, {len(chosen)} pictures: {np.mean(shares):.1%} is searched")
+        shares = [searched_cells(cv2.imread(str(path), 0)).mean() for path in part[1::16]]
+        print(f"{title} as it is, {len(shares)} pictures: {np.mean(shares):.1%} is searched")
 
 
 def main() -> None:

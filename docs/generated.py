@@ -23,8 +23,7 @@ from medfedvqa.core.averaging import AveragingConfig
 from medfedvqa.core.local_training import AloneConfig
 from medfedvqa.federation.shipped_jobs import shipped_job, shipped_names, to_allow
 from medfedvqa.models import shape_of
-from medfedvqa.papers.public_outputs import PublicOutputsConfig
-from medfedvqa.papers.public_server import TaughtServerConfig
+from medfedvqa.papers.public_outputs import PublicOutputsConfig, TaughtServerConfig
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods"

@@ -34,11 +34,9 @@ from medfedvqa.models import (
     open_clip_models,
 )
 from medfedvqa.models.bundled import build
-from medfedvqa.papers.networks import albef_files, vault_files
+from medfedvqa.papers.networks import albef_files
 from medfedvqa.papers.networks.albef_files import AlbefBackbone
-from medfedvqa.papers.networks.vault_files import VaultBackbone
-from medfedvqa.papers.networks.vilt import ViltBackbone
-from medfedvqa.papers.networks.vilt_files import ARCHITECTURES
+from medfedvqa.papers.networks.vilt import VAULT_ARCHITECTURES, VILT_ARCHITECTURES, VaultBackbone, ViltBackbone
 from medfedvqa.research.pretraining.train import write_weights
 from medfedvqa.training import Site
 from privacy import RepeatableRandomness
@@ -238,7 +236,7 @@ def vilt_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ARCHITECTURES, "vilt-tiny", TINY_VILT)
+        patch.setitem(VILT_ARCHITECTURES, "vilt-tiny", TINY_VILT)
         yield folder
 
 
@@ -258,7 +256,7 @@ def vault_folder(vilt_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     save_random(transformers.BertForMaskedLM(transformers.BertConfig(**TINY_BERT)), folder / "bert")
     (folder / "bert" / "vocab.txt").write_text("\n".join(WORDS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vault_files.ARCHITECTURES, "vault-tiny", {"vilt": TINY_VILT, "bert": TINY_BERT})
+        patch.setitem(VAULT_ARCHITECTURES, "vault-tiny", {"vilt": TINY_VILT, "bert": TINY_BERT})
         yield folder
 
 

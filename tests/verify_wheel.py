@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfedvqa.cli.usage import TRAINING
+from medfedvqa.cli.lazy import TRAINING
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-verify.lock"

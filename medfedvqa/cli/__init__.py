@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from medfedvqa.cli.lazy import NAMES_OF_HELP, CommandSource, group_of
-from medfedvqa.cli.usage import SENTENCE, is_missing_extra
+from medfedvqa.cli.lazy import NAMES_OF_HELP, SENTENCE, CommandSource, explained, group_of, is_missing_extra, place_of
 from medfedvqa.errors import BackboneError
 
 COMMANDS = {
@@ -24,8 +23,8 @@ COMMANDS = {
     "export": CommandSource("answer", "export"),
     "attention": CommandSource("attention", "attention"),
     "similarity": CommandSource("attention", "similarity"),
-    "contribution": CommandSource("finished_run", "contribution"),
-    "groups": CommandSource("finished_run", "groups"),
+    "contribution": CommandSource("answer", "contribution"),
+    "groups": CommandSource("answer", "groups"),
     "ingest": CommandSource(
         "ingest",
         "ingest",
@@ -151,14 +150,11 @@ def main() -> None:
     except typer.Abort:
         code = _failed("the command was aborted", 1)
     except typer.TyperException as error:
-        from medfedvqa.cli.usage import explained
-
         code = _failed(explained(error), 2)
     except BackboneError as error:
         code = _failed(str(error), 1)
     except Exception as error:
         # The modules that define the errors take longer to import than most commands take to run.
-        from medfedvqa.cli.usage import place_of
         from medfedvqa.federation.error_codes import ACTIONABLE, is_full_disk
 
         if is_missing_extra(error):

@@ -54,7 +54,6 @@ def attack_command(
 
     Trains on the data from the beginning, and charges no site's ledger but those that it makes: use open data.
     """
-    from medfedvqa.cli.run import announced
 
     progress = announced(f"medfedvqa audit attack {method}: loading PyTorch and checking the job", quiet)
     from medfedvqa.attack.empirical_audit import AuditPlan, audit, write
@@ -268,7 +267,6 @@ def _jobs(method: str, option: list[str] | None, dp: list[str] | None, backbone:
 
 def _show_neighbours(method: str, by_job: "list[tuple[JobSpec, list[TaskFinding]]]", passed: bool) -> None:
     """Print a line for each task and sampling rate, and the verdict."""
-    from rich.table import Table
 
     words = {True: "same", False: "[bold red]CHANGED[/]"}
     table = Table(

@@ -15,21 +15,12 @@ from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
     from medfedvqa.research.benchmark.grid import Grid
-    from medfedvqa.research.benchmark.regimes import Regime
     from medfedvqa.research.benchmark.results_file import Result
+    from medfedvqa.research.benchmark.single_run import Regime
     from medfedvqa.research.benchmark.statistics import Comparison
     from medfedvqa.research.benchmark.systems import System
 
 TABLE = "benchmark.md"
-
-
-def renamed_budget(pairs: list[str] | None) -> None:
-    """Raises `ConfigError`: the `--budget` of version 0.1 is now `--rounds`, `--local-epochs` and `-O`."""
-    for pair in pairs or ():
-        name, _, value = pair.partition("=")
-        flags = {"rounds": "--rounds", "local_epochs": "--local-epochs"}
-        right = f"{flags[name]} {value}" if name in flags else f"-O {pair}"
-        raise ConfigError(f"'--budget {pair}' is no longer an option: write {right}")
 
 
 def benchmark(
@@ -47,7 +38,6 @@ def benchmark(
     unseen: Annotated[
         str, typer.Option(help="Sites, separated by commas, that never train, and only test the others' last mean.")
     ] = "",
-    budget: Annotated[list[str] | None, typer.Option("--budget", hidden=True, callback=renamed_budget)] = None,
     scale: Annotated[
         str, typer.Option(help="Compare accuracy at these numbers of sites, such as 5,10,25, on the phantom set.")
     ] = "",
@@ -106,12 +96,12 @@ def planned_grid(
     Raises `ConfigError`, `DataError` or `BackboneError`.
     """
     from medfedvqa.data.data_roots import find_root
-    from medfedvqa.data.image_classes import classes
+    from medfedvqa.data.labelled import classes
     from medfedvqa.data.site_cuts import Cut, sites_of
     from medfedvqa.devices import resolved
     from medfedvqa.library.training_job import backbone_for
     from medfedvqa.research.benchmark.grid import Grid
-    from medfedvqa.research.benchmark.regimes import Regime
+    from medfedvqa.research.benchmark.single_run import Regime
     from medfedvqa.research.benchmark.systems import BUDGET
 
     device = resolved(device)
@@ -155,8 +145,7 @@ def _from_files(listed: str, given: list[str], out: Path, as_json: bool, quiet: 
 def _finish(results: "list[Result]", out: Path, as_json: bool, quiet: bool) -> None:
     """Write the table and the plot, and show the averages."""
     from medfedvqa.atomic_files import write_whole
-    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.research.benchmark.benchmark_table import markdown
+    from medfedvqa.research.benchmark.benchmark_table import draw_convergence, markdown
     from medfedvqa.research.benchmark.statistics import compared
 
     comparison = compared(results)
@@ -236,11 +225,10 @@ def check_budget(systems: "tuple[System, ...]", changes: Mapping[str, Any]) -> N
 
 def scaled(progress: Terminal, counts: list[int], grid: "Grid", workers: int) -> Path:
     """Run the grid at each number of sites, and plot accuracy by number of sites. Raises `ConfigError`."""
-    from dataclasses import replace
 
     from medfedvqa.data import phantom
     from medfedvqa.data.data_roots import PHANTOM
-    from medfedvqa.research.benchmark.benchmark_plots import draw_scale
+    from medfedvqa.research.benchmark.benchmark_table import draw_scale
     from medfedvqa.research.benchmark.grid import results
     from medfedvqa.research.benchmark.statistics import average, compared
 

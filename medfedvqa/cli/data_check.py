@@ -30,7 +30,7 @@ def check_command(
     """Describe the questions, captions or table of patients in a folder, before any training: form, languages, parts,
     missing pictures, questions in two parts, answers.
     """
-    from medfedvqa.data import slake
+    from medfedvqa.data.published_files import HAN, other_languages
     from medfedvqa.public_answers import fold
 
     console = Terminal()
@@ -45,8 +45,9 @@ def check_command(
     _counts(console, f"{layout.rows} by part", (row.split for row in rows))
     _counts(console, f"{layout.rows} by site", (row.organ for row in rows))
     if not data_set.features:
-        _counts(console, "languages", (_script(row.question) for row in rows))
-    if layout.reader == "slake" and (skipped := slake.other_languages(root)):
+        scripts = ("Chinese" if HAN.search(row.question) else "English, or another in letters" for row in rows)
+        _counts(console, "languages", scripts)
+    if layout.reader == "slake" and (skipped := other_languages(root)):
         console.print(f"not read: {skipped} rows in Chinese", soft_wrap=True)
     pictures = f"pictures: {len({row.image for row in rows})}; patients or pictures as units: {patients}"
     features = f"features: {len(data_set.features)}, {', '.join(map(plain, data_set.features))}; patients: {patients}"
@@ -94,12 +95,6 @@ def _counts(console: Terminal, title: str, values: Iterable[str]) -> None:
 
 def _listed(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{plain(value) or 'none'} {count}" for value, count in counts)
-
-
-def _script(text: str) -> str:
-    from medfedvqa.data.slake import HAN
-
-    return "Chinese" if HAN.search(text) else "English, or another in letters"
 
 
 def _absent(rows: "list[Row]", layout: "SetLayout", root: Path, show_all: bool) -> Iterable[str]:

@@ -50,8 +50,7 @@ def pretrain(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from medfedvqa.errors import ConfigError
-    from medfedvqa.research.pretraining.card import trained_backbone, write_card
-    from medfedvqa.research.pretraining.components import write_components
+    from medfedvqa.research.pretraining.card import trained_backbone, write_card, write_components
     from medfedvqa.research.pretraining.corpus import PIXELS, load
     from medfedvqa.research.pretraining.train import Recipe, stages_of, train, write_weights
 

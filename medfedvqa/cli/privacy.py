@@ -259,7 +259,6 @@ def _plan_record(planned: list[tuple["DPEvent", ...]], delta: float) -> dict[str
 
 
 def _show_plan(planned: list[tuple["DPEvent", ...]], delta: float) -> None:
-    from rich.table import Table
 
     from privacy import merge_steps, spent
 

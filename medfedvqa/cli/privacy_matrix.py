@@ -36,18 +36,14 @@ def markdown_matrix() -> str:
     for method in method_names():
         marks = []
         for cell in CELLS:
-            reason = _without_name(refusal(method, cell), method)
-            if reason is not None and reason not in reasons:
-                reasons.append(reason)
+            reason = refusal(method, cell)
+            if reason is not None:  # without the method's name, so that methods with one reason share its line
+                reason = reason.replace(f"the method '{method}'", "the method").replace(f"'{method}'", "the method")
+                reasons += [] if reason in reasons else [reason]
             marks.append("runs" if reason is None else f"no ({1 + reasons.index(reason)})")
         rows.setdefault(tuple(marks), []).append(f"[`{method}`]({method}.md)")
     lines += ["| " + " | ".join([", ".join(methods), *marks]) + " |" for marks, methods in rows.items()]
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]) + "\n"
-
-
-def _without_name(reason: str | None, method: str) -> str | None:
-    """The reason without the method's name, so that methods with one reason share its line."""
-    return reason and reason.replace(f"the method '{method}'", "the method").replace(f"'{method}'", "the method")
 
 
 def public_options(method: str) -> dict[str, str]:

@@ -60,17 +60,16 @@ class Stages:
             return
         if event.task == EVALUATE and not self._evaluating:
             self._end_round(event.accuracy)
-            self._begin_evaluation()
+            self._evaluating = True
+            name = "evaluating, and training each site's baseline alone" if self._baseline else "evaluating"
+            self._show(name, about(self._seconds_left(0)))
         elif event.task != EVALUATE and event.round != self._round:
             self._end_round(event.accuracy)
-            self._begin_round(event)
+            if event.round < self._round:  # another run: a benchmark or an attack makes several
+                self._seconds, self._evaluating = [], False
+            self._round, self._planned, self._began = event.round, event.rounds, self._clock()
+            self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
         self._answered = set()
-
-    def _begin_round(self, event: TaskAnswer) -> None:
-        if event.round < self._round:  # another run: a benchmark or an attack makes several
-            self._seconds, self._evaluating = [], False
-        self._round, self._planned, self._began = event.round, event.rounds, self._clock()
-        self._show(f"round {event.round} of {event.rounds}", FIRST_ROUND if event.round == 1 else None)
 
     def _end_round(self, accuracy: float | None) -> None:
         if self._round == 0 or self._evaluating:
@@ -80,11 +79,6 @@ class Stages:
         left = self._seconds_left(self._planned - self._round)
         curve = "" if accuracy is None else f", {percent(accuracy)} of validation rows right"
         self._line(f"round {self._round} of {self._planned}: {duration(self._seconds[-1])}{curve}{about(left)}")
-
-    def _begin_evaluation(self) -> None:
-        self._evaluating = True
-        name = "evaluating, and training each site's baseline alone" if self._baseline else "evaluating"
-        self._show(name, about(self._seconds_left(0)))
 
     def _answer(self, event: TaskAnswer) -> None:
         self._answered.add(str(event.site))

@@ -87,7 +87,7 @@ def reproduce(
 
     progress = announced(f"medfedvqa reproduce {chosen.name} {asked.name}: loading PyTorch and the data", quiet)
     from medfedvqa.cli.benchmark import planned_grid, regime_with, scaled
-    from medfedvqa.research.reproduce import printed_settings
+    from medfedvqa.research.reproduce import tables
     from medfedvqa.research.reproduce.tables import labels_of, on_paper_s_sites, with_budget
 
     labels = labels_of(protocol, rows)
@@ -104,8 +104,8 @@ def reproduce(
     if unseen:
         grid = replace(grid, regime=regime_with(unseen, grid))
     if as_printed:
-        grid = replace(printed_settings.as_printed(grid, settings, changes), fractions=asked.fractions)
-    grid = printed_settings.fitted(grid, settings, changes)
+        grid = replace(tables.as_printed(grid, settings, changes), fractions=asked.fractions)
+    grid = tables.fitted(grid, settings, changes)
     if isinstance(protocol, Scale):
         path = scaled(progress, list(protocol.counts), replace(grid, organs=()), workers)
         Terminal(quiet=quiet).print(f"The plot is in [bold]{sentence(path)}[/]", soft_wrap=True)
@@ -187,11 +187,10 @@ def _write(
     """Run what is missing, write the page or the pictures, and show the page. `left_out`: sites that do not run."""
     from medfedvqa.atomic_files import write_whole
     from medfedvqa.cli.benchmark import complete
-    from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
-    from medfedvqa.research.benchmark.benchmark_table import listed
+    from medfedvqa.research.benchmark.benchmark_table import draw_convergence, listed
     from medfedvqa.research.benchmark.grid import data_of, results
     from medfedvqa.research.benchmark.statistics import compared
-    from medfedvqa.research.reproduce import counts, pictures, tables
+    from medfedvqa.research.reproduce import pictures, tables
     from medfedvqa.research.reproduce.entries import PaperPicture, PaperTable, PrintedCounts, Trunks
 
     protocol, console = entry.protocol, Terminal(quiet=quiet)
@@ -204,7 +203,7 @@ def _write(
             console.print(sentence(f"Options of '{grid.systems[0].label}': {listed(options)}."), soft_wrap=True)
         return
     if isinstance(protocol, PrintedCounts):
-        text = counts.page(entry, protocol, data_of(grid, 0))
+        text = tables.counts_page(entry, protocol, data_of(grid, 0))
     else:
         assert isinstance(protocol, PaperTable | Trunks)
         grid, remarks = tables.runnable(grid)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medfedvqa.cli import options
-from medfedvqa.cli.terminal import Terminal, sentence
+from medfedvqa.cli.terminal import Terminal, plain, sentence
 from medfedvqa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,13 +100,10 @@ def tune(
     quiet: options.QuietOption = False,
 ) -> None:
     """Search each system's learning rate and weight decay by successive halving; an interrupted search resumes."""
-    import json
-
     from medfedvqa.cli.run import announced
 
     progress = announced("medfedvqa tune: loading PyTorch and the data", quiet)
     from medfedvqa.cli.benchmark import check_folder, planned_grid
-    from medfedvqa.cli.terminal import Terminal, plain, sentence
     from medfedvqa.research.benchmark.tuning_search import candidates, full_rounds, search
 
     check_folder(out)

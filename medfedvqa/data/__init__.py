@@ -5,10 +5,7 @@ Names are imported at their first use: the tables of a data set are checked with
 
 from typing import TYPE_CHECKING
 
-from audits.lazy_imports import at_first_use
-
-# Imported at once: the function has its module's name, and the module would take its place here.
-from medfedvqa.data.partition import PARTS, Part, PartitionRows, Questions, Split, is_part, partition
+from audits.lazy_imports import at_first_use, places
 
 if TYPE_CHECKING:
     from medfedvqa.data.images import views
@@ -23,51 +20,20 @@ if TYPE_CHECKING:
         reader_function,
         register_reader,
     )
-    from medfedvqa.data.schema import Row, VQAData
+    from medfedvqa.data.schema import (
+        PARTS,
+        Part,
+        PartitionRows,
+        Questions,
+        Row,
+        Split,
+        VQAData,
+        partition,
+    )
     from medfedvqa.data.site_cuts import load_site
     from medfedvqa.data.site_data import Examples, SiteData, batches, build_site, numbered, united
     from medfedvqa.data.store_reader import check_reviewed
     from medfedvqa.public_answers import CLOSED_ANSWERS, ListName, bundled_list, fold, public_list, training_answers
 
 __getattr__, __dir__ = at_first_use(__name__, __file__)
-
-__all__ = [
-    "CLOSED_ANSWERS",
-    "READERS",
-    "Examples",
-    "ListName",
-    "PictureViews",
-    "Pictures",
-    "PublicPairs",
-    "PublicQuestions",
-    "Questions",
-    "Row",
-    "SiteData",
-    "Source",
-    "PARTS",
-    "Part",
-    "PartitionRows",
-    "Split",
-    "VQAData",
-    "batches",
-    "build_site",
-    "bundled_list",
-    "check_reviewed",
-    "fold",
-    "held_out_pairs",
-    "is_built_in",
-    "is_part",
-    "is_registered",
-    "load_site",
-    "numbered",
-    "organs",
-    "partition",
-    "public_list",
-    "public_pairs",
-    "read",
-    "reader_function",
-    "register_reader",
-    "training_answers",
-    "united",
-    "views",
-]
+__all__ = sorted(places(__file__))

@@ -32,13 +32,14 @@ class SetLayout:
         return data
 
 
-_VQA_RAD, _PARQUET = "medfedvqa.data.vqa_rad:read", "medfedvqa.data.other_sets:read_parquet"
+_VQA_RAD, _PARQUET = "medfedvqa.data.published_files:read_vqa_rad", "medfedvqa.data.other_sets:read_parquet"
 _VQA_MED, _COCO_VQA = "medfedvqa.data.other_sets:read_vqa_med", "medfedvqa.data.other_sets:read_coco_vqa"
+_CAPTIONS, _FEATURES = "medfedvqa.data.labelled:read_captions", "medfedvqa.data.labelled:read_features"
 
 LAYOUTS = (
     SetLayout("vqa-rad", "VQA-RAD as published", ("VQA_RAD Dataset Public.json",), _VQA_RAD),
     SetLayout("vqa-rad", "VQA-RAD in two files", ("trainset.json", "testset.json"), _VQA_RAD),  # MEVF's, M2I2's
-    SetLayout("slake", "SLAKE as published", ("train.json",), "medfedvqa.data.slake:read"),
+    SetLayout("slake", "SLAKE as published", ("train.json",), "medfedvqa.data.published_files:read_slake"),
     SetLayout(
         "path-vqa", "PathVQA as published", ("qas/train/train_qa.pkl",), "medfedvqa.data.other_sets:read_path_vqa"
     ),
@@ -46,8 +47,8 @@ LAYOUTS = (
     SetLayout("coco-vqa", "VQA v2 on COCO", ("v2_OpenEnded_mscoco_train2014_questions.json",), _COCO_VQA),
     SetLayout("parquet", "parquet files with pictures in them", ("*.parquet",), _PARQUET),
     SetLayout("parquet", "parquet files with pictures in them", ("data/*.parquet",), _PARQUET),
-    SetLayout("captions", "pictures with captions", ("captions.csv",), "medfedvqa.data.captions:read", "captions"),
-    SetLayout("table", "patients as rows of features", ("table.csv",), "medfedvqa.data.table:read", "labels"),
+    SetLayout("captions", "pictures with captions", ("captions.csv",), _CAPTIONS, "captions"),
+    SetLayout("table", "patients as rows of features", ("table.csv",), _FEATURES, "labels"),
 )
 
 

@@ -102,17 +102,8 @@ class DrawnPairs:
             yield from ((number, words, answer) for number, answer in zip(pair, question.answers, strict=True))
 
 
-def drawn_pairs(count: int) -> DrawnPairs:
+def drawn_pairs(count: int, seed: int = PUBLIC_SEED) -> DrawnPairs:
     """The first `count` pairs: anatomies in turn, three in four with a mass, findings as often as their opposites."""
-    return _pairs(count, PUBLIC_SEED)
-
-
-def drawn_test_pairs(count: int) -> DrawnPairs:
-    """The first `count` pairs of the public test, drawn by the same rule."""
-    return _pairs(count, TEST_SEED)
-
-
-def _pairs(count: int, seed: int) -> DrawnPairs:
     generator = np.random.default_rng(seed)
     return DrawnPairs(tuple(_scene(ORGANS[number % len(ORGANS)], generator) for number in range(count)))
 
@@ -173,7 +164,7 @@ def public_pairs(count: int, digest: str | None = None) -> PublicPairs:
 
 def held_out_pairs(count: int, digest: str | None = None, learned: int = 0) -> PublicPairs:
     """`count` pairs that are not among the first `learned` ones, for tests."""
-    return drawn_test_pairs(count) if digest is None else own_pairs(digest).part(learned, count)
+    return drawn_pairs(count, TEST_SEED) if digest is None else own_pairs(digest).part(learned, count)
 
 
 def own_pairs(digest: str) -> FolderPairs:

@@ -19,7 +19,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         **{layout.reader: layout.place for layout in LAYOUTS},
         "store": "medfedvqa.data.store_reader:read",
-        "image-classes": "medfedvqa.data.image_classes:read",
+        "image-classes": "medfedvqa.data.labelled:read",
     }
 )
 """By reader, the `module:name` of the function that reads a set from its folder, in a published layout or as the store
@@ -95,17 +95,13 @@ def read(reader: str, root: Path | None, organ: str | None = None, seed: int = 0
     if function is joined:
         # A site's own set is enough for it: the others are not read.
         names = [name for name in sets_of(reader) if (organ or "").startswith(f"{name}-")] or sets_of(reader)
-        return joined(reader, {name: read(name, _root_of(name, root), seed=seed) for name in names})
+        roots = {name: root and root / name if name in FOLDERS else None for name in names}
+        return joined(reader, {name: read(name, folder, seed=seed) for name, folder in roots.items()})
     if reader == "phantom":
         return function((organ,), seed) if organ else function(seed=seed)
     if root is None or not root.is_dir():
         raise DataError(f"the data root of {reader} is missing: give its folder by --data-root or in site.yml")
     return function(root)
-
-
-def _root_of(name: str, root: Path | None) -> Path | None:
-    """The folder of one of several sets, within the folder of all of them."""
-    return root and root / name if name in FOLDERS else None
 
 
 def organs(reader: str, root: Path | None) -> tuple[str, ...]:

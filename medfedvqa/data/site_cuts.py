@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from medfedvqa.data.layouts import absent, of_reader
-from medfedvqa.data.partition import PARTS, Questions, Split, part_of
 from medfedvqa.data.readers import read
-from medfedvqa.data.schema import Row, VQAData, load_file
+from medfedvqa.data.schema import PARTS, Questions, Row, Split, VQAData, load_file, part_of
 from medfedvqa.data.site_data import Examples, SiteData, build_site
 from medfedvqa.errors import ConfigError, DataError
 

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from medfedvqa.data.partition import PARTS, Part, Split, partition
 from medfedvqa.data.pictures import Pictures, Source
-from medfedvqa.data.schema import Row, VQAData
+from medfedvqa.data.schema import PARTS, Part, Row, Split, VQAData, partition
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.public_answers import answer_type, fold, public_list
 

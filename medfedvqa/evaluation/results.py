@@ -10,10 +10,8 @@ from typing import Any
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation.accuracy import Proportion, mean_accuracy, percent
-from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score
-from medfedvqa.evaluation.reliability_test import tested_weights
-from medfedvqa.evaluation.server_score import ServerScore
+from medfedvqa.evaluation.accuracy import Proportion, ServerScore, mean_accuracy, percent
+from medfedvqa.evaluation.history import History, RoundRecord, RunFacts, Score, tested_weights
 from medfedvqa.version import code_version
 
 SCHEMA_VERSION = 3

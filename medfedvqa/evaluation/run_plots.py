@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from medfedvqa.atomic_files import write_whole
 from medfedvqa.evaluation.accuracy_table import Entry, Results, Statistics, answering, categories_of, rows_of
-from medfedvqa.evaluation.history import History
-from medfedvqa.evaluation.reliability_test import tested_weights
+from medfedvqa.evaluation.history import History, tested_weights
 from medfedvqa.figures import (
     BLACK,
     BLUE,
@@ -286,7 +285,7 @@ def _prompt_panel(axes: "Axes", history: History, sites: list[str], name: str) -
         axes.plot(*np.transpose(points), color=COLOURS[place % len(COLOURS)], linewidth=0.8, alpha=0.6)
         if len(sites) <= NUMBERED_SITES:
             axes.annotate(site, tuple(points[0]), (6, 4), textcoords="offset points", fontsize=8)
-    axes.set_title(_title(name))
+    axes.set_title(" ".join(reversed(name.split("."))))  # `prompt.image` is the image prompt
     axes.set_xlabel(f"first component ({100 * shares[0]:.0f} % of the variance)")
     axes.set_ylabel(f"second component ({100 * shares[1]:.0f} %)")
     axes.margins(0.15)
@@ -323,8 +322,3 @@ def _whiskers(axes: "Axes", places: list[float], entries: Sequence[Entry], uprig
         {"x": places, "y": dots, "yerr": ends} if upright else {"x": dots, "y": places, "xerr": ends}
     )
     axes.errorbar(**where, linestyle="none", elinewidth=1.2, **look)
-
-
-def _title(name: str) -> str:
-    """A prompt's name in words: `prompt.image` is the image prompt."""
-    return " ".join(reversed(name.split(".")))

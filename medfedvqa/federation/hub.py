@@ -12,8 +12,8 @@ from audits import Exchange, MessageRefused, Refusal
 from medfedvqa.core import ACCURACY, EPSILON, Tensors, withheld
 from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import FederationError
+from medfedvqa.evaluation.accuracy import ServerScore
 from medfedvqa.evaluation.history import History, RoundRecord
-from medfedvqa.evaluation.server_score import ServerScore
 from medfedvqa.federation.journal import Journal, RecordedCall
 from medfedvqa.federation.quorum import NOBODY_MISSES, RECONNECT, Quorum, QuorumRule
 from medfedvqa.federation.server_receipts import ServerReceipts

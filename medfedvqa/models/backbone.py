@@ -62,10 +62,6 @@ class TowerShape:
     by_block: tuple[tuple[tuple[str, int, int, int], ...], ...] = field(default=(), compare=False)
     """If blocks differ, the weights of each block with low-rank updates: name, first row, end of rows, inputs."""
 
-    def block_width(self, block: int) -> int:
-        """The width of a block's output."""
-        return self.widths[block] if self.widths else self.width
-
     def low_rank(self, block: int) -> tuple[tuple[str, int, int, int], ...]:
         """The weights in a block with low-rank updates: name, first row, end of rows, inputs."""
         if self.by_block:

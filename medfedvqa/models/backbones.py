@@ -50,11 +50,11 @@ ADDED: Mapping[str, str] = MappingProxyType({"words": "file of word vectors", "r
 
 PLACES: Mapping[str, str] = MappingProxyType(
     {
-        "vilt": "medfedvqa.papers.networks.vilt_files:VILT",
-        "vault": "medfedvqa.papers.networks.vault_files:VAULT",
+        "vilt": "medfedvqa.papers.networks.vilt:VILT",
+        "vault": "medfedvqa.papers.networks.vilt:VAULT",
         "albef": "medfedvqa.papers.networks.albef_files:ALBEF",
-        "words": "medfedvqa.papers.networks.word_vectors:WordVectorBackbone",
-        "regions": "medfedvqa.papers.networks.region_files:RegionBackbone",
+        "words": "medfedvqa.papers.networks.site_files:WordVectorBackbone",
+        "regions": "medfedvqa.papers.networks.site_files:RegionBackbone",
     }
 )
 """Backbones that are imported only when a job names them: those that read picture and question together, by the prefix

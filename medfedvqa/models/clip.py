@@ -192,7 +192,7 @@ def _raw(layers: int, depth: int) -> bool:
     return depth == layers + 1
 
 
-class ClipCache:
+class ClipCache(DistinctQuestions):
     """The inputs of the tuned part of a model, for every picture and question of a site; see `Cache`.
 
     The cache holds final features of a tower without tuned parts, hidden states of a tower that is tuned in its last
@@ -204,8 +204,8 @@ class ClipCache:
         self._backbone, self._device, self._depth = backbone, backbone.device, depth
         image, text = towers(backbone.clip, depth)
         self._by_state = 0 < depth[TEXT] <= text.layers
-        self._distinct = DistinctQuestions(questions, backbone.tokenize)
-        tokens = self._distinct.tokens.to(self._device)
+        super().__init__(questions, backbone.tokenize)
+        tokens = self.tokens.to(self._device)
         self._beginnings = text.beginnings(tokens)
 
         @torch.no_grad()
@@ -227,10 +227,6 @@ class ClipCache:
         self._pictures = pictures.space.keep(len(pictures), starts, self._device)
         part = f"{TEXT} {depth[TEXT]}"
         self._questions = question_starts() if raw_questions else backbone.stored(part, tokens, question_starts)
-
-    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """See `Cache`."""
-        return self._distinct.question_ids(questions)
 
     def batch(
         self,

@@ -36,8 +36,7 @@ class ImageEncoder(ABC):
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """The output of one block."""
-        output: torch.Tensor = list(self.blocks.values())[index](hidden)
-        return output
+        return list(self.blocks.values())[index](hidden)
 
     @abstractmethod
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -66,17 +65,14 @@ class TimmVit(ImageEncoder):
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
-        embedded: torch.Tensor = trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(pixels))))
-        return embedded
+        return trunk.norm_pre(trunk.patch_drop(trunk._pos_embed(trunk.patch_embed(pixels))))
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
-        pooled: torch.Tensor = trunk.forward_head(trunk.norm(hidden), pre_logits=True)
-        return pooled
+        return trunk.forward_head(trunk.norm(hidden), pre_logits=True)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self._tower.head(self._tower.trunk.get_classifier()(features))
-        return projected
+        return self._tower.head(self._tower.trunk.get_classifier()(features))
 
     @property
     def aside(self) -> tuple[str, ...]:
@@ -90,19 +86,13 @@ class TimmEva(TimmVit):
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
-        embedded: torch.Tensor = trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(pixels))[0])
-        return embedded
+        return trunk.norm_pre(trunk._pos_embed(trunk.patch_embed(pixels))[0])
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
-        rope = None if trunk.rope is None else trunk.rope.get_embed(**self._grid)
-        output: torch.Tensor = trunk.blocks[index](hidden, rope=rope)
-        return output
-
-    @property
-    def _grid(self) -> dict[str, Any]:
-        trunk = self._tower.trunk
-        return {} if hasattr(trunk.rope, "feat_shape") else {"shape": trunk.patch_embed.grid_size}
+        grid = {} if hasattr(trunk.rope, "feat_shape") else {"shape": trunk.patch_embed.grid_size}
+        rope = None if trunk.rope is None else trunk.rope.get_embed(**grid)
+        return trunk.blocks[index](hidden, rope=rope)
 
 
 class TimmStages(TimmVit):
@@ -119,24 +109,21 @@ class TimmStages(TimmVit):
         }
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._tower.trunk.stem(pixels)
-        return embedded
+        return self._tower.trunk.stem(pixels)
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         for stage in self._tower.trunk.stages:
             if index < len(stage.blocks):
                 if index == 0:
                     hidden = getattr(stage, "pos_emb", nn.Identity())(stage.downsample(hidden))
-                output: torch.Tensor = stage.blocks[index](hidden)
-                return output
+                return stage.blocks[index](hidden)
             index -= len(stage.blocks)
         raise IndexError(index)
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         trunk = self._tower.trunk
         last = trunk.norm_pre if hasattr(trunk, "norm_pre") else trunk.final_conv
-        pooled: torch.Tensor = trunk.forward_head(last(hidden), pre_logits=True)
-        return pooled
+        return trunk.forward_head(last(hidden), pre_logits=True)
 
 
 class OpenClipResNet(ImageEncoder):
@@ -149,12 +136,10 @@ class OpenClipResNet(ImageEncoder):
         return {name: block for number in range(1, 5) for name, block in self._listed(f"layer{number}").items()}
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._tower.stem(pixels)
-        return embedded
+        return self._tower.stem(pixels)
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
-        pooled: torch.Tensor = self._tower.attnpool(hidden)
-        return pooled
+        return self._tower.attnpool(hidden)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
         return features
@@ -173,24 +158,19 @@ class HuggingFaceVision(ImageEncoder):
 
     def embed(self, pixels: torch.Tensor) -> torch.Tensor:
         vision = self._tower.vision_model
-        embedded: torch.Tensor = getattr(vision, "pre_layrnorm", nn.Identity())(vision.embeddings(pixels))
-        return embedded
+        return getattr(vision, "pre_layrnorm", nn.Identity())(vision.embeddings(pixels))
 
     def run(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self._tower.vision_model.encoder.layers[index](hidden, None)
-        return output
+        return self._tower.vision_model.encoder.layers[index](hidden, None)
 
     def pool(self, hidden: torch.Tensor) -> torch.Tensor:
         vision = self._tower.vision_model
         if hasattr(vision, "head"):  # SigLIP
-            pooled: torch.Tensor = vision.head(vision.post_layernorm(hidden))
-            return pooled
-        normed: torch.Tensor = vision.post_layernorm(hidden[:, 0])
-        return normed
+            return vision.head(vision.post_layernorm(hidden))
+        return vision.post_layernorm(hidden[:, 0])
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = getattr(self._tower, "visual_projection", nn.Identity())(features)
-        return projected
+        return getattr(self._tower, "visual_projection", nn.Identity())(features)
 
     @property
     def aside(self) -> tuple[str, ...]:
@@ -229,8 +209,7 @@ class TextEncoder(ABC):
 
     def run(self, index: int, hidden: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """The output of one block."""
-        output: torch.Tensor = list(self.blocks.values())[index](hidden, mask)
-        return output
+        return list(self.blocks.values())[index](hidden, mask)
 
     @abstractmethod
     def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
@@ -256,8 +235,7 @@ class BertText(TextEncoder):
 
     @property
     def table(self) -> nn.Embedding:
-        table: nn.Embedding = self._tower.transformer.embeddings.word_embeddings
-        return table
+        return self._tower.transformer.embeddings.word_embeddings
 
     def ends(self, tokens: torch.Tensor) -> torch.Tensor:
         # open_clip's mask hides padding wherever it stands; the tokenizers pad at the end.
@@ -265,8 +243,7 @@ class BertText(TextEncoder):
         return (present * torch.arange(tokens.shape[1], device=tokens.device)).amax(dim=1)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._tower.transformer.embeddings(input_ids=tokens)
-        return embedded
+        return self._tower.transformer.embeddings(input_ids=tokens)
 
     def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         kind = type(self._tower.pooler).__name__
@@ -275,13 +252,11 @@ class BertText(TextEncoder):
         if kind == "SentencePooler":
             return sentence_means(hidden, present)
         if kind == "ClsPooler" and self._tower.transformer.pooler is not None:
-            pooled: torch.Tensor = self._tower.transformer.pooler(hidden)
-            return pooled
+            return self._tower.transformer.pooler(hidden)
         return hidden[:, 0]
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self._tower.proj(features)
-        return projected
+        return self._tower.proj(features)
 
     @property
     def aside(self) -> tuple[str, ...]:
@@ -301,8 +276,7 @@ class HuggingFaceClipText(TextEncoder):
 
     @property
     def table(self) -> nn.Embedding:
-        table: nn.Embedding = self._tower.text_model.embeddings.token_embedding
-        return table
+        return self._tower.text_model.embeddings.token_embedding
 
     def ends(self, tokens: torch.Tensor) -> torch.Tensor:
         end = int(self._tower.text_model.eos_token_id)
@@ -310,8 +284,7 @@ class HuggingFaceClipText(TextEncoder):
         return tokens.argmax(dim=-1) if end == 2 else (tokens == end).int().argmax(dim=-1)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._tower.text_model.embeddings(tokens)
-        return embedded
+        return self._tower.text_model.embeddings(tokens)
 
     def mask(self, present: torch.Tensor) -> torch.Tensor | None:
         length = present.shape[1]
@@ -319,14 +292,10 @@ class HuggingFaceClipText(TextEncoder):
 
     def pool(self, hidden: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         ends = present.sum(dim=1) - 1
-        pooled: torch.Tensor = self._tower.text_model.final_layer_norm(
-            hidden[torch.arange(len(hidden), device=hidden.device), ends]
-        )
-        return pooled
+        return self._tower.text_model.final_layer_norm(hidden[torch.arange(len(hidden), device=hidden.device), ends])
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self._tower.get_submodule(self._head)(features)
-        return projected
+        return self._tower.get_submodule(self._head)(features)
 
     @property
     def aside(self) -> tuple[str, ...]:

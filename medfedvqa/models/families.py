@@ -21,11 +21,12 @@ IMAGE, TEXT = "image", "text"
 
 def image_tower(model: Any, tuned: int) -> Images:
     """The picture tower, tuned in its last blocks. Raises `BackboneError` for a class that no encoder reads."""
-    if _is_open_clip_vit(model):
+    if hasattr(model, "visual") and hasattr(getattr(model.visual, "transformer", None), "resblocks"):
         return ImageTower(model.visual, tuned)
-    from medfedvqa.models.library_towers import library_image_tower  # CLIP's own towers need nothing of it
+    from medfedvqa.models.encoders import image_encoder  # CLIP's own towers need neither of them
+    from medfedvqa.models.library_towers import LibraryImageTower
 
-    return library_image_tower(model, tuned)
+    return LibraryImageTower(image_encoder(model), tuned)
 
 
 def text_tower(model: Any, tuned: int) -> Texts:
@@ -35,9 +36,10 @@ def text_tower(model: Any, tuned: int) -> Texts:
         return ClassTextTower(model, tuned)
     if hasattr(text, "transformer") and hasattr(text.transformer, "resblocks"):
         return TextTower(model, tuned)
-    from medfedvqa.models.library_towers import library_text_tower
+    from medfedvqa.models.encoders import text_encoder
+    from medfedvqa.models.library_towers import LibraryTextTower
 
-    return library_text_tower(model, tuned)
+    return LibraryTextTower(text_encoder(model), tuned)
 
 
 def has_places(shape: BackboneShape) -> bool:
@@ -47,10 +49,6 @@ def has_places(shape: BackboneShape) -> bool:
     """
     image = shape.towers.get(IMAGE)
     return image is not None and image.blocks == "visual.transformer.resblocks" and not image.features
-
-
-def _is_open_clip_vit(model: Any) -> bool:
-    return hasattr(model, "visual") and hasattr(getattr(model.visual, "transformer", None), "resblocks")
 
 
 def shape_from(build: Callable[[], nn.Module], image_size: int, context: int) -> BackboneShape:

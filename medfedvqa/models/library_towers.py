@@ -15,16 +15,16 @@ from torch import nn
 from medfedvqa.errors import ConfigError
 from medfedvqa.models.backbone import UNTUNED, TowerShape, TowerTuning
 from medfedvqa.models.block_readers import AttentionReader, TunedBlock, attention_of, pointwise_layers, prompt_tokens
-from medfedvqa.models.encoders import ImageEncoder, TextEncoder, image_encoder, text_encoder
+from medfedvqa.models.encoders import ImageEncoder, TextEncoder
 from medfedvqa.models.layouts import Beginnings, Packed, beginnings
 from privacy import current_owners, owned
 
 
 @dataclass(frozen=True)
-class LibraryImageTower:
-    """A picture tower, tuned in its last `tuned` blocks."""
+class _LibraryTower:
+    """A tower, tuned in its last `tuned` blocks."""
 
-    encoder: ImageEncoder
+    encoder: ImageEncoder | TextEncoder
     tuned: int
 
     @cached_property
@@ -35,6 +35,17 @@ class LibraryImageTower:
     def layers(self) -> int:
         """The number of blocks."""
         return len(self._blocks)
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Features [n, width] in the common space, of length 1: [n, embed]."""
+        return F.normalize(self.encoder.project(features), dim=-1)
+
+
+@dataclass(frozen=True)
+class LibraryImageTower(_LibraryTower):
+    """A picture tower."""
+
+    encoder: ImageEncoder
 
     def trunk(self, images: torch.Tensor) -> torch.Tensor:
         """The input of the first tuned block, [n, ...], for normalised images [n, 3, size, size]."""
@@ -60,10 +71,6 @@ class LibraryImageTower:
         """
         raise ConfigError("attention to a picture is only shown for open_clip's own ViT towers and for ViLT")
 
-    def embed(self, features: torch.Tensor) -> torch.Tensor:
-        """Features [n, width] in the common space, of length 1: [n, embed]."""
-        return F.normalize(self.encoder.project(features), dim=-1)
-
     def shape(self, model: Any) -> TowerShape:
         """The tower's shape. `model`: the whole model, on the device `meta`."""
         names = tuple(self.encoder.blocks)
@@ -88,20 +95,10 @@ class LibraryImageTower:
 
 
 @dataclass(frozen=True)
-class LibraryTextTower:
-    """A text tower, tuned in its last `tuned` blocks."""
+class LibraryTextTower(_LibraryTower):
+    """A text tower."""
 
     encoder: TextEncoder
-    tuned: int
-
-    @cached_property
-    def _blocks(self) -> list[nn.Module]:
-        return list(self.encoder.blocks.values())
-
-    @property
-    def layers(self) -> int:
-        """The number of blocks."""
-        return len(self._blocks)
 
     def beginnings(self, tokens: torch.Tensor) -> Beginnings:
         """The distinct beginnings of token ids [n, context]; each text ends at the last position that matters."""
@@ -135,25 +132,11 @@ class LibraryTextTower:
                 hidden = adapted(tuning, index, hidden)
             return self.encoder.pool(hidden, layout.present)
 
-    def embed(self, features: torch.Tensor) -> torch.Tensor:
-        """Features [n, width] in the common space, of length 1: [n, embed]."""
-        return F.normalize(self.encoder.project(features), dim=-1)
-
     def shape(self) -> TowerShape:
         """The tower's shape."""
         attention, width = attention_of(self._blocks[0]), self.encoder.table.embedding_dim
         module = next(iter(self.encoder.blocks)).rpartition(".")[0]
         return TowerShape(self.layers, width, attention.heads, module, attention.queries_values)
-
-
-def library_image_tower(model: Any, tuned: int) -> LibraryImageTower:
-    """The picture tower of a model. Raises `BackboneError` for a class that no encoder reads."""
-    return LibraryImageTower(image_encoder(model), tuned)
-
-
-def library_text_tower(model: Any, tuned: int) -> LibraryTextTower:
-    """The text tower of a model. Raises `BackboneError` for a class that no encoder reads."""
-    return LibraryTextTower(text_encoder(model), tuned)
 
 
 def tuned_block(

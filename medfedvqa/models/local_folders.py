@@ -107,17 +107,15 @@ def _open_clip_configuration(name: str, folder: Path) -> dict[str, Any]:
     return described
 
 
-def _open_clip_shape(configured: Mapping[str, Any]) -> BackboneShape:
-    size = configured["vision_cfg"].get("image_size", 224)
-    return shape_from(partial(build, configured), size, configured["text_cfg"].get("context_length", 77))
-
-
 def _open_clip_layout(name: str, folder: Path) -> FolderLayout:
     configured = _open_clip_configuration(name, folder)
     preprocessing = _json(name, folder / "open_clip_config.json").get("preprocess_cfg") or {}
     mean, std = preprocessing.get("mean", OPENAI_MEAN), preprocessing.get("std", OPENAI_STD)
     tokenize = tokenizer_of(name, folder, configured)
-    return FolderLayout(_open_clip_shape(configured), tokenize, _channels(mean), _channels(std))
+    size, context = configured["vision_cfg"].get("image_size", 224), configured["text_cfg"].get("context_length", 77)
+    return FolderLayout(
+        shape_from(partial(build, configured), size, context), tokenize, _channels(mean), _channels(std)
+    )
 
 
 def has_own_words(configured: Mapping[str, Any]) -> bool:

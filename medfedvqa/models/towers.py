@@ -52,14 +52,12 @@ class ImageTower:
         visual = self.visual
         blocks, pool = visual.transformer.resblocks[-self.tuned :], visual.pool_type == "tok" and not visual.attn_pool
         hidden = _run(blocks, hidden, Aligned(), tuning.above(self.layers - self.tuned), pool=pool)
-        pooled: torch.Tensor = self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
-        return pooled
+        return self.visual.ln_post(hidden[:, 0]) if pool else self.visual._pool(hidden)[0]
 
     def places(self, hidden: torch.Tensor) -> torch.Tensor:
         """The normalised output of each patch, [n, patches, width], for the output of `trunk` [n, tokens, width]."""
         hidden = _run(self.visual.transformer.resblocks[-self.tuned :], hidden, Aligned())
-        patches: torch.Tensor = self.visual.ln_post(hidden[:, 1:])
-        return patches
+        return self.visual.ln_post(hidden[:, 1:])
 
     def attention(self, hidden: torch.Tensor, tuning: TowerTuning) -> torch.Tensor:
         """The attention to each patch in the last block, [n, patches], from the trunk's output.
@@ -147,13 +145,11 @@ class TextTower:
 
     def _embedded(self, tokens: torch.Tensor, layout: Packed) -> torch.Tensor:
         """The embeddings of token ids [n, context] without their positions, [states, width]."""
-        embedded: torch.Tensor = self._text.token_embedding(layout.pack(tokens[:, : layout.length]))
-        return embedded
+        return self._text.token_embedding(layout.pack(tokens[:, : layout.length]))
 
     def _mask(self, layout: Packed) -> torch.Tensor | None:
         """The additive attention mask, see `_run`."""
-        mask: torch.Tensor | None = self._text.attn_mask
-        return mask
+        return self._text.attn_mask
 
     def features(self, hidden: torch.Tensor, layout: Packed, tuning: TowerTuning = UNTUNED) -> torch.Tensor:
         """The pooled output before the projection, [n, width], for the output of `trunk` [states, width]."""
@@ -190,8 +186,7 @@ class ClassTextTower(TextTower):
     def _mask(self, layout: Packed) -> torch.Tensor | None:
         text, ids = self._text, layout.tokens[:, :-1]
         added = text._build_additive_mask(ids, layout.length, text.positional_embedding.dtype)
-        mask: torch.Tensor = text.attn_mask + added[:: text.heads, None]
-        return mask
+        return text.attn_mask + added[:: text.heads, None]
 
 
 def _check_blocks(tower: str, blocks: Sequence[nn.Module], tuned: int) -> None:

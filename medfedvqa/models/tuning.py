@@ -9,7 +9,7 @@ site.
 | `lora`       | `lora.TOWER.BLOCK.PART.down, .up` | E. Hu et al., "LoRA", ICLR 2022: queries and values     |
 | `prompt`     | `prompt.TOWER`, `.basis`          | this project's prefix prompts                           |
 | `bias`       | `weight.NAME`, biases of blocks   | E. Ben Zaken et al., "BitFit", ACL 2022                 |
-| `adapter`    | `adapter.TOWER.BLOCK.down, .up`   | H. Chen et al., "FedDAT", AAAI 2024; see `bert_blocks`  |
+| `adapter`    | `adapter.TOWER.BLOCK.down, .up`   | H. Chen et al., "FedDAT", AAAI 2024; see `joint`        |
 | `blocks`     | `weight.NAME`, last blocks        | FedP3 (ACM MM 2023) trains the last 3                   |
 | `full`       | `weight.NAME`, everything         |                                                         |
 """
@@ -174,7 +174,7 @@ class TuningConfig:
 
     def _in_block(self, shape: BackboneShape, tower: str, block: int) -> Shapes:
         facts = shape.towers[tower]
-        width = facts.block_width(block)
+        width = facts.widths[block] if facts.widths else facts.width
         match self.kind:
             case "adapter":
                 narrow = max(1, width // self.reduction)

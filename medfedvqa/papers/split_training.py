@@ -6,7 +6,8 @@ values, so that it may be restarted between the two.
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -168,7 +169,8 @@ class SplitTraining(Method[Config]):
         between = [task.name for task in self.between]
         for number in range(1, self.config.rounds + 1):
             first = ["start" if number == 1 else "forward", *between[:1]]
-            for task in (*first, *_alternating(self.steps, between[1:]), "update"):
+            middle = chain(*zip(self.steps, between[1:], strict=True)) if between[1:] else self.steps
+            for task in (*first, *middle, "update"):
                 yield task, number
         yield "evaluate", self.config.rounds
 
@@ -284,14 +286,6 @@ def leaves_of(state: State) -> dict[str, torch.Tensor]:
 def step_name(number: int) -> str:
     """The name of the task that brings one step's gradients down and the activations of step `number` up."""
     return f"step/{number}"
-
-
-def _alternating(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
-    """One of each in turn; all of the first if there are no others."""
-    if not second:
-        yield from first
-    for pair in zip(first, second, strict=True) if second else ():
-        yield from pair
 
 
 def _batches(rows: int, steps: int, size: int, generator: torch.Generator) -> torch.Tensor:

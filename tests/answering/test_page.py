@@ -13,9 +13,8 @@ from browsers import CONTRASTS, UNNAMED, browsed, browser, opened
 from playwright.sync_api import Browser
 
 from audits import Event, read
-from medfedvqa.answering.answerer import Answerer
+from medfedvqa.answering.answerer import Answerer, AnswerServer
 from medfedvqa.answering.kept_run import load_kept
-from medfedvqa.answering.page import AnswerServer
 
 __all__ = ["browser"]
 QUESTION = "Is there a <b>mass</b> & more?"

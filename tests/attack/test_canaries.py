@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfedvqa.attack.canaries import Canaries, draw, with_all_canaries, with_canaries
+from medfedvqa.attack.empirical_audit import Canaries, draw, with_all_canaries, with_canaries
 from medfedvqa.data import SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medfedvqa.research.benchmark.benchmark_plots import draw_convergence
+from medfedvqa.research.benchmark.benchmark_table import draw_convergence
 from medfedvqa.research.benchmark.results_file import RunOutcome
 
 

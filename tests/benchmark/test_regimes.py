@@ -5,7 +5,7 @@ import torch
 
 from medfedvqa.data import Examples, SiteData, Split, load_site
 from medfedvqa.errors import ConfigError
-from medfedvqa.research.benchmark.regimes import EVERY, Regime, fewer_rows, hospitals, newcomer
+from medfedvqa.research.benchmark.single_run import EVERY, Regime, fewer_rows, hospitals, newcomer
 
 
 @pytest.fixture(scope="module")

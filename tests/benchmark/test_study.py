@@ -9,8 +9,8 @@ import pytest
 from audits.escaping import for_markdown
 from medfedvqa.errors import ConfigError
 from medfedvqa.research.benchmark.grid import Grid, results, run
-from medfedvqa.research.benchmark.regimes import EVERY, Regime
 from medfedvqa.research.benchmark.results_file import RESULTS, Result
+from medfedvqa.research.benchmark.single_run import EVERY, Regime
 from medfedvqa.research.benchmark.study import POOLED, draw, findings, page, sentences, systems_of
 from medfedvqa.research.benchmark.systems import System
 

@@ -11,8 +11,8 @@ from medfedvqa.cli.benchmark import regime_with
 from medfedvqa.errors import ConfigError
 from medfedvqa.research.benchmark.benchmark_table import markdown
 from medfedvqa.research.benchmark.grid import OUTCOME, Grid, results, run
-from medfedvqa.research.benchmark.regimes import Regime
 from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.single_run import Regime
 from medfedvqa.research.benchmark.statistics import compared
 from medfedvqa.research.benchmark.systems import System, systems_named
 

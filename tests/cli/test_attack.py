@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from medfedvqa.attack import canaries
-from medfedvqa.attack.canaries import with_canaries
+from medfedvqa.attack import empirical_audit
 from medfedvqa.attack.controls import ControlRun
+from medfedvqa.attack.empirical_audit import with_canaries
 from medfedvqa.data import SiteData
 from privacy import SecureRandomness
 
@@ -86,7 +86,7 @@ def test_a_job_that_bounds_rows_instead_of_patients_is_caught(
         keys = tuple(f"row-{number}" for number in range(len(rows)))
         return replace(data, train=replace(data.train, patients=rows), patients=data.patients + keys)
 
-    monkeypatch.setattr(canaries, "with_canaries", by_row)
+    monkeypatch.setattr(empirical_audit, "with_canaries", by_row)
     done, findings = attacked(*PRIVATE)
     assert done.returncode == 1 and best(findings) > findings["claimed"]["epsilon"]
 

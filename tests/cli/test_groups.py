@@ -11,8 +11,7 @@ import yaml
 from stores import KEY, phantom_store
 from tiny_clip import TINY
 
-from medfedvqa.answering.accuracy_by_group import SMALL, STAYS
-from medfedvqa.answering.kept_run import load_kept
+from medfedvqa.answering.kept_run import SMALL, STAYS, load_kept
 from medfedvqa.core.kept_model import KEPT
 from medfedvqa.core.scores import RIGHT
 from medfedvqa.evaluation.patient_intervals import LEAST, UNKNOWN, groups_of

@@ -18,8 +18,7 @@ from packaging.requirements import Requirement
 
 from audits import VerdictState
 from medfedvqa.cli import COMMANDS, GROUPS
-from medfedvqa.cli.lazy import CommandSource
-from medfedvqa.cli.usage import TRAINING
+from medfedvqa.cli.lazy import TRAINING, CommandSource
 from privacy import accounting, analysis
 from privacy.report import read_report, verify
 

@@ -11,7 +11,7 @@ from public_folder import write_captions
 import medfedvqa
 from medfedvqa.data import Split, VQAData, build_site, is_built_in, load_site, read
 from medfedvqa.data.data_roots import find_root
-from medfedvqa.data.image_classes import QUESTION, classes
+from medfedvqa.data.labelled import QUESTION, classes
 from medfedvqa.data.readers import joined
 from medfedvqa.errors import BackboneError, ConfigError, DataError
 from medfedvqa.federation.job import JobSpec

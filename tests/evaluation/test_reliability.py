@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from medfedvqa.evaluation import History, RoundRecord, write_results
-from medfedvqa.evaluation.reliability_test import tested_weights
+from medfedvqa.evaluation.history import tested_weights
 from medfedvqa.evaluation.run_plots import reliability_figure
 
 SITES = ("a", "b", "c", "d")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medfedvqa.evaluation import ServerScore
-from medfedvqa.evaluation.retrieval import found_first
+from medfedvqa.papers.caption_sites import found_first
 
 
 def test_recall_is_the_place_of_the_right_partner_written_out() -> None:

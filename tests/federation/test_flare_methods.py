@@ -21,7 +21,7 @@ from medfedvqa.federation.job import JobSpec, Terms
 from medfedvqa.federation.job_signature import federation_of
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.models import shape_of
-from medfedvqa.papers.networks.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks import TRUNKS
 from privacy import DPSettings
 
 SITES = ("site-001", "site-002", "site-003")

@@ -31,7 +31,7 @@ from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.federation.site_state import StateFile
 from medfedvqa.methods.join import JoinersKeeping
 from medfedvqa.models import load_backbone
-from medfedvqa.research.benchmark.regimes import newcomer
+from medfedvqa.research.benchmark.single_run import newcomer
 
 __all__ = ["medfedvqa"]
 QUICK = {"rounds": 6, "schedule": "stepwise", "tuning": "classifier", "batch_rows": 16, "hidden": 16}

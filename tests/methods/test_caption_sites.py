@@ -17,7 +17,7 @@ from medfedvqa.data import Row, Split, VQAData, build_site, united
 from medfedvqa.errors import ConfigError, DataError
 from medfedvqa.models import HEAD, Backbone, load_backbone
 from medfedvqa.models.paired import PROJECTION
-from medfedvqa.papers import public_server
+from medfedvqa.papers import public_outputs
 from medfedvqa.papers.caption_sites import contrast_of
 from medfedvqa.papers.methods.feddat import FROZEN, LOCAL
 from privacy import DPSettings, RepeatableRandomness
@@ -42,7 +42,7 @@ Sites = Callable[..., Site]
 @pytest.fixture(autouse=True)
 def _one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's frozen backbone is loaded once for all tests."""
-    monkeypatch.setattr(public_server, "load_backbone", trunk)
+    monkeypatch.setattr(public_outputs, "load_backbone", trunk)
 
 
 @cache

@@ -15,10 +15,9 @@ from medfedvqa.core import Method, Site, State, create
 from medfedvqa.data import held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, load_backbone, shape_of
-from medfedvqa.papers import public_server
-from medfedvqa.papers.methods.creamfl.ensemble import aggregate
+from medfedvqa.papers import public_outputs
 from medfedvqa.papers.methods.creamfl.method import server_score
-from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer
+from medfedvqa.papers.methods.creamfl.server_model import EnsembleServer, aggregate
 from privacy import DPSettings, PrivateStep
 
 QUICK: dict[str, Any] = {
@@ -44,7 +43,7 @@ def cream(dp: DPSettings | None = None, **options: object) -> Method:
 @pytest.fixture(autouse=True)
 def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of all tests share the weights that never change."""
-    monkeypatch.setattr(public_server, "load_backbone", trunk)
+    monkeypatch.setattr(public_outputs, "load_backbone", trunk)
 
 
 @cache

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.methods.moon import contrast
-from medfedvqa.papers.methods.creamfl.ensemble import aggregate, inter_modal, scores, weights
+from medfedvqa.papers.methods.creamfl.server_model import aggregate, inter_modal, scores, weights
 
 ITEMS, SPACE = 13, 6
 

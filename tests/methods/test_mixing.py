@@ -11,7 +11,7 @@ from medfedvqa.core import Site, create
 from medfedvqa.core.gradient_mixing import Mixer
 from medfedvqa.core.hub import GroupMean
 from medfedvqa.errors import ConfigError
-from medfedvqa.evaluation import reliability_test
+from medfedvqa.evaluation import history
 from privacy import DPSettings
 
 STEP = {
@@ -100,7 +100,7 @@ def test_by_reliability_a_site_with_wrong_labels_counts_less(site: Make, federat
     run, _ = trained(federation, sites, mixing="reliability", rounds=20)
     ((a, b, _),) = run.hub.history.rounds[-1].reliability.values()
     assert a[1] > 2 * a[2] and b[0] > 2 * b[2]
-    assert reliability_test.tested_weights(run.hub.history) is not None
+    assert history.tested_weights(run.hub.history) is not None
     assert sum(bool(record.reliability) for record in run.hub.history.rounds) == 10
 
 

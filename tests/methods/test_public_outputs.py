@@ -14,12 +14,11 @@ from medfedvqa.core import Method, Site, create
 from medfedvqa.data import CLOSED_ANSWERS, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, load_backbone, shape_of
-from medfedvqa.papers import public_server
+from medfedvqa.papers import public_outputs
 from medfedvqa.papers.methods.fedet import ensemble
 from medfedvqa.papers.methods.fedgems import selected, taught
 from medfedvqa.papers.methods.fedmd import digest, labelled
-from medfedvqa.papers.public_outputs import LOGITS, MOST_LOGIT
-from medfedvqa.papers.public_server import AnsweringServer, stacked
+from medfedvqa.papers.public_outputs import LOGITS, MOST_LOGIT, AnsweringServer, stacked
 from privacy import DPSettings, PrivateStep
 
 NAMES = ("fedmd", "fedet", "fedgems")
@@ -53,7 +52,7 @@ def trunk(name: str) -> Backbone:
 @pytest.fixture(autouse=True)
 def one_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of all tests share the weights that never change."""
-    monkeypatch.setattr(public_server, "load_backbone", trunk)
+    monkeypatch.setattr(public_outputs, "load_backbone", trunk)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from medfedvqa.federation.serve import serve_job
 from medfedvqa.federation.site_config import SiteConfig
 from medfedvqa.models import shape_of
 from medfedvqa.papers.networks.split import RowContrast
-from medfedvqa.papers.networks.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks import TRUNKS
 
 Sites = Callable[..., dict[str, SiteConfig]]
 TRUNK = {"trunk_width": 16, "tuning": "full", "rounds": 2}

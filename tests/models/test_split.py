@@ -21,8 +21,7 @@ from medfedvqa.papers.networks.split import (
     same_rows,
     site_shapes,
 )
-from medfedvqa.papers.networks.trunks import TrunkBackbone, TrunkConfig
-from medfedvqa.papers.networks.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks import TRUNKS, TrunkBackbone, TrunkConfig
 
 ANSWERS = ("yes", "no", "left lung")
 OWN = torch.tensor([0, 1, 2, 0, 1, 2])

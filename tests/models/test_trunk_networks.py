@@ -10,12 +10,8 @@ from torch import nn
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Backbone, BackboneShape, Tuning, shape_of
 from medfedvqa.models.backbone import Regions
-from medfedvqa.papers.networks.recurrent import Reader
-from medfedvqa.papers.networks.trunks import TrunkBackbone, TrunkConfig
-from medfedvqa.papers.networks.trunks.ban import GLIMPSES
-from medfedvqa.papers.networks.trunks.grid import TRUNKS
-from medfedvqa.papers.networks.trunks.mmnas import DECODER, ENCODER, relations_of
-from medfedvqa.papers.networks.trunks.parts import Attention, Trunk
+from medfedvqa.papers.networks.trunk_networks import DECODER, ENCODER, GLIMPSES, Attention, Reader, Trunk, relations_of
+from medfedvqa.papers.networks.trunks import TRUNKS, TrunkBackbone, TrunkConfig
 
 REGIONS, WORDS, WIDTH, SIDE = 6, 5, 8, 3
 LENGTHS = (3, 1, 4)

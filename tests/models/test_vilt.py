@@ -31,7 +31,7 @@ from medfedvqa.errors import BackboneError, ConfigError
 from medfedvqa.models import TuningConfig, load_backbone, shape_of
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.prompts import join
-from medfedvqa.papers.networks.vilt_files import vilt_shape
+from medfedvqa.papers.networks.vilt import vilt_shape
 
 transformers = pytest.importorskip("transformers")
 

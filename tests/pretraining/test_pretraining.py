@@ -15,8 +15,13 @@ from medfedvqa.data import bundled_list
 from medfedvqa.errors import BackboneError, DataError
 from medfedvqa.models import load_backbone, shape_of
 from medfedvqa.models.bundled import CONTEXT, VOCABULARY, ShortVocabulary, build
-from medfedvqa.research.pretraining.card import picture_features, trained_backbone, write_card
-from medfedvqa.research.pretraining.components import text_features, write_components
+from medfedvqa.research.pretraining.card import (
+    picture_features,
+    text_features,
+    trained_backbone,
+    write_card,
+    write_components,
+)
 from medfedvqa.research.pretraining.corpus import (
     BENCHMARKS,
     OPEN_SETS,

@@ -9,13 +9,22 @@ import pytest
 from medfedvqa.core import method_type
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.printed import Place
-from medfedvqa.research.benchmark.regimes import Regime
+from medfedvqa.research.benchmark.single_run import Regime
 from medfedvqa.research.benchmark.systems import systems_named
 from medfedvqa.research.reproduce.catalogue import PAPERS
 from medfedvqa.research.reproduce.entries import FACT, PaperTable, Trunks
 from medfedvqa.research.reproduce.papers import feddat, fedp3, prompt_pfl, unicon
-from medfedvqa.research.reproduce.printed_settings import as_printed, common, differences, fitted, sentences
-from medfedvqa.research.reproduce.tables import labels_of, on_paper_s_sites, with_budget, with_differences
+from medfedvqa.research.reproduce.tables import (
+    as_printed,
+    common,
+    differences,
+    fitted,
+    labels_of,
+    on_paper_s_sites,
+    sentences,
+    with_budget,
+    with_differences,
+)
 
 TABLES = [
     pytest.param(paper, entry, id=f"{paper.name}-{entry.name}")

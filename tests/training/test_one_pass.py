@@ -11,7 +11,7 @@ from tuned_kinds import SMALL, TUNING, loss_of, method_fields, perturbed
 
 from medfedvqa.core import create
 from medfedvqa.models import Backbone, Values
-from medfedvqa.papers.networks.trunks.grid import TRUNKS
+from medfedvqa.papers.networks.trunks import TRUNKS
 from medfedvqa.training import Privacy, Site, Trainer
 from medfedvqa.training.private import PrivateGradients, Sample
 from privacy import DPSettings, PatientChance, PatientSampler, PatientStreams, PrivateStep, owned

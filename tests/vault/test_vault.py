@@ -185,7 +185,7 @@ def test_a_vault_that_trains_loads_what_the_job_names(tmp_path: Path, files: dic
     assert method == "prompt_pfl" and {"medfedvqa.data.phantom", "medfedvqa.models.clip"} <= set(found["modules"])
     others = {f"medfedvqa.{room}" for room in ("papers", "research", "attack", "cli", "report")}
     others |= {"nvflare", "privacy.report", "medfedvqa.models.library_towers"}
-    others |= {"medfedvqa.evaluation.results", "medfedvqa.data.slake"}
+    others |= {"medfedvqa.evaluation.results", "medfedvqa.data.published_files"}
     loaded_of_others = {name for name in found["modules"] for other in others if f"{name}.".startswith(f"{other}.")}
     # The registry reads the list of the papers' methods, of which it imports none.
     assert loaded_of_others <= {"medfedvqa.papers", "medfedvqa.papers.methods"}

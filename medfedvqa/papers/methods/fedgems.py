@@ -39,8 +39,7 @@ from medfedvqa.bounds import Factor
 from medfedvqa.core.method import State
 from medfedvqa.core.registry import register
 from medfedvqa.models import divergence
-from medfedvqa.papers.public_outputs import Lesson, OutputLoss
-from medfedvqa.papers.public_server import AnsweringServer, TaughtServer, TaughtServerConfig
+from medfedvqa.papers.public_outputs import AnsweringServer, Lesson, OutputLoss, TaughtServer, TaughtServerConfig
 from medfedvqa.training.frozen_rows import FrozenRows
 
 

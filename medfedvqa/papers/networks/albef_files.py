@@ -20,16 +20,21 @@ from medfedvqa.models.block_readers import attention_of
 from medfedvqa.models.checkpoints import Weights, digest, fill
 from medfedvqa.models.library_towers import adapted, tuned_block
 from medfedvqa.models.prompts import attention_to_patches, by_head
-from medfedvqa.papers.networks.bert_blocks import bert_block, embedded, self_attended
-from medfedvqa.papers.networks.fused_files import (
+from medfedvqa.papers.networks.joint import (
     BERT_BASE,
     BERT_QUERIES_VALUES,
+    JOINT,
+    JointBackbone,
+    JointRows,
+    bert_block,
     bert_names,
+    embedded,
     low_rank_parts,
+    present,
+    self_attended,
     transformers_module,
     word_pieces,
 )
-from medfedvqa.papers.networks.joint import JOINT, JointBackbone, JointRows, present
 
 # ALBEF as a backbone: a ViT, and a BERT whose upper half attends to its patches (J. Li et al., NeurIPS 2021).
 #
@@ -47,8 +52,7 @@ class AlbefBackbone(JointBackbone):
 
     @property
     def table(self) -> nn.Embedding:
-        table: nn.Embedding = self.network.text_encoder.embeddings.word_embeddings
-        return table
+        return self.network.text_encoder.embeddings.word_embeddings
 
     def picture_start(self, network: Any, pixels: torch.Tensor, first: int) -> torch.Tensor:
         return self._seen(network.visual_encoder, patches(network.visual_encoder, pixels), 0, first, UNTUNED)
@@ -92,8 +96,7 @@ class AlbefBackbone(JointBackbone):
             with tuned_block(block, attention_of(block), tuning, index, self.layers):
                 hidden = block(hidden)
             hidden = adapted(tuning, index, hidden)
-        normalised: torch.Tensor = visual.norm(hidden) if end >= len(visual.blocks) else hidden
-        return normalised
+        return visual.norm(hidden) if end >= len(visual.blocks) else hidden
 
     def _read(
         self,
@@ -116,8 +119,7 @@ class AlbefBackbone(JointBackbone):
 
 def patches(visual: Any, pixels: torch.Tensor) -> torch.Tensor:
     """Normalised pictures of the model's own size, [n, 3, size, size], to [n, patches + 1, width]."""
-    embedded_patches: torch.Tensor = visual._pos_embed(visual.patch_embed(pixels))
-    return embedded_patches
+    return visual._pos_embed(visual.patch_embed(pixels))
 
 
 def alone(network: Any) -> int:
@@ -191,8 +193,7 @@ def _text(facts: Mapping[str, Any], library: Any) -> nn.Module:
     for index, block in enumerate(model.encoder.layer):
         if index >= facts["fused_from"]:
             block.crossattention = attention(model.config, layer_idx=index, is_cross_attention=True)
-    module: nn.Module = model
-    return module
+    return model
 
 
 def _own(grid: int, weights: Weights) -> Weights:

@@ -20,7 +20,7 @@ from medfedvqa.models.families import IMAGE
 from medfedvqa.models.picture_stream import DistinctQuestions, PictureStream, distinct, streamed
 from medfedvqa.models.tuned import AnswerModel
 from medfedvqa.models.tuning import Shapes, Values
-from medfedvqa.papers.networks.recurrent import lstm
+from medfedvqa.papers.networks.trunk_networks import lstm
 from privacy import Chance, owned
 
 ENCODED = (1, 16, 32, 64, 64)
@@ -75,7 +75,7 @@ class NetworkBatch:
         return {}
 
 
-class NetworkCache:
+class NetworkCache(DistinctQuestions):
     """A site's pictures at the network's size, and its questions as token ids; see `Cache`."""
 
     def __init__(
@@ -85,12 +85,8 @@ class NetworkCache:
         parts = (F.adaptive_avg_pool2d(part, pixels) for part in pictures.parts())
         self._pictures = pictures.space.keep(len(pictures), parts, torch.device(device))
         self._device, self._clip = device, clip
-        self._distinct = DistinctQuestions(questions, _vocabulary())
-        self._words = self._distinct.tokens.to(device)
-
-    def question_ids(self, questions: Sequence[str]) -> torch.Tensor:
-        """See `Cache`."""
-        return self._distinct.question_ids(questions)
+        super().__init__(questions, _vocabulary())
+        self._words = self.tokens.to(device)
 
     def batch(
         self,

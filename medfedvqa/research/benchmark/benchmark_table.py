@@ -1,27 +1,37 @@
 """The benchmark's table in Markdown, and the prompt paper's tables beside this project's figures."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from audits.escaping import NAME, for_markdown
+from medfedvqa.atomic_files import write_whole
+from medfedvqa.core.trunk_options import TrunkName
 from medfedvqa.evaluation import FIRST, Proportion, ServerScore
 from medfedvqa.evaluation.accuracy import late_gain
+from medfedvqa.figures import BLUE, COLOURS, GREY, MARKERS, new_figure, styled, svg_file
+from medfedvqa.public_answers import ANSWER_TYPES
 from medfedvqa.research.benchmark.printed import LITERATURE, LITERATURE_NOTE, PRINTED, LiteratureRow, PrintedTable
-from medfedvqa.research.benchmark.results_file import RunOutcome, of_kind
+from medfedvqa.research.benchmark.results_file import RunOutcome, of_kind, of_type
 from medfedvqa.research.benchmark.statistics import (
     PERSONAL,
     Comparison,
     Gain,
     SeedSummary,
+    TTest,
+    average,
     by_site,
     deviation,
     gain,
     holm,
     over_rows,
     paired,
+    paired_t,
+    unpaired_t,
 )
-from medfedvqa.research.benchmark.trunk_table import HEAD, beside_tables_2_and_3, tests, trunks_in
+from medfedvqa.research.benchmark.systems import CONTRASTIVE, SUPERVISED, TRUNKS
 
 # The server's own models on public rows: retrieval and answers, as CreamFL's paper (Q. Yu et al., 2023) tests them.
 
@@ -50,12 +60,6 @@ def with_server_models(comparison: Comparison) -> dict[str, Sequence[RunOutcome]
     }
 
 
-def server_lines(comparison: Comparison) -> list[list[str]]:
-    """The lines under `HEAD`, as means over seeds."""
-    systems = with_server_models(comparison).items()
-    return [[for_markdown(label), str(len(runs)), *_cells(runs)] for label, runs in systems]
-
-
 def _cells(runs: Sequence[RunOutcome]) -> list[str]:
     scores = [ServerScore(**run.server) for run in runs]
     recalls = [f"{100 * fmean(each):.1f}" for each in zip(*(score.recalls for score in scores), strict=True)]
@@ -80,8 +84,8 @@ def markdown(comparison: Comparison) -> str:
         if comparison.questions == "all":
             parts.append("Here: the closed rows, of systems that train on open questions as well.")
     if trunks_in(comparison):
-        lines = table(HEAD, beside_tables_2_and_3(comparison))
-        parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, tests(comparison)]
+        lines = table(TRUNK_HEAD, beside_tables_2_and_3(comparison))
+        parts += ["## Trunks: Tables 2 and 3 of UniCon's paper", lines, trunk_tests(comparison)]
     parts += server_models(comparison)
     if comparison.setting["data"] in LITERATURE:
         rows = LITERATURE[comparison.setting["data"]]
@@ -96,9 +100,10 @@ def settings_and_systems(comparison: Comparison) -> str:
 
 def server_models(comparison: Comparison) -> list[str]:
     """The table of the server's own models, with a heading and notes; empty if no server has a model."""
-    if not with_server_models(comparison):
-        return []
-    return ["## The server's own model", table(SERVER_HEAD, server_lines(comparison)), READING]
+    lines = [
+        [for_markdown(label), str(len(runs)), *_cells(runs)] for label, runs in with_server_models(comparison).items()
+    ]
+    return ["## The server's own model", table(SERVER_HEAD, lines), READING] if lines else []
 
 
 def corrected(comparison: Comparison) -> dict[str, float]:
@@ -280,3 +285,212 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown: the first column aligned to the left, the others to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# UniCon's Tables 2 and 3 beside runs here: each trunk supervised, contrasted on all rows, and split among sites.
+#
+# Source: Y. Sun and H. Ochiai, 2023, whose figures are per cent of VQA v2's validation questions.
+
+TRUNK_SPLIT = "UniCon"
+TRUNK_COLUMNS = (SUPERVISED, CONTRASTIVE, TRUNK_SPLIT)
+"""The label prefixes of a trunk's systems, in the order of the paper's columns."""
+TRUNK_HEADINGS = ("overall", *ANSWER_TYPES)
+
+_Four = tuple[float, float, float, float]
+_TABLES: tuple[tuple[TrunkName, _Four, _Four, _Four], ...] = (
+    ("ban", (65.86, 83.53, 46.36, 57.56), (36.23, 66.90, 12.71, 19.11), (35.11, 63.84, 11.06, 19.61)),
+    ("butd", (63.84, 81.40, 43.81, 55.78), (45.08, 75.82, 29.27, 25.86), (40.96, 66.98, 13.34, 28.74)),
+    ("mfb", (65.35, 83.23, 45.31, 57.05), (46.98, 73.95, 32.81, 30.20), (42.43, 68.65, 23.33, 27.52)),
+    ("mcan-small", (67.17, 84.82, 49.31, 58.48), (53.18, 81.06, 41.95, 34.93), (48.42, 74.93, 30.88, 32.89)),
+    ("mcan-large", (67.50, 85.14, 49.66, 58.80), (53.32, 81.21, 42.66, 34.90), (48.44, 77.44, 30.72, 32.01)),
+    ("mmnas-small", (67.79, 85.02, 52.25, 58.80), (51.54, 78.06, 39.76, 34.46), (45.14, 70.55, 28.04, 30.33)),
+    ("mmnas-large", (67.98, 85.22, 52.04, 59.09), (53.82, 80.06, 42.86, 36.75), (49.89, 74.85, 36.88, 34.33)),
+)
+PRINTED_TRUNKS: Mapping[TrunkName, Mapping[str, _Four]] = {
+    trunk: dict(zip(TRUNK_COLUMNS, figures, strict=True)) for trunk, *figures in _TABLES
+}
+"""For each trunk and column the figures under `TRUNK_HEADINGS`."""
+
+
+def trunks_in(comparison: Comparison) -> list[TrunkName]:
+    """The trunks with at least one system in the table, in the project's order."""
+    return [trunk for trunk in TRUNKS if any(f"{column} {trunk}" in comparison.rows for column in TRUNK_COLUMNS)]
+
+
+def trunk_figures(comparison: Comparison, column: str, trunk: TrunkName) -> list[float | None]:
+    """The averages over sites for `TRUNK_HEADINGS`, in per cent; None where the table has none."""
+    runs = comparison.rows.get(f"{column} {trunk}", ())
+    parts = [runs, *(of_type(runs, letter) for letter in ANSWER_TYPES.values())]
+    return [100 * average(part).mean if part else None for part in parts]
+
+
+def trunk_pairs(comparison: Comparison) -> tuple[list[float], list[float]]:
+    """The overall averages by contrast on all rows and by UniCon, in per cent, of the trunks that have both."""
+    both = [
+        (trunk_figures(comparison, CONTRASTIVE, trunk)[0], trunk_figures(comparison, TRUNK_SPLIT, trunk)[0])
+        for trunk in TRUNKS
+    ]
+    complete = [(first, second) for first, second in both if first is not None and second is not None]
+    return [first for first, _ in complete], [second for _, second in complete]
+
+
+def beside_tables_2_and_3(comparison: Comparison) -> list[list[str]]:
+    """The lines of the table: trunk, training, then for each heading the paper's figure and ours."""
+    lines = []
+    for trunk in trunks_in(comparison):
+        for column in TRUNK_COLUMNS:
+            cells = [trunk, column]
+            for printed, here in zip(
+                PRINTED_TRUNKS[trunk][column], trunk_figures(comparison, column, trunk), strict=True
+            ):
+                cells += [f"{printed:.2f}", "–" if here is None else f"{here:.2f}"]
+            lines.append(cells)
+    return lines
+
+
+TRUNK_HEAD = [
+    "trunk",
+    "training",
+    *(f"{heading} ({which})" for heading in TRUNK_HEADINGS for which in ("paper", "here")),
+]
+
+
+def trunk_tests(comparison: Comparison) -> str:
+    """The paired t-test by trunk, and the paper's unpaired one, of its figures and ours."""
+    printed = tuple([PRINTED_TRUNKS[trunk][column][0] for trunk in TRUNKS] for column in (CONTRASTIVE, TRUNK_SPLIT))
+    return (
+        f"Contrast on all rows against UniCon, overall, by trunk. In the paper {_trunk_test(*printed)}; the 1.357 that "
+        f"it calls paired is the unpaired one. Here {_trunk_test(*trunk_pairs(comparison))}. The paper has VQA v2's "
+        "questions about photographs, a detector's regions and two clients; here the sites are the run's, and the "
+        "trunk reads a frozen backbone's grid, or region files that --backbone names."
+    )
+
+
+def _trunk_test(first: list[float], second: list[float]) -> str:
+    paired, unpaired = paired_t(first, second), unpaired_t(first, second)
+    if paired is None or unpaired is None:
+        return "fewer than two trunks have both, or the differences do not vary"
+    difference = fmean(first) - fmean(second)
+    return f"{len(first)} trunks, {difference:+.2f} points: paired {_shown(paired)}, unpaired {_shown(unpaired)}"
+
+
+def _shown(test: TTest) -> str:
+    return f"t = {test.t:.3f} ({test.freedom} degrees of freedom, p = {test.p:.4f})"
+
+
+# Plots of every system's accuracy by round, and by number of sites.
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curves = Sequence[Sequence[float]]
+"""A curve for each seed, in per cent."""
+SHARE = "questions right, %"
+COLUMNS = 5
+"""Panels per row in a plot with one panel per system."""
+MOST_TICKS = 20
+"""Up to this many places on the x axis, each has a tick."""
+
+
+@dataclass(frozen=True)
+class SystemCurves:
+    """The curves of one system in a plot."""
+
+    places: Sequence[int]
+    """The x values: rounds, or numbers of sites."""
+    curves: Curves
+
+    @property
+    def ticks(self) -> list[int]:
+        """The first, the middle and the last place."""
+        return sorted({self.places[0], self.places[len(self.places) // 2], self.places[-1]})
+
+
+def draw_convergence(out: Path, outcomes: Mapping[str, Sequence[RunOutcome]]) -> Path | None:
+    """Draws `convergence.svg`, the validation accuracy of each system by round, as the mean over sites and seeds.
+
+    The band reaches from the worst seed to the best. If there are more systems than colours, each has its own panel,
+    with the mean of all systems that have as many rounds. A system has no line if it validates only at the end, has a
+    single round while others have more, or has seeds with unequal rounds. Returns None if no line is left.
+    """
+    curves: dict[str, Curves] = {}
+    for label, runs in outcomes.items():
+        validated = [run.validation_curve for run in runs if run.validated]
+        if validated:
+            curves[label] = [[100 * accuracy for accuracy in curve] for curve in validated]
+    lines = {
+        label: SystemCurves(range(1, 1 + len(runs[0])), runs)
+        for label, runs in curves.items()
+        if len({len(curve) for curve in runs}) == 1
+    }
+    if not lines:
+        return None
+    several = {label: line for label, line in lines.items() if len(line.places) > 1}
+    return _draw(out / "convergence.svg", several or lines, "round")
+
+
+def draw_scale(out: Path, accuracies: Mapping[str, Mapping[int, float]]) -> Path:
+    """Draws `scale.svg`, the average test accuracy in 0..1 of each system by number of sites; returns its path."""
+    counts = sorted({count for by_count in accuracies.values() for count in by_count})
+    lines = {
+        label: SystemCurves(counts, [[100 * by_count[count] for count in counts]])
+        for label, by_count in accuracies.items()
+    }
+    return _draw(out / "scale.svg", lines, "sites")
+
+
+@styled()
+def _draw(path: Path, lines: Mapping[str, SystemCurves], across: str) -> Path:
+    """Draws all lines in one panel if there is a colour for each, else each line in its own panel."""
+    draw = _in_one_panel if len(lines) <= len(COLOURS) else _in_panels
+    return write_whole(path, svg_file(draw(lines, across)))
+
+
+def _in_one_panel(lines: Mapping[str, SystemCurves], across: str) -> "Figure":
+    figure = new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    for (label, line), colour, marker in zip(lines.items(), COLOURS, MARKERS, strict=False):
+        axes.plot(line.places, _mean(line.curves), label=label, color=colour, marker=marker)
+        _draw_band(axes, line, colour)
+    axes.set_xlabel(across)
+    places = sorted({place for line in lines.values() for place in line.places})
+    if len(places) <= MOST_TICKS:
+        axes.set_xticks(places)
+    axes.set_ylabel(SHARE)
+    axes.grid(axis="y")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+    return figure
+
+
+def _in_panels(lines: Mapping[str, SystemCurves], across: str) -> "Figure":
+    """Draws a panel for each line, with the mean of all lines at the same x values in grey."""
+    rows = -(-len(lines) // COLUMNS)
+    figure = new_figure(1.9 * COLUMNS, 1.2 * rows + 0.5)
+    panels = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False).flat
+    for axes, (label, line) in zip(panels, lines.items(), strict=False):
+        like = [_mean(other.curves) for other in lines.values() if other.places == line.places]
+        axes.plot(line.places, _mean(like), color=GREY, linewidth=0.8)
+        axes.plot(line.places, _mean(line.curves), color=BLUE)
+        _draw_band(axes, line, BLUE)
+        axes.set_title(label, fontsize=6, loc="left")
+        axes.tick_params(labelsize=6)
+        axes.set_xticks(line.ticks)
+        axes.grid(axis="y")
+    for axes in panels[len(lines) :]:
+        axes.set_axis_off()
+    figure.supxlabel(across)
+    figure.supylabel(SHARE)
+    return figure
+
+
+def _mean(curves: Curves) -> list[float]:
+    """The mean curve."""
+    return list(map(fmean, zip(*curves, strict=True)))
+
+
+def _draw_band(axes: "Axes", line: SystemCurves, colour: str) -> None:
+    """Fills the area from the worst seed to the best, if there are several seeds."""
+    if len(line.curves) > 1:
+        seeds = list(zip(*line.curves, strict=True))
+        axes.fill_between(line.places, list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.12)

@@ -27,7 +27,6 @@ from medfedvqa.evaluation.accuracy import majority_right, question_prior_right
 from medfedvqa.federation.job import JobSpec
 from medfedvqa.federation.serve import check_sites
 from medfedvqa.models import FeatureStore, bundled_for, has_seen, load_backbone
-from medfedvqa.research.benchmark.regimes import Regime, joining_sites, newcomer
 from medfedvqa.research.benchmark.results_file import (
     ALL_ROWS,
     RESULTS,
@@ -37,7 +36,17 @@ from medfedvqa.research.benchmark.results_file import (
     numbered_patients,
     parts_of,
 )
-from medfedvqa.research.benchmark.single_run import Machine, centralised, closed_of, federated, patients_of, types_of
+from medfedvqa.research.benchmark.single_run import (
+    Machine,
+    Regime,
+    centralised,
+    closed_of,
+    federated,
+    joining_sites,
+    newcomer,
+    patients_of,
+    types_of,
+)
 from medfedvqa.research.benchmark.systems import System
 from medfedvqa.version import code_version
 

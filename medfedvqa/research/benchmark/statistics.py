@@ -196,7 +196,10 @@ class Comparison:
         and training and unseen sites, if some sites never train.
         """
         runs = self.rows[label]
-        parts = self._by_type(runs) | self._by_training(runs)
+        parts = {name: average(of_type(runs, ANSWER_TYPES[name])) for name in self.types}
+        if self.unseen:
+            trained = [site for site in self.sites if site not in self.unseen]
+            parts |= {"seen": average(at_sites(runs, trained)), "unseen": average(at_sites(runs, self.unseen))}
         if self.questions != "all":
             return parts | {"average": average(runs)}
         kinds = {"closed": average(of_kind(runs, True)), "open": average(of_kind(runs, False))}
@@ -208,15 +211,6 @@ class Comparison:
         return tuple(
             name for name, letter in ANSWER_TYPES.items() if all(of_type(runs, letter) for runs in self.rows.values())
         )
-
-    def _by_type(self, runs: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
-        return {name: average(of_type(runs, ANSWER_TYPES[name])) for name in self.types}
-
-    def _by_training(self, runs: Sequence[RunOutcome]) -> dict[str, SeedSummary]:
-        if not self.unseen:
-            return {}
-        seen = [site for site in self.sites if site not in self.unseen]
-        return {"seen": average(at_sites(runs, seen)), "unseen": average(at_sites(runs, self.unseen))}
 
     def pair(self, label: str, others: Mapping[str, str]) -> str | None:
         """The row that `others` names for this one, if both have outcomes of a common seed."""

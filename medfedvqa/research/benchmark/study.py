@@ -11,8 +11,8 @@ from medfedvqa.errors import ConfigError
 from medfedvqa.figures import COLOURS, MARKERS, new_figure, styled, svg_file
 from medfedvqa.research.benchmark.benchmark_table import ABSENT, cell, gain_cell, p_cell, table
 from medfedvqa.research.benchmark.grid import Grid
-from medfedvqa.research.benchmark.regimes import EVERY, Regime, has_joiners
 from medfedvqa.research.benchmark.results_file import Result
+from medfedvqa.research.benchmark.single_run import EVERY, Regime, has_joiners
 from medfedvqa.research.benchmark.statistics import Comparison, Gain, SeedSummary, average, compared, gain, holm, paired
 
 REGIMES: Mapping[str, tuple[Regime, ...]] = {
@@ -128,7 +128,11 @@ def sentences(found: Sequence[Finding]) -> list[str]:
     texts = []
     for regime, part in by_regime.items():
         groups = {sign: [each for each in part if each.alone.sign == sign] for sign in words}
-        listed = [f"{_listed(group)} {_is(group)} {words[sign]}" for sign, group in groups.items() if group]
+        listed = [
+            f"{_listed(group)} {'is' if len(group) == 1 else 'are'} {words[sign]}"
+            for sign, group in groups.items()
+            if group
+        ]
         texts.append(f"With {regime}: {'; '.join(listed)}.")
     better = [each for each in found if each.alone.sign == 1]
     if not found:
@@ -148,10 +152,6 @@ def sentences(found: Sequence[Finding]) -> list[str]:
 
 def _listed(group: Sequence[Finding]) -> str:
     return ", ".join(f"{each.system} ({_points(each.alone)})" for each in group)
-
-
-def _is(group: Sequence[Finding]) -> str:
-    return "is" if len(group) == 1 else "are"
 
 
 def _points(difference: SystemDifference) -> str:

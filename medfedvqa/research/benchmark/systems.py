@@ -369,15 +369,11 @@ def systems_named(names: Sequence[str]) -> tuple[System, ...]:
     systems: dict[str, System] = {}
     for name in names:
         matches = {s.label: s for s in (*SYSTEMS, *AT_REQUEST) if name == s.label}
-        matches = matches or {s.label: s for s in SYSTEMS if name == s.method and _is_usual(s)}
+        # A method's name alone selects systems that see pictures and do not pool the rows.
+        matches = matches or {s.label: s for s in SYSTEMS if name == s.method and s.pictures and not s.centralised}
         sighted = (*_SIGHTED, *AT_REQUEST)
         matches |= {blind.label: blind for s in sighted if (blind := without_picture(s)).label == name}
         if not matches:
             raise ConfigError(f"there is no system '{name}'; there is: {', '.join(s.label for s in SYSTEMS)}")
         systems |= matches
     return tuple(systems.values())
-
-
-def _is_usual(system: System) -> bool:
-    """Whether the method's name alone selects this system."""
-    return system.pictures and not system.centralised

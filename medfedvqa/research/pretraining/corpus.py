@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from medfedvqa.data import slake, vqa_rad
 from medfedvqa.data.images import load_image, square
-from medfedvqa.data.published_files import read_rows
+from medfedvqa.data.published_files import SLAKE_SPLITS, read_rows, read_slake, read_vqa_rad
 from medfedvqa.data.schema import Row
 from medfedvqa.errors import DataError
 from medfedvqa.models.bundled import ARCHITECTURES, normalisation
@@ -31,7 +30,7 @@ from medfedvqa.public_answers import fold
 OPEN_SETS = ("kermany_cxr", "brain_tumor_mr", "iqoth_chest_ct", "mhh_covid_cxr", "mednist")
 SHARE_ALIKE = ("mednist",)
 LABELS = ("organ", "modality", "plane", "finding")
-BENCHMARKS = {"slake": slake.read, "vqa-rad": vqa_rad.read}
+BENCHMARKS = {"slake": read_slake, "vqa-rad": read_vqa_rad}
 PIXELS = 160
 """Side of the stored pictures: a quarter more than the second edition's input, so that crops stay sharp."""
 
@@ -130,7 +129,8 @@ def _benchmark(root: Path, name: str, side: int) -> Iterator[tuple[Picture, torc
     by_image: defaultdict[Path, list[Row]] = defaultdict(list)
     for row in BENCHMARKS[name](root).rows:
         by_image[row.image].append(row)
-    modality = _slake_modalities(root) if name == "slake" else {}
+    files = [root / f"{split}.json" for split in SLAKE_SPLITS] if name == "slake" else []
+    modality = {row["img_name"]: f"{row['modality']} image" for file in files for row in read_rows(file)}
     for image, rows in by_image.items():
         kind = modality.get(f"{image.parent.name}/{image.name}", "radiology image")
         questions = tuple((fold(row.question), fold(row.answer)) for row in rows)
@@ -143,11 +143,6 @@ def _benchmark(root: Path, name: str, side: int) -> Iterator[tuple[Picture, torc
         )
         pixels = load_image(image, side, rows[0].index)[0]
         yield words, (pixels * 255).round().to(torch.uint8)
-
-
-def _slake_modalities(root: Path) -> dict[str, str]:
-    files = (root / f"{split}.json" for split in slake.SPLITS)
-    return {row["img_name"]: f"{row['modality']} image" for file in files for row in read_rows(file)}
 
 
 ORIENTATIONS = 8

@@ -1,30 +1,174 @@
 """Runs of the benchmark beside a paper's tables: selects their systems and sites, and writes the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
-from audits.escaping import for_markdown
-from medfedvqa.data import phantom
+from audits.escaping import NAME, for_markdown
+from medfedvqa.core import method_type
+from medfedvqa.data import SiteData, phantom
 from medfedvqa.data.data_roots import PHANTOM
 from medfedvqa.errors import ConfigError
 from medfedvqa.federation.serve import check_sites
 from medfedvqa.models import load_backbone
 from medfedvqa.near_miss import check_name
 from medfedvqa.research.benchmark.benchmark_table import (
+    ABSENT,
+    TRUNK_HEAD,
+    TRUNK_SPLIT,
     beside_printed,
+    beside_tables_2_and_3,
     listed,
     server_models,
     settings_and_systems,
     table,
+    trunk_tests,
 )
 from medfedvqa.research.benchmark.grid import Grid
 from medfedvqa.research.benchmark.printed import PrintedTable
 from medfedvqa.research.benchmark.statistics import Comparison
-from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS
-from medfedvqa.research.benchmark.trunk_table import HEAD, SPLIT, beside_tables_2_and_3, tests
-from medfedvqa.research.reproduce.entries import PaperEntry, PaperPicture, PaperTable, Protocol, Scale, Trunks
-from medfedvqa.research.reproduce.printed_settings import Difference, Settings, common, differences, sentences
+from medfedvqa.research.benchmark.systems import BUDGET, TRUNKS, System
+from medfedvqa.research.reproduce.entries import (
+    FACT,
+    PaperEntry,
+    PaperPicture,
+    PaperTable,
+    PrintedCounts,
+    PrintedSetting,
+    Protocol,
+    Scale,
+    Trunks,
+)
+
+# Compares the settings that a paper prints with a run's, and applies them to a table's rows.
+
+Settings = Sequence[PrintedSetting]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that differs between a run and the paper."""
+
+    setting: PrintedSetting
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.setting.words}: {self.here} in place of {self.setting.printed} ({self.setting.section})"
+
+
+def as_printed(grid: Grid, settings: Settings, changes: Mapping[str, Any]) -> Grid:
+    """The grid with the paper's settings in the rows that have these options; those in `changes` take precedence.
+
+    A row keeps a value that sets it apart from other rows, such as its lambda in a figure over lambda.
+    """
+    return replace(grid, systems=tuple(_printed(system, settings, changes) for system in grid.systems))
+
+
+def _printed(system: System, settings: Settings, changes: Mapping[str, Any]) -> System:
+    options = dict(system.options)
+    for setting in _of(settings, system.method):
+        if setting.option in method_type(system.method).config_type.model_fields and (
+            options.get(setting.option, setting.instead) == setting.instead
+        ):
+            options[setting.option] = changes.get(setting.option, setting.value)
+    return replace(system, options=options)
+
+
+def _of(settings: Settings, method: str) -> list[PrintedSetting]:
+    return [each for each in settings if not each.methods or method in each.methods]
+
+
+def fitted(grid: Grid, settings: Settings, changes: Mapping[str, Any]) -> Grid:
+    """The grid with at most as many tuned blocks as each tower of its backbone has; `differences` states the number.
+
+    A number in `changes`, or one that sets a row apart, stays: a backbone without these blocks refuses it.
+    """
+    printed = {each.value for each in settings if each.option == "blocks" and "blocks" not in changes}
+    if not any(each.options.get("blocks") in printed for each in grid.systems):
+        return grid
+    towers = load_backbone(grid.job(grid.systems[0], 0).backbone, grid.files).shape.towers.values()
+    most = min((tower.layers for tower in towers), default=1)
+    return replace(
+        grid,
+        systems=tuple(
+            replace(each, options=each.options | {"blocks": min(most, each.options["blocks"])})
+            if each.options.get("blocks") in printed
+            else each
+            for each in grid.systems
+        ),
+    )
+
+
+def differences(grid: Grid, settings: Settings) -> dict[str, list[Difference]]:
+    """For each row's system, by label, the settings in which its job differs from the paper."""
+    return {system.label: list(_differences(grid, system, settings)) for system in grid.systems}
+
+
+def _differences(grid: Grid, system: System, settings: Settings) -> Sequence[Difference]:
+    job, unseen = grid.job(system, 0), len(grid.regime.unseen)
+    options = job.build().config.model_dump(mode="json")
+    facts = (
+        options
+        | {FACT + name: value for name, value in options.items()}
+        | {
+            f"{FACT}data": grid.reader,
+            f"{FACT}backbone": job.backbone.partition("@")[0],
+            f"{FACT}questions": grid.questions,
+            f"{FACT}split": grid.split,
+            f"{FACT}cut": grid.regime.cut,
+            f"{FACT}training sites": len(grid.sites) - unseen,
+            f"{FACT}unseen sites": unseen,
+        }
+    )
+    differing = []
+    for setting in _of(settings, system.method):
+        if not setting.option:
+            differing.append(Difference(setting, setting.instead))
+        elif setting.option in facts and not _same(setting, here := facts[setting.option]):
+            differing.append(Difference(setting, "none" if here in (None, "") else str(here)))
+    return differing
+
+
+def _same(setting: PrintedSetting, here: Any) -> bool:
+    if setting.option.startswith(FACT) and isinstance(setting.value, str):
+        return setting.value in str(here).lower()
+    return bool(here == (list(setting.value) if isinstance(setting.value, tuple) else setting.value))
+
+
+def common(by_row: Mapping[str, Sequence[Difference]]) -> list[Difference]:
+    """The differences that all rows have in common."""
+    first, *others = by_row.values()
+    return [each for each in first if all(each in other for other in others)]
+
+
+def sentences(by_row: Mapping[str, Sequence[Difference]], changes: Mapping[str, Any], printed: bool) -> list[str]:
+    """Sentences on what differs in all rows, and on whether the paper's settings and the user's own apply."""
+    lines, alike = [], common(by_row)
+    if printed:
+        own = f"; your own count first: {', '.join(changes)}" if changes else ""
+        lines.append(f"Rows have the settings that the paper prints, as far as options set them{own}.")
+    if alike:
+        lines += ["What differs in all rows, by the options of these runs:", "\n".join(f"- {each}" for each in alike)]
+    return lines
+
+
+# Rows by site beside the numbers that a paper prints.
+
+COUNTS_HEAD = ["paper's site", "training (paper)", "test (paper)", "site here", "training", "validation", "test"]
+
+
+def counts_page(entry: PaperEntry, protocol: PrintedCounts, data: Mapping[str, SiteData]) -> str:
+    """The page in Markdown. It pairs the paper's sites with those here by position only: they are different sites."""
+    rows = []
+    for printed, site in zip_longest(protocol.printed, data):
+        there = [printed[0], *(f"{count:,}" for count in printed[1:])] if printed else [ABSENT] * 3
+        here = [ABSENT] * 4
+        if site is not None:
+            here = [for_markdown(site, NAME), *(f"{len(part):,}" for part in data[site].parts)]
+        rows.append([*there, *here])
+    return f"# {entry.title.capitalize()}\n\n{table(COUNTS_HEAD, rows)}\n\nWhat differs: {entry.differs}.\n"
+
 
 UNTRAINED = "bag of words"
 """A placeholder for entries without a system: it determines which data are read, and is not run."""
@@ -153,8 +297,8 @@ def page(
     by_row = differences(grid, settings)
     if isinstance(protocol, Trunks):
         lines = [line for line in beside_tables_2_and_3(comparison) if line[1] in protocol.columns]
-        parts = [f"# {entry.title.capitalize()}", table(HEAD, lines)]
-        parts += [tests(comparison)] if SPLIT in protocol.columns else []
+        parts = [f"# {entry.title.capitalize()}", table(TRUNK_HEAD, lines)]
+        parts += [trunk_tests(comparison)] if TRUNK_SPLIT in protocol.columns else []
     else:
         printed = with_differences(on_backbone(protocol.printed, grid.backbone), by_row)
         parts = [f"# {printed.title}", beside_printed(printed, comparison.rows, comparison.unseen)]

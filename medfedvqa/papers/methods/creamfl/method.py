@@ -38,7 +38,6 @@ from medfedvqa.core.scores import counts, validated
 from medfedvqa.data import PublicPairs, held_out_pairs, public_pairs
 from medfedvqa.errors import ConfigError
 from medfedvqa.evaluation import ServerScore
-from medfedvqa.evaluation.retrieval import found_first
 from medfedvqa.methods.moon import contrast
 from medfedvqa.models import (
     IMAGE,
@@ -50,18 +49,21 @@ from medfedvqa.models import (
     Values,
     check_apart,
 )
-from medfedvqa.papers.caption_sites import CaptionSites, numbers, pair_losses
-from medfedvqa.papers.methods.creamfl.ensemble import OTHER, Positive, aggregate, inter_modal, mean
+from medfedvqa.papers.caption_sites import CaptionSites, found_first, numbers, pair_losses
 from medfedvqa.papers.methods.creamfl.server_model import (
+    OTHER,
     EnsembleServer,
+    Positive,
     ServerConfig,
+    aggregate,
     features,
+    inter_modal,
+    mean,
     network,
     pairs_of,
     untuned,
 )
-from medfedvqa.papers.public_outputs import SiteModel
-from medfedvqa.papers.public_server import check_trunk, one_thread, server_backbone
+from medfedvqa.papers.public_outputs import SiteModel, check_trunk, one_thread, server_backbone
 from medfedvqa.training import Penalty, Site, Trainer, TrainingConfig, answer_losses
 from medfedvqa.training.frozen_rows import FrozenRows
 from privacy import Cost, DPSettings, Secagg, SeededChance

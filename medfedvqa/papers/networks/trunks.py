@@ -1,16 +1,8 @@
 """A trunk on a frozen backbone, which provides a picture's regions and the embeddings of a question's words.
 
-Regions are the grid of the picture tower's places, or those of the site's own files (`region_files`).
+Regions are the grid of the picture tower's places, or those of the site's own files (`site_files`).
 
 Methods see it as a backbone with a single tower that is tuned as a whole.
-
-| name                         | width | source                                               |
-|------------------------------|-------|------------------------------------------------------|
-| `mfb`                        | 1,024 | Z. Yu et al., ICCV 2017, with co-attention           |
-| `butd`                       | 512   | P. Anderson et al., CVPR 2018                        |
-| `ban`                        | 1,024 | J.-H. Kim et al., NeurIPS 2018, eight glimpses       |
-| `mcan-small`, `mcan-large`   | 512, 1,024 | Z. Yu et al., CVPR 2019                         |
-| `mmnas-small`, `mmnas-large` | 512, 1,024 | Z. Yu et al., ACM MM 2020                       |
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,13 +29,15 @@ from medfedvqa.models.backbone import (
 )
 from medfedvqa.models.families import IMAGE, has_places
 from medfedvqa.models.picture_stream import NumberedQuestions, PictureStream, Stacked
-from medfedvqa.papers.networks.trunks.ban import Ban
-from medfedvqa.papers.networks.trunks.butd import Butd
-from medfedvqa.papers.networks.trunks.mcan import Mcan
-from medfedvqa.papers.networks.trunks.mfb import Mfb
-from medfedvqa.papers.networks.trunks.mmnas import Mmnas
-from medfedvqa.papers.networks.trunks.parts import Trunk
+from medfedvqa.papers.networks.trunk_networks import Ban, Butd, Mcan, Mfb, Mmnas, Trunk
 
+# | name                         | width | source                                               |
+# |------------------------------|-------|------------------------------------------------------|
+# | `mfb`                        | 1,024 | Z. Yu et al., ICCV 2017, with co-attention           |
+# | `butd`                       | 512   | P. Anderson et al., CVPR 2018                        |
+# | `ban`                        | 1,024 | J.-H. Kim et al., NeurIPS 2018, eight glimpses       |
+# | `mcan-small`, `mcan-large`   | 512, 1,024 | Z. Yu et al., CVPR 2019                         |
+# | `mmnas-small`, `mmnas-large` | 512, 1,024 | Z. Yu et al., ACM MM 2020                       |
 TRUNKS: Mapping[TrunkName, tuple[Callable[[int, int, int], Trunk], int]] = MappingProxyType(
     {
         "mfb": (Mfb, 1024),
@@ -195,10 +189,8 @@ class TrunkBackbone(Backbone):
 
 
 def _features(network: Any, batch: TrunkBatch) -> torch.Tensor:
-    features: torch.Tensor = network(batch.regions, batch.words.values, batch.words.present)[0]
-    return features
+    return network(batch.regions, batch.words.values, batch.words.present)[0]
 
 
 def _attention(network: Any, batch: TrunkBatch) -> torch.Tensor:
-    weights: torch.Tensor = network(batch.regions, batch.words.values, batch.words.present)[1]
-    return weights
+    return network(batch.regions, batch.words.values, batch.words.present)[1]

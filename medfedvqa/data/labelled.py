@@ -1,4 +1,6 @@
-"""Pictures in folders of classes, without questions: those of DomainNet (X. Peng et al., ICCV 2019), or your own.
+"""Data that have no questions of their own: pictures in folders of classes, captions, and patients as rows of numbers.
+
+Classes are those of DomainNet (X. Peng et al., ICCV 2019), or your own.
 
 A site is a folder, a class a folder in it: `SITE/CLASS/FILE`. Every row has one question, and its answer is the class.
 Where DomainNet's lists `SITE_train.txt` and `SITE_test.txt` lie beside the site's folder, they say the parts. Else a
@@ -7,6 +9,14 @@ quarter of the pictures, by the digest of site, class and file name, is for test
 With a table `labels.csv` in the root, pictures have patients: its columns are `picture` (a path below the root),
 `patient`, `site`, if need be `split`, and either `label` or one column for each finding with 1, 0 or nothing. A finding
 is the question of its row, and the answer is yes or no.
+
+`captions.csv` has the columns `picture`, `patient`, `site`, `caption`, such as the first sentence of a report, and if
+need be `split`: pairs for retrieval. A row's question and its answer both are the caption, so equal captions have the
+same answer.
+
+`table.csv` has the columns `patient` and `site`, if need be `split`, a column for each feature, and either `label` or
+one for each finding, for networks of a job's own. A feature's column states its range, as `age 18..95`. The range is
+public: it scales values to 0..1, a value outside counts as the nearer end, and an empty one as the middle.
 """
 
 import csv
@@ -14,21 +24,27 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from audits.bounded_files import read_bounded
-from medfedvqa.bounds import ORGAN_NAME
+from medfedvqa.bounds import MOST_CHARACTERS, ORGAN_NAME, feature_range
 from medfedvqa.data.published_files import MAX_ROWS
 from medfedvqa.data.schema import Row, VQAData
 from medfedvqa.errors import DataError
 
-QUESTION = "What does the picture show?"
+if TYPE_CHECKING:
+    import torch
+
+QUESTION, PATIENT_QUESTION = "What does the picture show?", "Which label does the patient have?"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
 TESTED = 0.25
 """The expected share of pictures for testing, if no list names the parts."""
-
-
-TABLE = "labels.csv"
+TABLE, CAPTIONS, FEATURES = "labels.csv", "captions.csv", "table.csv"
 COLUMNS = ("picture", "patient", "site")
 PARTS = ("train", "validate", "test")
 ANSWER_OF = {"1": "yes", "0": "no"}
@@ -72,10 +88,73 @@ def _read_table(root: Path) -> VQAData:
     for number, line in enumerate(lines, 2):
         where = f"line {number} of '{TABLE}'"
         rows += labelled_rows(line, targets, where, len(rows), root / picture_path(line, where), QUESTION)
+    return _data("image-classes", rows, f"'{TABLE}' labels no picture")
+
+
+def read_captions(root: Path) -> VQAData:
+    """All pairs, in the table's order. Raises `DataError`, which gives a line's number and quotes nothing of it."""
+    columns, lines = read_lines(root / CAPTIONS)
+    if not {*COLUMNS, "caption"} <= {*columns}:
+        raise DataError(f"'{CAPTIONS}' must have the columns {', '.join(COLUMNS)} and caption")
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 2):
+        where, caption = f"line {number} of '{CAPTIONS}'", line["caption"].strip()
+        if not 0 < len(caption) <= MOST_CHARACTERS:
+            raise DataError(f"{where}: a caption must have 1 to {MOST_CHARACTERS} characters")
+        image = root / picture_path(line, where)
+        labelled = labelled_rows({**line, "label": caption}, ("label",), where, len(rows), image, caption)
+        rows += (replace(row, captioned=True) for row in labelled)
+    return _data("captions", rows, f"'{CAPTIONS}' has no pair")
+
+
+def read_features(root: Path) -> VQAData:
+    """The rows of a table of features. Raises `DataError` with the number of a line and nothing of it."""
+    columns, lines = read_lines(root / FEATURES)
+    features = {name: bounds for name in sorted(columns) if (bounds := feature_range(name))}
+    targets = [name for name in columns if name not in ("patient", "site", "split", *features)]
+    if not {"patient", "site"} <= {*columns} or not targets or not features:
+        raise DataError(
+            f"'{FEATURES}' must have the columns patient, site, features with their range as 'age 18..95', and 'label' "
+            "or one for each finding"
+        )
+    rows: list[Row] = []
+    vectors: dict[str, np.ndarray] = {}
+    for number, line in enumerate(lines, 2):
+        where = f"line {number} of '{FEATURES}'"
+        vector = np.array([*_scaled(line, features, where)], dtype=np.float32)[:, None, None]
+        name = hashlib.sha256(b"%d\n" % number + vector.tobytes()).hexdigest()
+        vectors[name] = vector
+        rows += labelled_rows(line, targets, where, len(rows), Path(name), PATIENT_QUESTION)
+    data = _data("table", rows, f"'{FEATURES}' labels no patient")
+    return replace(data, load=partial(_load, vectors), features=tuple(features))
+
+
+def _data(name: str, rows: list[Row], empty: str) -> VQAData:
+    """The rows of a table as a set. Raises `DataError` with the sentence `empty` if there are none."""
     if not rows:
-        raise DataError(f"'{TABLE}' labels no picture")
+        raise DataError(empty)
     sites = tuple(dict.fromkeys(row.organ for row in rows))
-    return VQAData("image-classes", sites, rows, publishes_validation=any(row.split == "validate" for row in rows))
+    return VQAData(name, sites, rows, publishes_validation=any(row.split == "validate" for row in rows))
+
+
+def _load(vectors: Mapping[str, np.ndarray], row: Row, size: int) -> "torch.Tensor":
+    """The row's features as a picture of one pixel, [features, 1, 1] in 0..1. Raises `DataError` for a larger one."""
+    import torch  # which a check of tables does not need
+
+    if size != 1:
+        raise DataError("the rows of a table are not pictures: give the job a 'network' and its 'features'")
+    return torch.from_numpy(vectors[row.image.name])
+
+
+def _scaled(line: Mapping[str, str], features: Mapping[str, tuple[float, float]], where: str) -> Iterator[float]:
+    for name, (low, high) in features.items():
+        try:
+            value = float(line[name]) if line[name].strip() else (low + high) / 2
+        except ValueError:
+            value = float("nan")
+        if not abs(value) < float("inf"):
+            raise DataError(f"{where}: a feature is a number or empty")
+        yield (min(max(value, low), high) - low) / (high - low)
 
 
 def picture_path(line: Mapping[str, str], where: str) -> Path:
