@@ -5,19 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fused_models import EXACT, pictures
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import TuningConfig
 from medfedvqa.models.backbone import Tuning
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 QUESTIONS = ("is it", "is there a mass", "what")
 ROWS = torch.tensor([0, 1, 2, 1])
 PICTURES = torch.tensor([0, 0, 1, 2])
-
-
-def pictures() -> torch.Tensor:
-    return torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 def batch_of(backbone, depth: int):

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
+from fused_models import EXACT, values_of
 
 from medfedvqa.models import TuningConfig
 from medfedvqa.models.backbone import Tuning
 from medfedvqa.models.place_tower import PLACES
 from medfedvqa.models.towers import ImageTower
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 QUESTIONS = ("is it", "is there a mass", "what")
 ROWS = torch.tensor([0, 1, 2, 1])
 PICTURES = torch.tensor([0, 0, 1, 2])
@@ -25,13 +25,6 @@ def pictures(backbone) -> torch.Tensor:
 def batch_of(backbone, depth):
     cache = backbone.cache(depth, pictures(backbone), QUESTIONS)
     return cache.batch(PICTURES, cache.question_ids([QUESTIONS[row] for row in ROWS]), torch.zeros(4).long())
-
-
-def values_of(config: TuningConfig, backbone) -> dict[str, torch.Tensor]:
-    """Values away from where they begin, float64."""
-    draw = torch.Generator().manual_seed(7)
-    initial = config.initial(backbone.shape, backbone, draw)
-    return {name: value.double() + 0.1 * torch.randn(value.shape, generator=draw) for name, value in initial.items()}
 
 
 @pytest.mark.parametrize("tuned", [1, 2])

@@ -7,32 +7,20 @@ from itertools import product
 import open_clip
 import pytest
 import torch
+from fused_models import EXACT, PICTURES, pictures, put, values_of
 from torch.nn.functional import linear
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import TowerShape, TuningConfig, load_backbone, shape_of
 from medfedvqa.models.backbone import BackboneShape, Depth
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
-PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])
 CONFIGS = [
     TuningConfig("classifier"),
     *(TuningConfig(kind, rank=3, reduction=4) for kind in ("lora", "prompt", "bias", "adapter", "blocks", "full")),
     *(TuningConfig(kind, blocks=1, rank=3) for kind in ("lora", "prompt", "bias", "adapter", "blocks")),
 ]
 each_kind = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}-{config.blocks}")
-
-
-def pictures() -> torch.Tensor:
-    return torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-
-
-def values_of(config: TuningConfig, backbone) -> dict[str, torch.Tensor]:
-    """Values away from where they begin, float64."""
-    draw = torch.Generator().manual_seed(7)
-    initial = config.initial(backbone.shape, backbone, draw)
-    return {name: value.double() + 0.1 * torch.randn(value.shape, generator=draw) for name, value in initial.items()}
 
 
 def features(backbone, config: TuningConfig, values: dict[str, torch.Tensor], depth: Depth | None = None):
@@ -47,14 +35,6 @@ def frozen(backbone) -> torch.Tensor:
 
 def blocks_of(clip: torch.nn.Module) -> dict[str, torch.nn.ModuleList]:
     return {"image": clip.visual.transformer.resblocks, "text": clip.transformer.resblocks}
-
-
-def put(module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    """Have a module compute with this tensor where it had a parameter of its own."""
-    owner, _, own = name.rpartition(".")
-    owner = module.get_submodule(owner)
-    delattr(owner, own)
-    setattr(owner, own, value)
 
 
 def low_rank(clip: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:

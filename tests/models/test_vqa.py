@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_models import PICTURES, pictures
 
 from medfedvqa.errors import ConfigError
 from medfedvqa.models import Cache, HeadConfig, TunedModel, TuningConfig, Values
@@ -16,14 +17,9 @@ from medfedvqa.models.prompts import join
 from privacy import Chance, SeededChance
 
 QUESTIONS = ("is it", "is it so", "why", "is it a lung", "what is this thing", "why", "is it so")
-PICTURES = torch.tensor([0, 0, 1, 2, 2, 2, 1])
 ANSWERS = torch.tensor([0, 2, 1, 1, 0, 2, 2])
 PATIENTS = torch.tensor([0, 0, 1, 2, 2, 2, 1])
 WITHOUT_PROMPTS = {"kind": "classifier"}
-
-
-def pictures() -> torch.Tensor:
-    return torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 @dataclass
