@@ -365,9 +365,9 @@ def one() -> Iterator[tuple[bytes, bytes]]:
 
 def test_a_file_of_one_passphrase_takes_no_other_head_or_content(one: tuple[bytes, bytes]) -> None:
     """Neither another file's identity at its head, nor content under another identity, nor a head alone or cut."""
-    (head, content), other = one, sealed_bytes(SECRETS["passphrase"], b"other").split(END)
+    (head, content), other = one, sealed_bytes(SECRETS["key"], b"other")
     assert opened(head + content, SECRETS["passphrase"]) == b"one"
-    for file in (head + other[1], other[0] + END + content, head, head[:90] + END + content):
+    for file in (head + other, head, head[:90] + END + content):
         with pytest.raises(BackupError, match="damaged, or the key"):
             opened(file, SECRETS["passphrase"])
 

@@ -126,7 +126,7 @@ def test_a_site_of_captions_sends_what_every_multimodal_site_sends(
     ward: Site, site: Sites, federation: type, name: str
 ) -> None:
     """What the exchange declares, representations or adapters, and counts: nothing shows which kind of site it is."""
-    method = create(name, WITH_CAPTIONS[name])
+    method = create(name, {**WITH_CAPTIONS[name], "local_epochs": 1})
     job = federation(method, {"ward": ward, "here": site("here")})
     job.run()
     sent = [
@@ -141,7 +141,7 @@ def test_a_site_of_captions_sends_what_every_multimodal_site_sends(
 @both
 def test_a_job_of_separate_processes_is_the_same_to_the_bit(ward: Site, federation: type, name: str) -> None:
     """All that a site of captions needs is in its saved state."""
-    method = create(name, WITH_CAPTIONS[name])
+    method = create(name, {**WITH_CAPTIONS[name], "rounds": 2, "local_epochs": 2})
     kept, forgot = (federation(method, {"ward": ward}, forgetful=how) for how in (False, True))
     kept.run(), forgot.run()
     for one, other in zip(kept.sent, forgot.sent, strict=True):
