@@ -43,7 +43,7 @@ test-release: $(VENV)/ready verify-wheel-test
 	MEDFEDVQA_ALL_PATIENTS=1 $(PYTEST) -n 2 -m release --hypothesis-profile=full
 	$(MAKE) mutants
 
-# Draws 200 small changes of audits, privacy and vault, and asks for each whether a test notices: three quarters of an hour.
+# Draws 200 small changes of audits, privacy and vault, and asks for each whether a test notices: half an hour.
 mutants: $(VENV)/ready
 	$(BIN)/python tests/mutants.py --count 200
 
