@@ -18,12 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from audits import EXIT_CODES, Entry, Examination, Outcome, VerifierKey, check_site, examine, find_logs, read
-from audits.entry_proof import ENTRY, RECEIPT, check, check_receipt, prove
 from audits.errors import known_code
 from audits.examination import sites_of
 from audits.export import ExportFormat, export_logs, verified_entries
 from audits.judgement import worst
-from audits.ui import AuditServer
 from audits.verifier import totals
 from medfedvqa.checking import bytes_of
 from medfedvqa.cli.options import JsonOption, new_file, writable
@@ -144,6 +142,8 @@ def proof_command(
     out: Annotated[Path, typer.Option(help="The file to write; must not exist.", callback=new_file)],
 ) -> None:
     """Write a bundle that proves one entry without the log; `medfedvqa audit check` verifies the bundle."""
+    from audits.entry_proof import prove
+
     out.write_text(json.dumps(prove(folder, seq), indent=2) + "\n", encoding="utf-8")
     Terminal().write_line(0, f"Entry {seq} is proven by '{sentence(out)}'")
 
@@ -155,6 +155,8 @@ def check_command(
     key: Annotated[list[str], typer.Option(help="A trusted verifier key that must have signed; repeatable.")],
 ) -> None:
     """Check a bundle or a receipt without the log, and print its entry; exit code 1 if it does not hold."""
+    from audits.entry_proof import ENTRY, RECEIPT, check, check_receipt
+
     trusted = list(map(VerifierKey.parse, key))
     if file.is_dir():
         record, where = check_receipt(bytes_of(file / RECEIPT), bytes_of(file / ENTRY), trusted), trusted[0].name
@@ -188,6 +190,8 @@ def ui_command(
     port: Port = 0,
 ) -> None:
     """Browse releases, budgets and verdicts in a browser on this machine, until Ctrl-C; nothing is changed or sent."""
+    from audits.ui import AuditServer
+
     console = Terminal()
     judged = judges(folder, against, key, running, network)
     with AuditServer(find_logs(folder), judged, port) as server, contextlib.suppress(KeyboardInterrupt):

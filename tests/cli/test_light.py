@@ -192,3 +192,33 @@ def test_a_command_starts_with_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     imported, kilobytes = done.stderr.rsplit(" ", 1)
     assert imported == "[]" and int(kilobytes) < 80_000
+
+
+COUNTING = """
+import contextlib, sys
+from pathlib import Path
+from medfedvqa.cli import main
+sys.argv[0] = "medfedvqa"
+with contextlib.suppress(SystemExit):
+    main()
+packages = "audits", "medfedvqa", "privacy"
+loaded = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in packages}
+assert not any(name.startswith("audits.ui") for name in loaded)
+print(sum(len(Path(module.__file__).read_text(encoding="utf-8").splitlines()) for module in loaded.values()))
+"""
+"""Runs the command, then prints how many lines of the project it loaded."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [
+        (("audit", "verify", str(ROOT / "tests" / "golden" / "formats-1" / "log"), "--no-network"), 7_500),
+        (("privacy", "verify-report", str(REPORT)), 14_500),
+    ],
+)
+def test_who_checks_a_log_or_a_report_loads_little_of_the_project(arguments: tuple[str, ...], most: int) -> None:
+    """An auditor need trust, or read, no more than that: neither the pages for browsers nor what trains."""
+    command = [sys.executable, "-c", COUNTING, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert "Verdict" in done.stdout and done.stderr == ""
+    assert 2_000 < int(done.stdout.splitlines()[-1]) <= most
